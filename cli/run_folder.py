@@ -81,6 +81,25 @@ def claimed(folder: str, program: JobProgram | None, *, goes_on: bool = False) -
         yield
 
 
+def holder(folder: str) -> str:
+    """Returns the run that has locked a folder, in words; "" if none has, or there is no folder."""
+    try:
+        descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return _holder(descriptor)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+    finally:
+        os.close(descriptor)
+    return ""
+
+
 # ------------------------------------------------------------------------------------------------ what is there already
 
 

@@ -50,7 +50,7 @@ from dslc.runtime.data import augmented
 from dslc.runtime.hosts.company import Company
 from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.hosts.elastic import Over
-from dslc.runtime.hosts.meetings import Left, Stopped
+from dslc.runtime.hosts.meetings import Stopped
 from dslc.runtime.hosts.together import Together
 from dslc.runtime.loop import kept_metrics
 from dslc.runtime.loop.agreed import next_wait
@@ -236,20 +236,16 @@ class _Launch:
     def prepare_again(self, outcome: Outcome, gathered: Gathered) -> Outcome:
         """Returns the outcome without its failure when the ranks can be started again; else with the reason."""
         company, board, attempt = self.company, self.board, self.board.attempt + 1
-        until = time.monotonic() + self.program.timeout
-        while company is not None:
+        if company is not None:
+            until = time.monotonic() + self.program.timeout
             try:
-                company.meet_again(attempt, until, self.watch.is_stopping)
-                anew = gathered()
-                if anew is not None:
-                    self.program, self.places = anew
-                attempt = company.start
-                break
-            except Left:
-                continue  # it may come back: `until` then
+                anew = company.gather(gathered, attempt, until, self.watch.is_stopping)
             except NotMet as error:
                 step = outcome.failure.step if outcome.failure is not None else outcome.steps
                 return replace(outcome, failure=Failure(rank=None, step=step, kind="ended", message=str(error)))
+            if anew is not None:
+                self.program, self.places = anew
+            attempt = company.start
         board.start_again(attempt, company.ranks.start if company is not None else 0)
         if self._changed and company is not None and company.keeps:
             self.watch.change(self._left, ", ".join(company.hosts))

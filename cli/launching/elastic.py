@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.plain import plain_lines
 from dslc.launching.agreement import ANSWER, Then, facts_compared, remedy, share_checkpoints
 from dslc.launching.cut_off import starts_before, tell_of_newest
-from dslc.run_folder import Occupied, claimed, make_folder, refuse_run
+from dslc.run_folder import Occupied, claimed, holder, make_folder, refuse_run
 from dslc.runs import Ready, draw, launch, lay_down, report_on
 from dslc.runtime.process.run_status import begin
 from dslc.status import GOOD
@@ -51,6 +53,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             say=_say,
             counts=counts,
             claim=training.claim,
+            holder=lambda: holder(os.path.expanduser(out)) if out is not None else "",
             remedy=remedy,
         )
         try:
@@ -82,7 +85,8 @@ class _Training:
 
     def run(self, company: Company) -> tuple[Outcome, dict[str, Any] | None]:
         """Trains to the end, and returns the outcome and, on the keeper, the contents of report.json."""
-        program, places = self.gathered(company)
+        until = time.monotonic() + self._job.program.timeout
+        program, places = company.gather(lambda: self.gathered(company), 1, until, lambda: False, met=True)
         if company.keeps:
             self._claims.enter_context(draw(self.folder))
         outcome = launch(program, places, self.folder, company=company, gathered=lambda: self.gathered(company))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -124,10 +125,15 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
 def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
     from dslc.runtime.hosts.company import shared
 
-    folder = _folder(ready, company, out) if company.keeps else ""
-    company.folder, blind = shared(company, folder, ANSWER)
-    share_checkpoints(ready, company)
-    world = ready.world
+    def agreed() -> list[int]:
+        if company.keeps:
+            company.folder = _folder(ready, company, out)
+        company.folder, blind = shared(company, company.folder, ANSWER)
+        share_checkpoints(ready, company)
+        return blind
+
+    blind = company.gather(agreed, 1, time.monotonic() + ready.program.timeout, lambda: False, met=True)
+    world, folder = ready.world, company.folder
     own = partial(
         launch,
         company=company,
@@ -137,7 +143,6 @@ def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, di
     )
     if company.keeps:
         return *train(ready, folder, own, goes_on=company.start > 1), folder
-    folder = company.folder
     if company.node in blind:
         folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
     return own(ready.program, ready.places, folder), None, folder

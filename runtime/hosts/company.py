@@ -28,11 +28,11 @@ import contextlib
 import errno
 import os
 import secrets
-import select
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.doors import Door, NotMet, address_of
@@ -51,9 +51,11 @@ from dslc.runtime.hosts.meetings import (
     keep,
     names_of,
 )
-from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, interface_of, listen, readable
 
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
+
+T = TypeVar("T")
 
 
 class Company:
@@ -156,6 +158,8 @@ class Company:
             for node, message in self.hear():
                 if message.get("kind") == "leaves":
                     raise NotMet(f"{self.hosts[node]} left: {message['why']}")
+                if message.get("kind") == "again":
+                    raise Left("a host was lost")
                 if message.get("kind") == kind and node not in found:
                     found[node] = message
                 else:
@@ -166,7 +170,7 @@ class Company:
             if time.monotonic() > until:
                 raise Left(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
             if len(found) < len(self._wires):
-                select.select(self.wires, [], [], AGAIN)
+                readable(self.wires, AGAIN)
         self._early = others
         return found
 
@@ -183,11 +187,11 @@ class Company:
         """
         until = time.monotonic() + PATIENCE
         while not self.keeps and self.wires and time.monotonic() < until:
-            select.select(self.wires, [], [], AGAIN)
+            readable(self.wires, AGAIN)
             self.hear()
 
     def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
-        """Has all hosts meet for another start of the ranks, `start` on the keeper, until that time of the clock.
+        """Has all hosts meet for the start `start` of the ranks, until that time of the clock.
 
         Raises NotMet, and Stopped if a host was asked to stop, as `stopped` says of this one.
         """
@@ -196,12 +200,12 @@ class Company:
             self._gate.busy = ""  # those who come back are no hosts that wait for a place
         parted = time.monotonic() + PARTING
         while self.keeps and self.wires and time.monotonic() < parted:  # or they might lose what it has said
-            select.select(self.wires, [], [], AGAIN)
+            readable(self.wires, AGAIN)
             self.hear()
         here = self._here
         self._part()
         meeting = replace(self._meeting, until=until, stopped=stopped)
-        before = Before(node=self.node, start=self.start, folder=self.folder, changes=self.changes)
+        before = Before(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
         if self.elastic:
             was = elastic.Was(before=before, gate=self._gate, lost=lost, addresses=self._addresses, here=here)
             met, self._gate = elastic.meet_again(meeting, was)
@@ -210,6 +214,27 @@ class Company:
             self._take(keep(meeting, self._where, start))
         else:
             self._take(join(meeting, self._where, before))
+
+    def gather(
+        self, work: Callable[[], T], start: int, until: float, stopped: Callable[[], bool], *, met: bool = False
+    ) -> T:
+        """Has all hosts meet for the start `start`, and returns what `work` gives, which all of them call. A host that
+        is lost meanwhile has them meet once more, if it may come back. `met`: they have met already, for the first one.
+
+        Raises what `meet_again` does, and `work`.
+        """
+        while True:
+            try:
+                if not met:
+                    self.meet_again(start, until, stopped)
+                return work()
+            except Left as error:
+                if met and not (self._meeting.again or self.elastic):
+                    raise
+                met = False
+                if self.keeps:
+                    self._meeting.say(f"{error}: the hosts meet again")
+                    self.tell("again")
 
     def _part(self) -> None:
         for wire in self._wires.values():

@@ -9,6 +9,7 @@ Nothing is special about the first host. When the keeper is lost, each of the ot
 of all, which it knows from the last welcome; the next in order opens one, if it can lock the run directory (`claim`):
 the lock is what keeps two groups, which a network has parted, from both going on. A keeper whose gate is not at the
 rendezvous looks for a host that waits there in vain, as that of a keeper that was lost and came back, and sends it on.
+A keeper of a first start that finds the run directory locked waits for that, with the hosts that came to it.
 
 Contract: `meet` and `meet_again` return what this launcher then is, with the gate if it keeps.
 
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ from dslc.runtime.hosts.meetings import (
     names_of,
     welcome,
 )
-from dslc.runtime.hosts.wire import Message, Wire, endpoint, listen
+from dslc.runtime.hosts.wire import Message, Wire, endpoint, is_connected, listen, readable
 
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
 SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came
@@ -49,6 +49,8 @@ _LATE = 5.0  # seconds after the last arrival in which the hosts of the last sta
 _TURN = 2.0  # seconds after which the next host in order opens a gate
 _REACH = 2.0  # seconds that connecting to a host may take
 _CALL = 1.0  # seconds between two looks for a host that waits at the rendezvous
+
+_STOP_IT = "`dslc stop` with that folder ends it; `--out` names another folder for another training"
 
 Place = tuple[str, int]
 
@@ -111,11 +113,11 @@ class Gate:
         return [wire for wire, _ in self.arrived]
 
     def wait(self, seconds: float) -> None:
-        select.select(self.handles, [], [], seconds)
+        readable(self.handles, seconds)
 
     def look(self) -> None:
         """Lets in who has come. Raises _Elsewhere if a keeper calls from another place."""
-        while select.select([self._listening], [], [], 0)[0]:
+        while readable([self._listening], 0):
             self._strangers[Wire(self._listening.accept()[0])] = time.monotonic()
         for wire, since in list(self._strangers.items()):
             self._hear(wire, since)
@@ -149,7 +151,7 @@ class Gate:
         """Tells a host that waits at the rendezvous, as the keeper of nothing, where the training is kept."""
         now = time.monotonic()
         for calling, since in list(self._calls.items()):
-            if select.select([], [calling], [], 0)[1] or now - since > _REACH:
+            if is_connected(calling) or now - since > _REACH:
                 del self._calls[calling]
                 if calling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH:
                     wire = Wire(calling)
@@ -193,7 +195,12 @@ def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]
             seconds = time.monotonic() - max(began, gate.last)
             patience = LAST_CALL if before is None else 0.0 if awaited <= back else _LATE
             if hosts >= meeting.counts[-1] or (largest(meeting.counts, hosts) and seconds >= patience):
-                return _taken(meeting, gate, before)
+                holder = meeting.holder() if gate.fresh else ""
+                if not holder:
+                    return _taken(meeting, gate, before)
+                waiting.turn_to(f"for the training in its run directory, which {holder} keeps", _STOP_IT)
+            if not gate.fresh:
+                gate.call()
             waiting.look([str(hello["host"]) for _, hello in gate.arrived])
             gate.wait(AGAIN)
     except _Elsewhere as error:
@@ -295,7 +302,7 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
     )
     waiting.what, waiting.why = "for the other hosts", ""
     while True:
-        select.select([wire], [], [], AGAIN)
+        readable([wire], AGAIN)
         messages = wire.read()
         for n, message in enumerate(messages):
             match message.get("kind"):

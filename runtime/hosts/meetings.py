@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import errno
 import math
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from dslc.runtime.hosts.doors import Door, NotMet
-from dslc.runtime.hosts.wire import MOST, Message, Wire, listen
+from dslc.runtime.hosts.wire import MOST, Message, Wire, listen, readable
 
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
@@ -61,6 +60,7 @@ class Meeting:
     stopped: Callable[[], bool] = field(default=lambda: False)
     counts: tuple[int, ...] = ()  # of an elastic training: the numbers of hosts on which it can go on
     claim: Callable[[str], bool] = field(default=lambda folder: True)  # takes a run directory over, if it is free
+    holder: Callable[[], str] = field(default=lambda: "")  # who trains in the run directory, if somebody does
     remedy: Callable[[str], str] = field(default=lambda name: "")  # for a fact in which two hosts differ
 
     @property
@@ -128,7 +128,7 @@ def keep(meeting: Meeting, where: Where, start: int = 1) -> Met:
         while len(arrived) + 1 < meeting.nodes:
             waiting.look([str(message["host"]) for _, message in arrived])
             known = [wire.fileno() for wire in (*strangers, *(wire for wire, _ in arrived))]
-            ready, _, _ = select.select([where.listening.fileno(), *known], [], [], AGAIN)
+            ready = readable([where.listening, *known], AGAIN)
             if where.listening.fileno() in ready:
                 strangers[Wire(where.listening.accept()[0])] = time.monotonic()
             arrived += [each for each in _said_hello(strangers) if start == 1 or is_alike(meeting, *each)]
@@ -171,9 +171,9 @@ def _tell_who_comes(listening: socket.socket, most: int) -> None:
     """Tells the hosts that come late that all stop, for a while: they would wait for this one to come back."""
     until = time.monotonic() + PARTING
     while most > 0 and (rest := until - time.monotonic()) > 0:
-        if select.select([listening], [], [], rest)[0]:
+        if readable([listening], rest):
             wire = Wire(listening.accept()[0])
-            select.select([wire], [], [], AGAIN)
+            readable([wire], AGAIN)
             wire.read()  # a connection that is closed with something unread loses what was sent
             wire.send({"kind": "stopped"})
             wire.close()
@@ -324,7 +324,7 @@ class Late:
 
     def look(self, hosts: Sequence[str]) -> None:
         """Tells those who have come with which hosts the training goes on."""
-        while select.select([self._listening], [], [], 0)[0]:
+        while readable([self._listening], 0):
             self._strangers[Wire(self._listening.accept()[0])] = time.monotonic()
         for wire, since in list(self._strangers.items()):
             hello = next((message for message in wire.read() if is_hello(message)), None)
@@ -392,7 +392,7 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
     waiting.what, waiting.why, waiting.help = f"for the other hosts at {where.name}", "", ""
     heard, since = False, time.monotonic()
     while True:
-        select.select([wire], [], [], AGAIN)
+        readable([wire], AGAIN)
         messages = wire.read()
         for n, message in enumerate(messages):
             heard = True
@@ -445,6 +445,11 @@ class Waiting:
         self.patient = False  # it is known that this host waits for a place
         self._meeting, self._began = meeting, time.monotonic()
         self._next = self._began + _SAY[0]
+
+    def turn_to(self, what: str, help: str) -> None:
+        """Waits for something else from now on, and says so at once."""
+        if what != self.what:
+            self.what, self.why, self.help, self._next = what, "", help, time.monotonic()
 
     def look(self, arrived: Sequence[str]) -> None:
         if self._meeting.stopped():

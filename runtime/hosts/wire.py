@@ -18,11 +18,14 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
+import select
 import socket
 import struct
 import sys
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 
@@ -33,6 +36,29 @@ SILENCE = 10  # seconds after which a host that does not answer is lost
 _PROBE = 2  # seconds between two probes of a connection on which nothing is sent
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _LENGTH = struct.Struct("!I")
+
+
+class Connection(Protocol):
+    """A socket, a `Wire`, or what else has a descriptor."""
+
+    def fileno(self) -> int: ...
+
+
+def readable(connections: Iterable[int | Connection], seconds: float) -> set[int]:
+    """Waits so long until something arrives, and returns the descriptors of those where it has. By `poll`: `select`
+    takes no descriptor above 1,023, of which a keeper of so many hosts has some.
+    """
+    poll = select.poll()
+    for each in connections:
+        poll.register(each, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(math.ceil(seconds * 1000))}
+
+
+def is_connected(calling: socket.socket) -> bool:
+    """True once a connection that does not wait is made, or has failed."""
+    poll = select.poll()
+    poll.register(calling, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 class Wire:

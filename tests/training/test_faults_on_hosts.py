@@ -91,10 +91,6 @@ def test_a_hundred_faults(launcher: Launcher, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.long
-@pytest.mark.xfail(
-    reason="hosts that are started again gather at the first before the one that trains on has called there: they "
-    "leave with status 2, as it holds the run directory, instead of joining it"
-)
 def test_fifty_faults_of_an_elastic_training(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

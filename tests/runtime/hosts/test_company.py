@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import struct
 import threading
@@ -47,6 +49,26 @@ def met(port: int) -> Iterator[Met]:
             each.result().close()
 
 
+def test_hosts_meet_whatever_the_numbers_of_their_descriptors(met: Met) -> None:
+    """As at a keeper of more than a thousand hosts."""
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 1200), before[1]))
+    try:
+        while held[-1] < 1050:
+            held.append(os.dup(held[0]))
+        companies = [each.result() for each in met({"a": "1"}, {"a": "1"}, {"a": "1"})]
+        assert min(wire.fileno() for each in companies for wire in each.wires) > 1024
+        assert sorted(each.node for each in companies) == [0, 1, 2]
+        for each in companies:
+            each.tell("here")
+        assert all(each.wait_for("here", 20).keys() == each._wires.keys() for each in companies)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_hosts_meet_in_any_order_and_know_each_other(met: Met) -> None:
     companies = [each.result() for each in met({"a": "1"}, {"a": "1"}, {"a": "1"})]
     assert sorted(each.node for each in companies) == [0, 1, 2]
@@ -75,6 +97,36 @@ def test_of_hosts_that_come_at_once_as_many_are_taken_as_the_job_takes(port: int
     assert "trains with keeper and host0" in heard[0]["why"]
     for wire in (*callers, taken[0]):
         wire.close()
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_host_that_is_lost_before_the_first_start_may_come_back(
+    port: int, tmp_path: Path, lost: int, elastic: bool
+) -> None:
+    """It is killed when all have met, and typed again. Without `again` the others would end."""
+
+    def coming(n: int) -> Meeting:
+        counts = (3,) if elastic else ()
+        return Meeting(f"127.0.0.1:{port}", 3, {}, 20, host=f"host{n}", again=True, counts=counts)
+
+    def gathered(company: Company, dies: bool) -> Company:
+        if dies:
+            company.close()
+            company = meet(coming(9))
+        until, work = time.monotonic() + 20, lambda: shared(company, str(tmp_path), 20)
+        company.folder, blind = company.gather(work, 1, until, lambda: False, met=True)
+        assert company.folder == str(tmp_path) and blind == []
+        return company
+
+    with ThreadPoolExecutor(3) as pool:
+        first = [each.result() for each in [pool.submit(meet, coming(n)) for n in range(3)]]
+        made = [pool.submit(gathered, each, each.node == lost) for each in first]
+        companies = [each.result() for each in made]
+    assert sorted(each.node for each in companies) == [0, 1, 2] and {each.start for each in companies} == {1}
+    assert len({each.machines for each in companies}) == 1 and "host9" in companies[0].machines
+    for each in companies:
+        each.close()
 
 
 def test_what_differs_is_named_on_every_host(met: Met) -> None:

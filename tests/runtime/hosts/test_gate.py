@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
 from dslc.runtime.hosts.company import Company, meet
 from dslc.runtime.hosts.doors import NotMet
-from dslc.runtime.hosts.elastic import Gate, Over, largest
-from dslc.runtime.hosts.meetings import Meeting
+from dslc.runtime.hosts.elastic import Gate, Over, Was, largest, meet_again
+from dslc.runtime.hosts.meetings import Before, Meeting
 from dslc.runtime.hosts.wire import listen
 
 
@@ -97,6 +98,30 @@ def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
     assert isinstance(error, Over) and (error.steps, error.host) == (7, "keeper")
     assert said == [gate.busy]
     gate.close()
+
+
+def test_a_host_that_finds_the_run_directory_locked_waits_to_be_sent_on(port: int) -> None:
+    """It would be enough to train, and whoever keeps the training calls while the ranks restart, too."""
+    asked, said = Event(), list[str]()
+
+    def holder() -> str:
+        asked.set()
+        return "process 1 on keeper"
+
+    gate = Gate(coming(port, "keeper", 2), listen("127.0.0.2", port))
+    gate.fresh = False
+    before = Before(node=0, start=1, folder="run")
+    was = Was(before=before, gate=gate, lost=frozenset(), addresses=["127.0.0.2"], here="127.0.0.2")
+    with ThreadPoolExecutor(1) as pool:
+        held = replace(coming(port, "back", 1), holder=holder, say=said.append)
+        back = pool.submit(meet, held)
+        assert asked.wait(20)
+        met, _ = meet_again(gate._meeting, was)
+        assert met.machines == ["keeper", "back"] and back.result().node == 1
+    assert said[0].startswith("waiting for the training in its run directory, which process 1 on keeper keeps"), said
+    for each in (back.result(), *met.wires.values(), met.listening, gate):
+        assert each is not None
+        each.close()
 
 
 def test_a_host_with_other_files_is_refused_alone(port: int) -> None:
