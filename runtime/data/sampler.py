@@ -132,18 +132,23 @@ def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1)
 
     All of them have to be full, or `count` 1.
     """
-    size = batch_samples(step, k)
+    size, first = batch_samples(step, k), k * step.batch
     start, stop = piece(size, place.data_ranks, place.data_rank)
+    if count == 1:
+        return _entries(step, epoch, first + start, first + stop)
+    return _entries(step, epoch, first, first + count * size).view(count, size)[:, start:stop].reshape(-1)
+
+
+def _entries(step: DataStep, epoch: int, start: int, stop: int) -> Tensor:
     if step.stream is not None:  # it is in order already, and may have no end
-        entries = torch.arange(k * step.batch, k * step.batch + count * size)
-    else:
-        entries = permutation(step, epoch).narrow(0, k * step.batch, count * size)
-    return entries.view(count, size)[:, start:stop].reshape(-1)
+        return torch.arange(start, stop)
+    return permutation(step, epoch)[start:stop]
 
 
 def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: int, k: int) -> tuple[Tensor, ...]:
     """Returns the indices (int64, into the training samples) of this rank's micro-batches of global batch `k`."""
-    return shares(step, place, epoch, k).split(sizes_of(step, place, microbatches, k)[2])
+    share, (_, _, sizes) = shares(step, place, epoch, k), sizes_of(step, place, microbatches, k)
+    return (share,) if len(sizes) == 1 else share.split(sizes)
 
 
 def split_indices(step: DataStep, split: Split, place: RankPlace) -> Tensor:
