@@ -249,7 +249,8 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
 
     axis: TensorParallelStep | None = None
     if facts.shares is not None and not facts.shares.fault:
-        styles, ranks = facts.shares.styles, facts.shares.ranks
+        ranks = facts.shares.ranks
+        styles = tuple(each for each in facts.shares.styles if not skipped.has_inside(each[0]))
         axis = TensorParallelStep(size=ranks, sequence=False, styles=styles, loss_parallel=False)
     layers = {layer.name: layer for layer in facts.layers}
     rest = layers[""].parameters if "" in layers else ()

@@ -50,6 +50,10 @@ class Skipped:
     def leaves_out(self, path: str) -> bool:
         return self.middle is not None and path in self.middle.stands
 
+    def has_inside(self, name: str) -> bool:
+        """True for a block that is left out, and for a module or parameter in one."""
+        return self.middle is not None and bool(_block(name, self.middle.stands))
+
     @contextmanager
     def around(self, model: nn.Module) -> Iterator[None]:
         """Leaves the blocks out of the module's forward passes. Raises Unlike."""

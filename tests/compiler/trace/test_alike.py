@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.made_jobs import make_job
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.alike import find_middle
 from dslc.compiler.trace.batch import Outputs
@@ -24,6 +26,7 @@ from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.private_torch import FakeTensorMode
 from dslc.compiler.trace.skipped import Skipped
 from dslc.compiler.trace.trace import trace_model
+from dslc.probe.traced import _with_seams
 
 TOKENS = TensorFact(shape=(5,), dtype="int64")
 STEPS: list[Tensor] = []  # what blocks leave behind
@@ -189,6 +192,32 @@ def test_a_plan_over_a_tensor_axis_is_that_of_all_blocks() -> None:
     assert both(Net, tensor=2, tensor_plan=plan) == 4
     assert both(Net, tensor=2, tensor_plan=("blocks.6.up: column", "blocks.6.down: row")) == 0
     assert both(Net, tensor=2, tensor_plan=("blocks.*.up: column",)) == 0  # it is refused, and named at the first
+
+
+def test_what_is_inside_a_block_that_is_left_out() -> None:
+    skipped = Skipped()
+    trace_model(Net, TOKENS, skipped=skipped)
+    assert skipped.middle is not None
+    path, stand = next(iter(skipped.middle.stands.items()))
+    assert skipped.has_inside(path) and skipped.has_inside(f"{path}.up")
+    assert not skipped.has_inside(f"{stand}.up") and not skipped.has_inside(f"{path}0.up")
+    assert not Skipped().has_inside(f"{path}.up")
+
+
+def test_a_pipeline_is_cut_over_a_tensor_axis_as_with_all_blocks() -> None:
+    facts: list[ModelFacts] = []
+    made: list[nn.Module] = []
+    for skipped in (Skipped(), Skipped(wanted=False)):
+
+        def make() -> nn.Module:
+            made.append(Net())
+            return made[-1]
+
+        plan = ("blocks.*.up: column", "blocks.*.down: row")
+        found = trace_model(make, TOKENS, skipped=skipped, tensor=2, tensor_plan=plan)
+        facts.append(_with_seams(make_job(), made[-1], found, TOKENS, skipped))
+    assert facts[0] == facts[1]
+    assert not facts[0].uncut and any(not seam.refused for seam in facts[0].seams)
 
 
 def test_compiled_blocks_keep_what_each_keeps() -> None:
