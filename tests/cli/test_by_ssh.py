@@ -44,7 +44,7 @@ def test_the_end_of_ssh_is_one_message_with_a_remedy(status: int, errors: str, s
 
 @pytest.mark.parametrize("lines, status", [("", 130), ("end\n", 130), ("alive\nstop\n", 130), ("go\n", 0)])
 def test_a_host_waits_for_the_word_to_go(tmp_path: Path, lines: str, status: int) -> None:
-    command = [sys.executable, "-P", "-m", "dslc.launching.on_host", str(tmp_path), "--version"]
+    command = [sys.executable, "-P", "-m", "dslc.launching.on_host", "0", str(tmp_path), "--version"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == f"{READY}\n"
@@ -57,6 +57,6 @@ def test_a_host_waits_for_the_word_to_go(tmp_path: Path, lines: str, status: int
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "dslc.launching.on_host", str(tmp_path / "none"), "--version"]
+    command = [sys.executable, "-P", "-m", "dslc.launching.on_host", "0", str(tmp_path / "none"), "--version"]
     run = subprocess.run(command, input="go\n", capture_output=True, text=True, check=False)
     assert run.returncode == NO_FOLDER and run.stderr == f"{tmp_path}/none: No such file or directory\n"

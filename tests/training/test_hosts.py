@@ -192,11 +192,15 @@ def test_three_hosts_train_as_one_process(launcher: Launcher, job: Path, hosts: 
     agree(train_job(launcher, job, *ALONE), Trained(out))
 
 
-def test_the_pods_of_a_manifest_train_as_one_process(launcher: Launcher, job: Path, hosts: list[str]) -> None:
-    """Two hosts run what the manifest says, with its variables and the name that its Service would give."""
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_the_pods_of_a_manifest_train_as_one_process(
+    launcher: Launcher, job: Path, hosts: list[str], count: int
+) -> None:
+    """Hosts run what the manifest says, with its variables and the name that its Service would give."""
     out = job.parent / "run"
-    with_ = 'launch.with=kubernetes(image = "dslc")'
-    told = dslc("submit", job, "--dry-run", "--out", out, "--set", with_, "--set", "checkpoint.every=6 steps")
+    chosen = ('launch.with=kubernetes(image = "dslc")', f"devices.nodes={count}", "checkpoint.every=6 steps")
+    words = [word for setting in chosen for word in ("--set", setting)]
+    told = dslc("submit", job, "--dry-run", "--out", out, *words)
     config, service, made = json.loads(told.stdout)["items"]
     submitted = job.parent / "etc" / "job.plt"
     submitted.parent.mkdir()
@@ -216,7 +220,7 @@ def test_the_pods_of_a_manifest_train_as_one_process(launcher: Launcher, job: Pa
     ]
     with started(job.parent, commands) as running:
         ends = [each.end() for each in running]
-    assert [status for status, _ in ends] == [0, 0], ends
+    assert [status for status, _ in ends] == [0] * count, ends
     agree(train_job(launcher, job, *ALONE), Trained(out))
     told_last = json.loads((out / "status.json").read_text())
     (out / "status.json").write_text(json.dumps({**told_last, "state": "stopped", "asked": "dslc stop"}))

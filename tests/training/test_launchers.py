@@ -238,7 +238,23 @@ def test_mpirun_around_another_job_is_said_once(
     assert not (job.parent / "run").exists()
 
 
-# ------------------------------------------------------------------------------------------------ two hosts and mpirun
+# ----------------------------------------------------------------------------------------- hosts of their own addresses
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(why_none()), reason=why_none() or "hosts can be made")
+@pytest.mark.parametrize("count", [2, 3])
+def test_torchruns_on_hosts_train_as_one_process(launcher: Launcher, job: Path, count: int) -> None:
+    out = job.parent / "run"
+    how = ("--nnodes", str(count), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint=host1:29400")
+    words = ["--out", str(out), *settings(f"devices.nodes={count}", "devices.cpus=1")]
+    commands = [[str(TOOL), "run", str(n), *torchrun(job, *words, how=how)] for n in range(1, count + 1)]
+    with namespaces(count), started(job.parent, commands) as running:
+        ends = [each.end() for each in running]
+        assert [status for status, _ in ends] == [0] * count, ends
+    assert sum("validation: " in said for _, said in ends) == 1
+    agree(train_job(launcher, job, *ALONE), Trained(out))
+
 
 # An `ssh` for mpirun: `HOST COMMAND…`, with options before them.
 _SSH = f"""#!/bin/bash
@@ -250,7 +266,7 @@ exec {TOOL} run "${{host#host}}" bash -c "$*"
 
 @pytest.fixture
 def over_hosts(mpirun: list[str], tmp_path: Path) -> Iterator[list[str]]:
-    """Yields the beginning of an mpirun command over two hosts with addresses of their own."""
+    """Yields the beginning of an mpirun command over three hosts with addresses of their own."""
     if why := why_none():
         pytest.skip(why)
     ssh = tmp_path / "ssh"
@@ -260,13 +276,18 @@ def over_hosts(mpirun: list[str], tmp_path: Path) -> Iterator[list[str]]:
         how = ["-launcher", "ssh", "-launcher-exec", str(ssh), "-hosts"]
     else:
         how = ["-mca", "plm_rsh_agent", str(ssh), "-mca", "oob_tcp_if_include", "eth0", "-x", "PATH", "--host"]
-    with namespaces(2):
+    with namespaces(3):
         yield [str(TOOL), "run", "1", *mpirun, *how]
 
 
 @pytest.mark.long
-def test_mpirun_over_two_hosts_trains_as_one_process(launcher: Launcher, over_hosts: list[str], job: Path) -> None:
-    command = of_mpi([*over_hosts, "host1:2,host2:2"], job, "devices.nodes=2", "parallelism.zero=3", ranks=4)
+@pytest.mark.parametrize("count", [2, 3])
+def test_mpirun_over_hosts_trains_as_one_process(
+    launcher: Launcher, over_hosts: list[str], job: Path, count: int
+) -> None:
+    places = ",".join(f"host{n}:2" for n in range(1, count + 1))
+    chosen = (f"devices.nodes={count}", "parallelism.zero=3")
+    command = of_mpi([*over_hosts, places], job, *chosen, ranks=2 * count)
     with started(job.parent, [command]) as (running,):
         status, said = running.end()
         assert status == 0, said

@@ -66,7 +66,7 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A SLURM of two nodes: one that is up already, or one of its own."""
+    """A SLURM of three nodes: one that is up already, or one of its own."""
     if not TOOL.exists():
         pytest.skip(f"there is no {TOOL}")
     if os.geteuid() != 0 or shutil.which("slurmctld") is None or shutil.which("munged") is None:
@@ -77,7 +77,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         up = (folder / "slurm.conf").exists() and subprocess.run(["sinfo", "-h"], capture_output=True).returncode == 0
         if not up:
             patch.setenv("SLURM_CLUSTER_DIR", str(folder))
-            subprocess.run([TOOL, "up", "2"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.run([TOOL, "up", "3"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         yield
         if not up:
             subprocess.run(["scontrol", "shutdown"], check=True)
@@ -85,22 +85,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             subprocess.run([TOOL, "down"], check=True)
 
 
-def srun(job: Path, *chosen: str, tasks: int = 2) -> list[str]:
+def srun(job: Path, *chosen: str, tasks: int = 2, nodes: int = 2) -> list[str]:
     words = [word for setting in chosen for word in ("--set", setting)]
     command = [sys.executable, "-m", "dslc", "run", str(job), "--out", str(job.parent / "run"), *words]
-    return ["srun", "--nodes", "2", "--ntasks", str(tasks), "--job-name", job.parent.name, *command]
+    return ["srun", "--nodes", str(nodes), "--ntasks", str(tasks), "--job-name", job.parent.name, *command]
 
 
 @pytest.mark.parametrize(
-    "tasks, chosen",
+    "nodes, tasks, chosen",
     [
-        pytest.param(2, ("devices.cpus=2", "parallelism.zero=3"), id="a task a node"),
-        pytest.param(4, ("devices.cpus=2", "parallelism.zero=1"), id="a task a rank", marks=pytest.mark.long),
-        pytest.param(2, (), id="both", marks=pytest.mark.long),
+        pytest.param(2, 2, ("devices.cpus=2", "parallelism.zero=3"), id="a task a node"),
+        pytest.param(2, 4, ("devices.cpus=2", "parallelism.zero=1"), id="a task a rank", marks=pytest.mark.long),
+        pytest.param(2, 2, (), id="both", marks=pytest.mark.long),
+        pytest.param(3, 3, ("devices.nodes=3",), id="three nodes", marks=pytest.mark.long),
     ],
 )
-def test_srun_trains_as_one_process(launcher: Launcher, job: Path, tasks: int, chosen: tuple[str, ...]) -> None:
-    with started(job.parent, [srun(job, *chosen, tasks=tasks)]) as (running,):
+def test_srun_trains_as_one_process(
+    launcher: Launcher, job: Path, nodes: int, tasks: int, chosen: tuple[str, ...]
+) -> None:
+    with started(job.parent, [srun(job, *chosen, tasks=tasks, nodes=nodes)]) as (running,):
         status, said = running.end()
         assert status == 0, said
         assert not running.left()
@@ -182,10 +185,9 @@ def has_step(number: str) -> bool:
 def started_again(number: str) -> bool:
     """Asks for a requeued job to start at once, instead of in two minutes, and returns whether it has."""
     told = {*subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True).stdout.split()}
-    if "Restarts=1" in told and told & {"JobState=RUNNING", "JobState=COMPLETED", "JobState=FAILED"}:
-        return True
-    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
-    return False
+    if {"Restarts=1", "JobState=PENDING"} <= told:  # not before: its nodes may still be busy with its end
+        subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+    return "Restarts=1" in told and not told & {"JobState=PENDING", "JobState=COMPLETING"}
 
 
 def wait_for_the_end(job: Path) -> None:
