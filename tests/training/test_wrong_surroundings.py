@@ -55,17 +55,21 @@ TEXT = (
     f"{MEET} --set 'model.network=gpt(layers = 1, heads = 1, width = 16, context = 8, vocab = 256)' "
     "--set 'data.source=text(\"{tmp}/data/corpus.txt\", context = 8)'"
 )
-AT_PORT = "{python} {tmp}/server.py"  # PORT, what it says to who comes, and a command that it runs meanwhile
-SERVER = """import socket, subprocess, sys, threading
+# PORT, how many come, what it says to each, and a command that it runs meanwhile
+AT_PORT = "{python} {tmp}/server.py"
+SERVER = """import contextlib, socket, subprocess, sys
 
-def answer():
-    while True:
-        met.append(listening.accept()[0])
-        met[-1].sendall(sys.argv[2].encode())
-
-met, listening = [], socket.create_server(("10.77.0.1", int(sys.argv[1])))
-threading.Thread(target=answer, daemon=True).start()
-sys.exit(subprocess.call(sys.argv[3:]))
+listening = socket.create_server(("10.77.0.1", int(sys.argv[1])))
+running, met = subprocess.Popen(sys.argv[4:]), []
+for _ in range(int(sys.argv[2])):
+    met.append(listening.accept()[0])
+    met[-1].sendall(sys.argv[3].encode())
+status = running.wait()
+for connection in met:  # stays until all have left
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1 << 16):
+            pass
+sys.exit(status)
 """
 MOUNTED = "unshare --mount bash -c 'mount -t tmpfs %s none %s && exec \"$@\"' sh "
 
@@ -237,7 +241,7 @@ ON_HOSTS = {
         "mkdir -p {tmp}/run; touch {tmp}/run/thesis.tex",
     ),
     "a program at the port that says something else": alike(
-        [f"{AT_PORT} 29400 SSH-2.0-OpenSSH_9.2 {MEET}"],
+        [f"{AT_PORT} 29400 1 SSH-2.0-OpenSSH_9.2 {MEET}"],
         "host1:29400, where the hosts are to meet, does not answer host1",
         "another program listens there",
         "help: on all hosts another port, as `--rendezvous host1:29401`",
@@ -252,7 +256,7 @@ ON_HOSTS = {
 # Hosts that wait in vain, until `launch.timeout` is over.
 WAITING = {
     "a program at the port that says nothing": alike(
-        [f"{AT_PORT} {{port}} '' {MEET}:{{port}}", f"{MEET}:{{port}}"],
+        [f"{AT_PORT} {{port}} 2 '' {MEET}:{{port}}", f"{MEET}:{{port}}"],
         "host1:{port}, where the hosts are to meet, does not answer {host}",
         "another program listens there",
         "--rendezvous host1:29401`",
