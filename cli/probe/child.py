@@ -50,7 +50,7 @@ def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
     from dslc.probe.leftovers import end_own
 
     here = os.getpid()
-    gc.set_threshold(500_000, 20, 1_000)  # libraries make millions of objects that stay, of which fewer are looked for
+    gc.set_threshold(2_000_000, 20, 1_000)  # libraries make millions of objects that stay: they are looked through less
     _hush_libraries()
     try:
         answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
