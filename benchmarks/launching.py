@@ -25,8 +25,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 BIN = os.path.dirname(sys.executable)
 _ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")}
 _ENVIRONMENT["PYTHONUNBUFFERED"] = "1"
-_LIMIT = 60.0  # seconds that a step is waited for
-_TRIES = 5  # of torchrun, whose restart over gloo fails now and then
+_LIMIT = 30.0  # seconds that a step is waited for
+_TRIES = 20  # of torchrun, whose restart over gloo often hangs
 HOSTS = 2
 
 
