@@ -93,6 +93,8 @@ class _Training:
         self._board, self._run_dir, self._hooks = board, run_dir, hooks
         self._checkpoints = Checkpoints(job, place, parts, run_dir, hooks, again=board.attempt > 1, tell=board.note)
         start = self._checkpoints.resume()
+        if parts.exchange is not None:
+            parts.exchange.step = start.step
         if hooks is not None:
             hooks.start(start.step)
         also = loggers.log if loggers else None
@@ -219,11 +221,16 @@ class _Training:
             self._records.write({**line, "samples": self._seen, "seconds": self._seconds})
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
-        average = self._parts.average
+        """Puts the mean of weights in their place, over steps or over ranks, if the job has one."""
+        average, exchange = self._parts.average, self._parts.exchange
+        if exchange is not None and exchange.differ:
+            return exchange.averaged()
         return contextlib.nullcontext() if average is None else average.in_place()
 
     def _end(self) -> End:
         job, step, parts = self._job, self._step, self._parts
+        if parts.exchange is not None:
+            parts.exchange.close()
         self._guard.state()
         self._measure.leave(self._run_dir, self._checkpoints.stalls)
         if self._observer is not None:

@@ -13,7 +13,8 @@ update. At each stop the memory is the state, the activations that earlier layer
                     weights, and a layer's working memory, including gradients that are made to be added to others; of
                     a stage also its output; on a GPU the samples
     buffers         batch statistics and the like
-    communication   parameters that `fully_shard` gathers, the input of a reduce-scatter; a stage's receive buffers
+    communication   parameters that `fully_shard` gathers, the input of a reduce-scatter; a stage's receive buffers;
+                    what an exchange of gradients or weights keeps, and what it works in
     framework       the CUDA context, NCCL's buffers, and cuBLAS's workspaces; on a CPU nothing that is a tensor
 
 Contract: arithmetic over the model graph, with a rank's own shapes along the tensor axis
@@ -36,6 +37,7 @@ from itertools import pairwise
 from math import prod
 
 from dslc.compiler.common.shares import largest
+from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes
 from dslc.compiler.cost.gathers import Sharded, Whole
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
@@ -197,11 +199,20 @@ class _Account:
             optimizer=average + (0 if "optimizer" in self._moved else optimizer),
             activations=self._step_bytes(),
             buffers=sum(buffer_bytes(layer) for layer in self._layers),
-            communication=self._received,
+            communication=self._received + self._kept_of_exchange(),
             framework=framework_bytes(layout.device, layout.world_size) + workspace,
             rank=rank,
             workspace=workspace,
         )
+
+    def _kept_of_exchange(self) -> int:
+        """Returns the bytes that an exchange keeps from step to step."""
+        exchange = self._sharding.exchange
+        return kept_bytes(exchange, self._exchanged) if exchange is not None else 0
+
+    @property
+    def _exchanged(self) -> list[ParameterNode]:
+        return [q for layer in self._layers for q in layer.parameters if q.tied_to is None and q.name in self._used]
 
     def _step_bytes(self) -> int:
         """Returns the bytes of a step's samples, which go to a GPU at once; tokens are their own targets."""
@@ -264,7 +275,8 @@ class _Account:
         later = microbatch > 0
         if sharding.engine != "fsdp":
             held = microbatch + 1 < self._layout.microbatches
-            return Whole(trains=self._count, buckets=sharding.engine != "none", earlier=later, held=held)
+            buckets = sharding.engine in ("ddp", "zero1")
+            return Whole(trains=self._count, buckets=buckets, earlier=later, held=held)
         unit_of, whole, shard = self._gathered
         return Sharded(
             unit_of=unit_of,
@@ -295,7 +307,8 @@ class _Account:
             self._copies.append(self._copies[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0)
         last = self._layout.microbatches - 1
-        for microbatch in sorted({0, last, *([last - 1] if self._sharding.engine != "none" and last else [])}):
+        before = [last - 1] if self._sharding.engine not in ("none", "local") and last else []
+        for microbatch in sorted({0, last, *before}):
             self._others = self._flight[microbatch > 0] + self._mask_of_documents()
             self._walk(self._engine(microbatch))
         self._others = 0
@@ -304,6 +317,10 @@ class _Account:
             gradients = engine.turn()
             self._stop("gradients of weights", None, gradients, engine.communication, self._in_weights)
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
+        exchange = self._sharding.exchange
+        if exchange is not None:
+            gradients = self._engine(last).update() if exchange.agrees != "weights" else 0
+            self._stop("exchange", None, gradients, passing_bytes(exchange, self._exchanged), 0)
         return self._peak_node()
 
     def _walk(self, engine: Whole | Sharded) -> None:
@@ -348,7 +365,7 @@ class _Account:
         scratch = self._optimizer.scratch(self._updated)
         if scratch and self._layout.device not in fused_on(self._job, self._layout, self._sharding, self._model):
             return scratch
-        if self._sharding.engine != "none":
+        if self._sharding.engine not in ("none", "local"):
             return 0
         # The gradient of a convolution has other strides than its weight, and is copied to those.
         kernels = (q.count for layer in self._layers for q in layer.parameters if len(q.shape) == 4)

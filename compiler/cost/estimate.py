@@ -8,11 +8,13 @@ Model: the critical path through a step.
 - Stages: the schedule is played through with each stage's own times, and messages take their time on the way
   (`schedule_cost.timeline`). The ranks' idle time is the bubble.
 - Gradients and parameters over the data axis overlap with arithmetic: that of the whole step
-  if they go with each micro-batch, else that of one micro-batch. The excess over it is waited for.
+  if they go with each micro-batch, else that of one micro-batch. The excess over it is waited for. So does an exchange
+  of weights that begins before the passes; any other of weights or momenta is waited for. One that takes place every
+  few steps costs each its share, and one by the clock none.
 
 A collective of S bytes over n ranks moves, in rings (Thakur et al. 2005), S (n - 1) / n of them over each rank's link,
-and twice that for an all-reduce. If its ranks are on several nodes, those of one node share the traffic from others:
-with k of them on a node, k network ports carry it. The slower of both ways counts.
+and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes, those of one node share
+the traffic from others: with k of them on a node, k network ports carry it. The slower of both ways counts.
 
 Limits: a lower bound. It leaves out the memory's bandwidth (norms, activations, the optimizer's update), latencies and
 kernel launches; links do not contend. None if the catalogue lacks a figure, as it does for CPUs without the user's own
@@ -121,9 +123,11 @@ class _Links:
 
     def _ranks(self, traffic: TrafficNode) -> tuple[int, int]:
         """Returns the number of ranks in a collective, and the number of them on one node."""
-        layout = self.layout
+        layout, exchange = self.layout, self.sharding.exchange
         if traffic.axis == "all":
             return layout.world_size, layout.processes
+        if traffic.among and exchange is not None:
+            return (exchange.pieces, exchange.pieces) if traffic.among == "node" else (exchange.members, 1)
         stride, ranks = layout.stride(traffic.axis), layout.sizes[traffic.axis]
         if traffic.axis == "data" and self.sharding.engine == "fsdp":
             if traffic.operation in ("all_gather", "reduce_scatter"):
@@ -141,14 +145,19 @@ class _Links:
         ranks, near = self._ranks(traffic)
         if ranks < 2:
             return 0.0, 0.0
+        if traffic.among == "nodes":  # each rank of a node has a piece of its own, and all of them share the port
+            ways, each = 2 if traffic.operation == "all_reduce" else 1, traffic.bytes * self.layout.processes
+            whole = each * (ranks if traffic.operation == "all_gather" else 1)
+            return 0.0, ways * whole * (ranks - 1) / ranks
         whole = traffic.bytes * (ranks if traffic.operation == "all_gather" else 1)
         ways = 2 if traffic.operation == "all_reduce" else 1
         nodes = -(-ranks // near)
         return ways * whole * (ranks - 1) / ranks * (near > 1), ways * whole * (nodes - 1) / nodes / near
 
     def seconds(self, traffic: TrafficNode) -> float:
+        """Returns the seconds of a step, in the mean over later steps."""
         near, far = self._moved(traffic)
-        return max(near / self.link, far / self.network)
+        return traffic.when.share * max(near / self.link, far / self.network)
 
     def message(self, cost: RankCost) -> float:
         """Returns the seconds of one message between stages."""
@@ -158,11 +167,15 @@ class _Links:
     def exposed(self, cost: RankCost, arithmetic: float, microbatches: int) -> float:
         """Returns the seconds of the data axis that no arithmetic hides."""
         always = once = left = 0.0
+        exchange = self.sharding.exchange
+        ahead = exchange is not None and exchange.ahead
         for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == SHARED):
             seconds = self.seconds(traffic)
             gathered = traffic.operation == "all_gather" and self.sharding.reshard
             scattered = traffic.operation == "reduce_scatter" and not self.sharding.accumulate
-            if traffic.what not in ("gradients", "parameters") or traffic.operation == "broadcast":
+            if traffic.what == "weights" and ahead:
+                always += seconds
+            elif traffic.what not in ("gradients", "parameters") or traffic.operation == "broadcast":
                 left += seconds
             elif gathered or scattered:
                 always += seconds
@@ -172,7 +185,7 @@ class _Links:
         return left + max(0.0, once - arithmetic / microbatches)
 
     def bytes_by_link(self, costs: tuple[RankCost, ...]) -> tuple[tuple[str, int], ...]:
-        moved = [[self._moved(t) for t in cost.traffic] for cost in costs]
-        near = max(sum(pair[0] for pair in each) for each in moved)
-        far = max(sum(pair[1] for pair in each) for each in moved)
+        moved = [[(t.when.share, *self._moved(t)) for t in cost.traffic] for cost in costs]
+        near = max(sum(share * bytes for share, bytes, _ in each) for each in moved)
+        far = max(sum(share * bytes for share, _, bytes in each) for each in moved)
         return (("link", round(near)), ("network", round(far)))

@@ -26,7 +26,9 @@ from dataclasses import fields
 from itertools import groupby, pairwise
 from math import prod
 
+from dslc.compiler.common.buckets import in_buckets as in_order
 from dslc.compiler.common.shares import largest
+from dslc.compiler.cost.exchange_traffic import gradients_of, weights_of
 from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
@@ -118,11 +120,14 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
     layout, sharding = place.layout, place.sharding
     if layout.sizes["data"] * layout.sizes["context"] == 1:
         return
+    alone = sharding.exchange is not None and sharding.exchange.differ  # its statistics are its own, too
     if sharding.engine == "fsdp":
         yield from _fsdp(place)
+    elif sharding.engine == "local" and sharding.exchange is not None:
+        yield from weights_of(sharding.exchange, [sum(q.count for q in each) for each in exchanged(place)])
     else:
         yield from _ddp(place)
-    if not place.model.unsynced_batch_norm:
+    if not place.model.unsynced_batch_norm and not alone:
         yield _data("all_reduce", "batch statistics", _statistics(place), "float64", layout.microbatches)
     if place.workload.counts == "kept" and layout.sizes["data"] > 1:
         yield _data("all_reduce", "count of what is kept", [8], "int64")
@@ -136,11 +141,12 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
     """
     wide = [axis for axis, size in place.layout.sizes.items() if size > 1]
     shared_out = place.sharding.engine == "fsdp" and place.sharding.shards > 1
-    if not wide or (wide == ["data"] and not shared_out):
+    apart = place.sharding.engine == "local"
+    if not wide or (wide == ["data"] and not (shared_out or apart)):
         return
     axis = wide[0] if len(wide) == 1 else "all"
     for asked, what in (
-        (place.job.train.clip_norm is not None, "norm of the gradient"),
+        (place.job.train.clip_norm is not None and not apart, "norm of the gradient"),
         (leaves_out_steps(place.job), "whether a gradient is not finite"),
     ):
         if asked:
@@ -152,7 +158,11 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
     order = in_buckets(place)
     if not order:
         return
-    yield _data("all_reduce", "gradients", buckets(4 * q.count for q in order))
+    sizes = buckets(4 * q.count for q in order)
+    if place.sharding.exchange is None:
+        yield _data("all_reduce", "gradients", sizes)
+    else:
+        yield from gradients_of(place.sharding.exchange, [size // 4 for size in sizes])
     if searches(model, place.sharding):
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
     if not model.batch_norm:  # else the buffers are equal, or each rank's own
@@ -169,6 +179,13 @@ def in_buckets(place: Coordinate) -> list[ParameterNode]:
         return [q for layer in layers for q in layer.parameters if q.name in names]
     # Laid out again after the first steps, in the order in which gradients came.
     return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
+
+
+def exchanged(place: Coordinate) -> list[list[ParameterNode]]:
+    """Returns the parameters whose momenta or weights are exchanged, by name, in buckets."""
+    own = {q.name: q for layer in place.layers for q in layer.parameters if q.name in place.whole.with_gradients}
+    order = [own[name] for name in sorted(own)]
+    return [order[bucket.start : bucket.stop] for bucket in in_order(q.count for q in order)]
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = BUCKET_BYTES) -> list[int]:

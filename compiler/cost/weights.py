@@ -1,7 +1,7 @@
 """The parameters of a rank in groups: those of a group are gathered together, and their gradients summed together.
 
-Model: a group is a unit of `fully_shard`, a bucket of DistributedDataParallel, or all parameters of a stage if no other
-rank has a copy or a share of them.
+Model: a group is a unit of `fully_shard`, a bucket of DistributedDataParallel or of an exchange, or all parameters of a
+stage if no other rank has a copy or a share of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.cost.traffic import Coordinate, buckets, in_buckets, padded, units_by_stage
+from dslc.compiler.cost.traffic import Coordinate, buckets, exchanged, in_buckets, padded, units_by_stage
 from dslc.compiler.ir.records import SharedWeight, Weights
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.sharding import low_copy, low_dtype, with_copies
@@ -26,6 +26,8 @@ def weights(place: Coordinate) -> Iterator[Weights]:
             yield Weights(stage=stage, numbers=numbers(place, stage), shards=1, pieces=pieces)
     else:
         sizes = [size // 4 for size in buckets(4 * q.count for q in in_buckets(place))]
+        if place.sharding.engine == "local":
+            sizes = [sum(q.count for q in bucket) for bucket in exchanged(place)]
         rest = numbers(place, 0) - sum(sizes)
         yield from (Weights(stage=0, numbers=size, shards=1, trained=size) for size in sizes)
         if rest:

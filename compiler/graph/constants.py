@@ -22,11 +22,21 @@ from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.records import Shape, Training
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
-from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed, searches, units
+from dslc.compiler.placement.sharding import (
+    Sharding,
+    fused_on,
+    low_copy,
+    low_dtype,
+    offloaded,
+    recomputed,
+    searches,
+    units,
+)
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import PartLoad, Workload, counted, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.exchange import said_at
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.goals import EarlyStopping, Goal
@@ -85,6 +95,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         on_nonfinite=job.train.on_nonfinite,
         # What a network has whose step is a user's own is not known before it is made.
         sync_batch_norm=layout.sizes["data"] > 1
+        and not (analysis.sharding.exchange is not None and analysis.sharding.exchange.differ)
         and (bool(analysis.model and analysis.model.batch_norm) or job.train.step is not None),
         offload=tuple(what for what in job.memory.offload if what in offloaded(job, layout)),
         compiled=_compiled(analysis),
@@ -145,7 +156,22 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
         units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
         reshard=plan.reshard,
         accumulate=plan.accumulate,
-        averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1") and not stepping else 1,
+        averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1", "local") and not stepping else 1,
+        exchange=_exchange(job, plan) if plan.exchange is not None and not stepping else None,
+    )
+
+
+def _exchange(job: JobSpec, plan: Sharding) -> p.ExchangeStep:
+    exchange = plan.exchange
+    assert exchange is not None
+    return p.ExchangeStep(
+        kind=exchange.kind,
+        agrees=exchange.agrees,
+        every=exchange.every,
+        alone=exchange.alone,
+        pieces=exchange.pieces,
+        arguments=exchange.arguments,
+        line=short_line(said_at(job)),
     )
 
 
@@ -498,7 +524,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
             line=short_line(optimizer.span),
         )
     return p.OptimizerStep(
-        kind=optimizer.torch_class,
+        kind=optimizer.torch_class or type(optimizer).__name__,
         lr=scaled_lr(analysis),
         state=(*optimizer.counts, *optimizer.state),
         counts=optimizer.counts,

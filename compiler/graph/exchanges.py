@@ -46,8 +46,15 @@ class Placing:
         match traffic.operation, traffic.what:
             case "all_gather", "parameters":
                 yield from self._gathers(traffic)
-            case "reduce_scatter" | "all_reduce", "gradients":
+            case _, "gradients":
                 yield from self._sums(traffic)
+            case _, "momenta":
+                yield Spot(self._update, False), self._all_of(traffic, list(self._trained()))
+            case _, "weights":
+                exchange = self._place.sharding.exchange
+                ahead = exchange is not None and exchange.ahead
+                spot = Spot(self._at["F"][0], False) if ahead else Spot(self._update, True)
+                yield spot, self._all_of(traffic, list(self._trained()))
             case "broadcast", "parameters":
                 yield Spot(self._update, True), self._all_of(traffic, list(self._trained()))
             case "send" | "receive", what if what == SHARED:
@@ -179,6 +186,7 @@ class Placing:
             ranks=ranks,
             stride=stride,
             weights=tuple(weights),
+            when=traffic.when,
         )
 
     def _group(self, traffic: TrafficNode) -> tuple[int, int]:
@@ -188,6 +196,10 @@ class Placing:
             return 0, 0
         if traffic.axis == "all":
             return layout.world_size, 1
+        if traffic.among:
+            assert sharding.exchange is not None
+            pieces, members = sharding.exchange.pieces, sharding.exchange.members
+            return (pieces, 1) if traffic.among == "node" else (members, pieces)
         if traffic.axis != "data" or sharding.engine != "fsdp" or traffic.what in _OVER_DATA:
             return layout.sizes[traffic.axis], layout.stride(traffic.axis)
         inner = layout.stride("context")

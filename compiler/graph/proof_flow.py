@@ -157,8 +157,13 @@ def _gather(view: View, name: str, action: Action, mine: dict[str, Weights], the
 
 
 def summed(view: View) -> str:
-    """Walks each process: an update finds each gradient that a backward pass made, once, summed over all holders."""
+    """Walks each process: an update finds each gradient that a backward pass made, once, summed over all holders; or
+    `agreed` proves how they agree otherwise.
+    """
     of_stage = weights_by_stage(view)
+    step = view.plan.find(p.GradientStep)
+    if step is not None and step.exchange is not None and step.kind != "fsdp":
+        return _averages(view)
     for process in view.lines:
         reason = _Sums(view, process, {s: own for s, own in of_stage.items() if _is_on(view, process, s)}).reason()
         if reason:
@@ -173,7 +178,7 @@ def _is_on(view: View, process: int, stage: int) -> bool:
 def _averages(view: View) -> str:
     """Checks that a loss is multiplied by the ranks over which the engine takes the mean of gradients."""
     step = view.plan.find(p.GradientStep)
-    means = holders(view.plan).ranks if step is not None and step.kind in ("ddp", "zero1") else 1
+    means = holders(view.plan).ranks if step is not None and step.kind in ("ddp", "zero1", "local") else 1
     if step is not None and step.averages != means:
         return f"gradients are a mean over {means} ranks, and the loss is multiplied by {step.averages}"
     return ""
@@ -362,8 +367,8 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
     data = plan.axis("data")
     shards = max((each.shards for _, each in plan.of_kind(Weights)), default=1)
     spread = shards > 1 or any(plan.axis(name).size > 1 for name in ("pipeline", "context", "tensor"))
+    spread = spread or gradients.kind == "local"  # each rank has a gradient of its own
     skips = precision.scaled or training.on_nonfinite == "skip"
-
     searches = gradients.search and data.size > 1
 
     def of_samples(action: Action) -> bool:
@@ -378,13 +383,18 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
     def of_gradients(action: Action) -> bool:
         world = plan.axis("pipeline").size * plan.axis("pipeline").stride
         alone = world == data.size  # then neighbours have one copy between them
-        group = (action.ranks, action.stride) == ((shards, 1) if alone else (world, 1))
+        apart = data.size if gradients.kind == "local" else shards
+        group = (action.ranks, action.stride) == ((apart, 1) if alone else (world, 1))
         return group and (action.dtypes, action.count, action.bytes) == (("float32",), 1, 4)
 
     return {
         "count of what is kept": (loss.counts == "kept" and data.size > 1, True, of_samples),
         "count of the losses": (loss.counts == "own" and data.size > 1, False, of_losses),
         "which parameters were used": (searches, False, of_parameters),
-        "norm of the gradient": (training.clip is not None and spread, False, of_gradients),
+        "norm of the gradient": (
+            training.clip is not None and spread and gradients.kind != "local",
+            False,
+            of_gradients,
+        ),
         "whether a gradient is not finite": (skips and spread, False, of_gradients),
     }

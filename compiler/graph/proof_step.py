@@ -10,11 +10,14 @@ from math import prod
 from typing import TypeAlias
 
 from dslc.compiler.graph.graph import COMPUTE, LOCAL, MESSAGES, unknown
+from dslc.compiler.graph.proof_exchange import AGREED
 from dslc.compiler.graph.proof_view import Line, View
+from dslc.compiler.ir.program import GradientStep
 from dslc.compiler.ir.records import Action, Batches, Devices, Process, Schedule, Stage
 from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.ir.traffic import ALWAYS, When
 
-Exchanged: TypeAlias = tuple[str, str, str, str]  # operation, axis, content, dtype
+Exchanged: TypeAlias = tuple[str, str, str, str, str, When]  # operation, axis, content, dtype, among whom, when
 
 
 def actions(view: View) -> str:
@@ -133,20 +136,22 @@ def _needs(what: str, stage: int, m: int, last: int) -> list[tuple[tuple[str, in
 
 def totals(view: View) -> str:
     """Checks that the totals shown for each process are those of its collectives and messages."""
+    pieces = _ranks_of_a_member(view)
     for name, home in view.plan.of_kind(Process):
         found: Counter[Exchanged] = Counter()
         sizes: Counter[Exchanged] = Counter()
         for _, action in view.lines.get(home.index, ()):
             if action.what in LOCAL:
                 continue
-            for key, count, size in _exchanges(action):
+            for key, count, size in _exchanges(action, pieces):
                 found[key] += count
                 sizes[key] += size
         told: Counter[Exchanged] = Counter()
         bytes_: Counter[Exchanged] = Counter()
         for node in home.traffic:
-            told[node.operation, node.axis, node.what, node.dtype] += node.count
-            bytes_[node.operation, node.axis, node.what, node.dtype] += node.bytes
+            key = node.operation, node.axis, node.what, node.dtype, node.among, node.when
+            told[key] += node.count
+            bytes_[key] += node.bytes
         for key in found | told:
             if (found[key], sizes[key]) != (told[key], bytes_[key]):
                 return (
@@ -156,13 +161,23 @@ def totals(view: View) -> str:
     return ""
 
 
-def _exchanges(action: Action) -> Iterator[tuple[Exchanged, int, int]]:
-    """Yields the parts of an action by operation, axis, content and dtype: count, and bytes."""
+def _ranks_of_a_member(view: View) -> int:
+    """Returns the ranks of a node that exchange as one; 1 if each is for itself."""
+    step = view.plan.find(GradientStep)
+    return step.exchange.pieces if step is not None and step.exchange is not None else 1
+
+
+def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, int]]:
+    """Yields the parts of an action by operation, axis, content, dtype, group and time: count, and bytes."""
     if action.axis:
-        yield (action.what, action.axis, action.carries, action.dtypes[0]), action.count, action.bytes
+        among = ""
+        if pieces > 1 and action.carries in AGREED:
+            among = {(pieces, 1): "node"}.get((action.ranks, action.stride), "nodes" if action.stride > 1 else "")
+        key = (action.what, action.axis, action.carries, action.dtypes[0], among, action.when)
+        yield key, action.count, action.bytes
         return
     for shape, dtype in zip(action.shapes, action.dtypes, strict=True):
-        yield (*_MESSAGES[action.what], dtype), 1, prod(shape) * DTYPE_BYTES[dtype]
+        yield (*_MESSAGES[action.what], dtype, "", ALWAYS), 1, prod(shape) * DTYPE_BYTES[dtype]
 
 
 _MESSAGES = {
@@ -190,7 +205,7 @@ def groups(view: View) -> str:
     return ""
 
 
-_OF_ALL_HOLDERS = ("parameters", "gradients", "norm of the gradient", "whether a gradient is not finite")
+_OF_ALL_HOLDERS = (*AGREED, "parameters", "norm of the gradient", "whether a gradient is not finite")
 
 
 def held(view: View) -> str:

@@ -26,6 +26,7 @@ Propositions, each proved once the passes so far have added its subject:
                 hold a copy or a share of its parameter: over samples, pieces of a sequence, the tensor axis and stages
                 that share a weight; where that is a mean the loss is multiplied; and what one rank alone updates, the
                 others get
+    agreed      where ranks agree otherwise than by exact sums of gradients: on what, among which ranks, and when
     counts      the count that divides the losses, the norm of the gradient and the flag of one that is not finite are
                 sums over the ranks that have a part of them, in time for their use
     totals      the totals of exchanges that are shown for a process are those of its actions
@@ -43,6 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.proof_exchange import agreed
 from dslc.compiler.graph.proof_flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proof_places import devices, layers, memory, samples
 from dslc.compiler.graph.proof_step import actions, fields, groups, held, inputs, order, totals
@@ -66,6 +68,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("groups", "exchange", groups),
     ("gathered", "exchange", gathered),
     ("summed", "exchange", summed),
+    ("agreed", "exchange", agreed),
     ("counts", "exchange", counts),
     ("totals", "exchange", totals),
     ("held", "order_actions", held),
@@ -74,7 +77,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
 
 
 # Those on exchanges, which are unknown for a user's own network that was not traced.
-OF_A_MODEL = frozenset({gathered, summed, counts})
+OF_A_MODEL = frozenset({gathered, summed, agreed, counts})
 
 
 class Unsound(Exception):

@@ -370,15 +370,39 @@ class PrecisionStep(Record):
 
 
 @record
+class ExchangeStep(Record):
+    """How the ranks of the data axis agree, where that is no exact sum of gradients; runtime/exchange/ has each `kind`.
+
+    `agrees` is what the members exchange, every so many steps (0: by the clock), after the first `alone` steps, in
+    which all gradients are summed exactly. A member is a rank, or a node whose `pieces` ranks sum gradients exactly,
+    and each exchange a piece of the node's numbers.
+    """
+
+    kind: str
+    agrees: Literal["gradients", "momenta", "weights"]
+    every: int = 1
+    alone: int = 0
+    pieces: int = 1
+    arguments: Arguments = field(default_factory=dict)
+    line: str = ""
+
+    @property
+    def differ(self) -> bool:
+        """True if the weights of the members differ between two steps."""
+        return self.agrees == "weights"
+
+
+@record
 class GradientStep(Record):
     """The layout of parameters, gradients and optimizer state over the data axis, and the reduction of gradients.
 
     `none`: one rank, or a step of the user's own with nothing sharded. `ddp`: DistributedDataParallel. `zero1`: that,
     with the optimizer's state sharded by ZeroRedundancyOptimizer; a step of the user's own exchanges gradients itself.
-    `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also of one rank.
+    `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also of one rank. `local`: each rank is by
+    itself within a step, and the `exchange` is of momenta or weights.
     """
 
-    kind: Literal["none", "ddp", "zero1", "fsdp"]
+    kind: Literal["none", "ddp", "zero1", "fsdp", "local"]
     bucket_megabytes: float | None = None  # ddp, zero1; None: torch's own, of which the first is small and sent early
     static_graph: bool = False
     unused: tuple[str, ...] = ()  # parameters that no step uses: they have no gradient
@@ -387,7 +411,8 @@ class GradientStep(Record):
     units: tuple[str, ...] = ()  # fsdp: modules gathered and scattered one by one; the root takes the rest
     reshard: bool = False  # fsdp: parameters are freed after the forward pass and gathered again (ZeRO-3)
     accumulate: bool = False  # fsdp: gradients stay whole until the last micro-batch (ZeRO-1)
-    averages: int = 1  # ranks over which the engine takes the mean of gradients; each loss is multiplied by as many
+    averages: int = 1  # ranks over which a mean is taken in place of a sum; each loss is multiplied by as many
+    exchange: ExchangeStep | None = None
 
 
 @record

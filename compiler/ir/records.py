@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import ALWAYS, TrafficNode, When
 from dslc.dsl.record import Record, positional, record
 
 Shape: TypeAlias = tuple[int, ...]
@@ -160,7 +160,8 @@ class Action(Record):
 
     `stage` and `microbatch` are -1 where it is of none. `overlaps`: it is computed together with the pass before it.
     The group of a collective are `ranks` ranks, each `stride` after the one before. `weights` are the names of the
-    nodes whose parameters are gathered, or whose gradients are summed.
+    nodes whose parameters are gathered, or whose gradients, momenta or numbers are exchanged. `when`: the steps in
+    which it takes place.
     """
 
     process: int
@@ -177,6 +178,7 @@ class Action(Record):
     ranks: int = 0
     stride: int = 0
     weights: tuple[str, ...] = ()
+    when: When = ALWAYS
 
 
 @record

@@ -4,7 +4,8 @@ Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParall
 the data axis, every O2 (whose low-precision copy needs `MixedPrecisionPolicy`) and parameters in the host's memory
 (which need `CPUOffloadPolicy`) are `fully_shard`; so is every data axis beside another axis, where torch's
 DistributedDataParallel is unreliable. A unit of `fully_shard` is a module whose parameters are gathered by one
-all-gather and whose gradients are reduced by one reduce-scatter. Units are the model's blocks and every other layer of
+all-gather and whose gradients are reduced by one reduce-scatter. Where ranks exchange weights or momenta (exchange.py),
+each is by itself within a step (`local`). Units are the model's blocks and every other layer of
 1 MiB or more; the root is a unit of the rest, and of tied weights, which two units cannot share.
 
 Contract: the account, the predicted collectives and the program all use these functions, so that they cannot differ.
@@ -18,6 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.placement.exchange import Exchange, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
 from dslc.dsl.language.calls import Every, Fp16, Fp32
@@ -29,7 +31,7 @@ UNIT_NUMBERS = 2**18  # a layer of at least so many parameters (1 MiB in float32
 
 BUCKET_BYTES = 25 * 2**20  # bucket size of DistributedDataParallel, torch's default
 
-Engine = Literal["none", "ddp", "zero1", "fsdp"]
+Engine = Literal["none", "ddp", "zero1", "fsdp", "local"]
 LowDType = Literal["float32", "bfloat16", "float16"]
 
 _DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -40,7 +42,7 @@ class Sharding(Record):
     """`replicas` full copies of `shards` parts each; their product is the data axis times the context axis.
 
     `reshard`: parameters are freed after the forward pass. `accumulate`: gradients stay whole, on each rank, until the
-    last micro-batch.
+    last micro-batch. `exchange`: how ranks agree, where that is not an exact sum of gradients.
     """
 
     engine: Engine
@@ -48,6 +50,7 @@ class Sharding(Record):
     shards: int
     reshard: bool
     accumulate: bool
+    exchange: Exchange | None = None
 
 
 @record
@@ -64,10 +67,13 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     away = "parameters" in offloaded(job, layout)
     whole = not low_copy(job) and not away
     alone = layout.world_size == data
+    exchange = exchange_of(job, layout)
     if whole and (data == layout.sizes["context"] == 1 or (zero == 0 and alone)):
-        return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
+        apart = exchange is not None and exchange.agrees != "gradients"
+        engine: Engine = "none" if data == 1 else "local" if apart else "ddp"
+        return Sharding(engine=engine, replicas=data, shards=1, reshard=False, accumulate=True, exchange=exchange)
     if zero == 1 and whole and alone and job.parallelism.replicas == 1:
-        return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True)
+        return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True, exchange=exchange)
     # Ranks that share a sequence hold the same parameters, and sum their gradients like those with other samples.
     ranks = data * layout.sizes["context"]
     replicas = ranks if zero == 0 else job.parallelism.replicas
@@ -78,6 +84,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
         # Parameters freed after a forward pass cannot be gathered between the halves of a split backward pass.
         reshard=(away and not splits_backward(job)) or (zero == 3 and ranks > 1),
         accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages reduce theirs at the last one
+        exchange=exchange,
     )
 
 

@@ -17,6 +17,7 @@ from dslc.compiler.placement.workload import Workload, in_steps, steps_of
 from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.documents import check_documents
+from dslc.compiler.rules.exchange import check_exchange
 from dslc.compiler.rules.goals import check_goals
 from dslc.compiler.rules.mixtures import check_mixture
 from dslc.compiler.rules.pipeline import check_pipeline
@@ -26,7 +27,9 @@ from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.effects import changed, no_effect
+from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import Compressed
 from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -44,7 +47,7 @@ def check_job(
     """The rules that need no account."""
     _check_context(job, report)
     _check_length(job, workload, report)
-    _check_optimizer(job, report)
+    check_exchange(job, layout, model, report)
     _check_metrics(job, source, report)
     check_goals(job, workload, report)
     check_sampler(job, workload, source, report)
@@ -185,19 +188,6 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
             )
 
 
-def _check_optimizer(job: JobSpec, report: Report) -> None:
-    optimizer = job.train.optimizer
-    exchange = job.parallelism.gradients
-    if not optimizer.runs and not isinstance(exchange, c.Allreduce):
-        report.add(
-            "E0605",
-            f"`{optimizer.word}` exchanges gradients in a way of its own",
-            job.parallelism.at("gradients"),
-            notes=[Note(message="the optimizer is set here", span=job.train.at("optimizer"))],
-            help="leave `gradients` out",
-        )
-
-
 # ---------------------------------------------------------------------------------------------------- parallelism
 
 
@@ -300,6 +290,7 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
 
 
+RUNS = ("fp16", "bf16", "local_sgd")  # exchanges
 _MPI = "`gloo` on CPUs, `nccl` on GPUs: `mpi` needs a torch that was built with MPI, which none from PyPI is"
 
 
@@ -323,9 +314,9 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), _MPI
-    if not isinstance(parallelism.gradients, c.Allreduce):
+    if parallelism.gradients.word not in RUNS and not isinstance(parallelism.gradients, Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
-    if not train.optimizer.runs:
+    if isinstance(train.optimizer, Compressed) and train.optimizer.word not in RUNS:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from dslc.dsl.bounds import PATTERNS
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.exchanges import Allreduce, Exchange
 from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.hooks import PythonHook, PythonLogger
 from dslc.dsl.language.layers import Layers
@@ -191,8 +192,11 @@ class ParallelismSpec(Block):
         default=None,
         shown="known",
     )
-    gradients: Call = arg(
-        calls("gradients"), "how gradients are reduced over the data axis", default=c.Allreduce(), shown="allreduce()"
+    gradients: Exchange = arg(
+        calls("gradients"),
+        "how the ranks of the data axis agree: exactly, or with less to send",
+        default=Allreduce(),
+        shown="allreduce()",
     )
 
 

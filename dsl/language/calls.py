@@ -414,7 +414,7 @@ class SqrtScale(Call):
     base_batch: int = arg(_COUNT, "the batch for which the rate was chosen")
 
 
-# --------------------------------------------------------------------------------- precision, memory, gradients
+# -------------------------------------------------------------------------------------------- precision, memory
 
 _LEVEL = word("O1", "O2")
 _LEVEL_DOC = "O1: autocast over fp32 parameters; O2: a low-precision copy with an fp32 master"
@@ -469,59 +469,6 @@ class Every(Call):
     """Every n-th block is recomputed in the backward pass."""
 
     n: int = arg(_COUNT, "one block in how many")
-
-
-@call("gradients")
-class Allreduce(Call):
-    """Gradients are summed over the ranks, exactly."""
-
-
-@call("gradients", "fp16")
-class Fp16Gradients(Call):
-    """Gradients are exchanged in half precision."""
-
-
-@call("gradients", "bf16")
-class Bf16Gradients(Call):
-    """Gradients are exchanged in bfloat16."""
-
-
-@call("gradients", "powersgd")
-class PowerSGD(Call):
-    """Gradients are exchanged as matrices of low rank (Vogels et al. 2019, arXiv:1905.13727)."""
-
-    rank: int = arg(_COUNT, "the rank", default=2)
-
-
-@call("gradients", "bytegrad")
-class ByteGrad(Call):
-    """Gradients are exchanged in 8 bits between minimum and maximum (Bagua)."""
-
-
-@call("gradients")
-class Decentralized(Call):
-    """Ranks average weights with peers instead of gradients (Bagua)."""
-
-    peers: str = arg(word("all", "shift_one"), "with whom", default="all")
-
-
-@call("gradients")
-class LowPrecisionDecentralized(Call):
-    """A ring of compressed differences of weights (Bagua)."""
-
-
-@call("gradients")
-class AsyncAverage(Call):
-    """Weights are averaged in the background, without lock step (Bagua)."""
-
-    interval: float = arg(measure("time", above=0), "how often, in time", default=0.1, shown="100 ms")
-
-
-@call("gradients", "local_sgd")
-class LocalSGD(Call):
-    """Ranks step alone and average their weights every few steps (Stich 2018, arXiv:1805.09767)."""
-
-    period: int = arg(_COUNT, "how many steps", default=8)
 
 
 # --------------------------------------------------------------------------------------------- devices, launching

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.exchanges import HIERARCHICAL
 from dslc.dsl.language.registry import CALLS, Bool, Call, Float, ListOf, Measure, arg, call
 from dslc.dsl.record import record
 
@@ -38,7 +39,6 @@ class Optimizer(Call):
     """
 
     torch_class: ClassVar[str] = ""  # in `torch.optim`; "": it has none
-    runs: ClassVar[bool] = True
     counts: ClassVar[tuple[str, ...]] = ("step",)
     fused: ClassVar[tuple[Device, ...]] = ()  # devices for which torch has a fused kernel
     fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
@@ -208,14 +208,20 @@ class PythonOptimizer(Optimizer, PythonCall):
     lr: float = arg(_LR, _LR_DOC)
 
 
-# Torch has none of the following: a job with one of them is checked and planned, and does not run.
+# Torch has none of the following: runtime/exchange/ has them.
 
 
 @record
-class _Compressed(Optimizer):
-    """Adam whose momentum is exchanged in fewer bits."""
+class Compressed(Optimizer):
+    """Adam whose momentum is exchanged in fewer bits after first steps of plain Adam, with its second moment frozen."""
 
-    runs: ClassVar = False
+    rounding: ClassVar = 0.05
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+    hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -223,26 +229,31 @@ class _Compressed(Optimizer):
 
     @property
     def scratch(self) -> int:
-        return 0
+        return 2
+
+    @property
+    def alone(self) -> int:
+        """The first steps, which are plain Adam's."""
+        raise NotImplementedError
 
 
 @call("optimizer", "qadam")
-class QAdam(_Compressed):
+class QAdam(Compressed):
     """Adam whose momentum is exchanged in 8 bits after a warm-up (Bagua)."""
 
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
     warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def alone(self) -> int:
+        return self.warmup
 
 
 @call("optimizer")
-class OnebitAdam(_Compressed):
+class OnebitAdam(Compressed):
     """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
 
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
     freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def alone(self) -> int:
+        return self.freeze

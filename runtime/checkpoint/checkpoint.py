@@ -152,7 +152,10 @@ class Checkpoints:
         self._keep(taken.manifest.step, found, asked)
         self._keep_best(taken.path, taken.manifest)
         self.newest = self._good = path_text(taken.path)
-        self._state.load(taken.path, taken.manifest, self._job.seed)
+        anew = self._state.load(taken.path, taken.manifest, self._job.seed)
+        if anew and self._rank == 0:
+            kind = self._job.gradients.exchange.kind if self._job.gradients.exchange is not None else ""
+            note(self._run_dir, f"begins anew for `{kind}`, as the checkpoint is of other ranks: {', '.join(anew)}")
         self._remove_older()  # a training killed after publishing may have left them
         manifest = taken.manifest
         return Start(

@@ -5,6 +5,7 @@
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
+    own.<rank>.…, exchange.…    of ranks whose weights differ, and of an exchange (apart.py)
     hook.<rank>.<name>          the state of a user's hook (loop/hooks.py)
 
 Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
@@ -35,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import local_part, spec_of
+from dslc.runtime.checkpoint.apart import Apart
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.checkpoint.own_state import OwnState
 from dslc.runtime.model.names import named_tensors
@@ -137,6 +139,7 @@ class TrainingState:
         self._slots = tuple(_slots(parts.optimizer, named)) if self._own is None else ()
         self._averages = parts.average.tensors if parts.average is not None else {}
         self._dealt_out = not _is_zero1(parts.optimizer)
+        self._apart = Apart(parts.exchange, rank) if parts.exchange is not None else None
 
     @property
     def shapes(self) -> Shapes:
@@ -151,8 +154,33 @@ class TrainingState:
 
     @torch.no_grad()
     def mine(self) -> State:
-        """Returns the tensors that this rank writes: those of the training themselves, not copies."""
+        """Returns the tensors that this rank writes: those of the training themselves, not copies, unless they are a
+        mean over ranks that differ.
+        """
         offload.settle(self._parts.optimizer)
+        if self._apart is None:
+            return self._written()
+        everything = self._everything()
+        with self._apart.of_all(everything):
+            found = self._written()
+            if self._apart.differ:
+                found = {name: tensor.clone() for name, tensor in found.items()}
+        return found | self._apart.own(everything)
+
+    def _everything(self) -> State:
+        """Returns what this rank has of the model and the optimizer, under the names of a checkpoint."""
+        found = {f"model.{name}": tensor.detach() for name, tensor in self._model.items()}
+        for name, tensor in named_tensors(self._parts.plain).items():
+            found[f"model.{name}"] = tensor.detach()
+        for slot in self._slots:
+            for state, value in slot.kept.get(slot.parameter, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"optimizer.{slot.name}.{state}"] = value
+        for piece in self._own.pieces() if self._own is not None else ():
+            found[f"optimizer.{piece.parameter}.{piece.state}"] = piece.tensor
+        return found
+
+    def _written(self) -> State:
         deal, found = _Deal(*self._alike), State()
         for name, tensor in self._model.items():
             if name in self._parameters and self._owns(name) and deal.is_mine(tensor):
@@ -187,30 +215,32 @@ class TrainingState:
     # --------------------------------------------------------------------------------------------------- loading
 
     @torch.no_grad()
-    def load(self, path: str, manifest: Manifest, seed: int) -> None:
-        """Loads the state of the checkpoint at `path`. Raises CheckpointError if it cannot be read."""
+    def load(self, path: str, manifest: Manifest, seed: int) -> list[str]:
+        """Loads the state of the checkpoint at `path`, and returns the names of what begins anew of an exchange. Raises
+        CheckpointError if it cannot be read.
+        """
         there = keys_of(path)
+        same_ranks, anew = manifest.world_size == self._ranks, list[str]()
         states: dict[str, list[str]] = {}
         for key in there:
             name, _, state = key.removeprefix("optimizer.").rpartition(".")
             if key.startswith("optimizer."):
                 states.setdefault(name, []).append(state)
-        wanted = State()
+        wanted, keys = State(), _Keys(self._apart, there, same_ranks)
         current = named_tensors(self._parts.plain)
         for name, tensor in self._model.items():
-            wanted[f"model.{name}"] = (tensor if name in self._parameters else current[name]).detach()
+            wanted[keys[f"model.{name}"]] = (tensor if name in self._parameters else current[name]).detach()
         for slot in self._slots:
             made = {state: slot.make(state in self._counts) for state in states.get(slot.name, ())}
-            wanted |= {f"optimizer.{slot.name}.{state}": tensor for state, tensor in made.items()}
+            wanted |= {keys[f"optimizer.{slot.name}.{state}"]: tensor for state, tensor in made.items()}
             if made:
                 slot.kept[slot.parameter] = made
         made_own = self._own.make(states) if self._own is not None else []
-        wanted |= {f"optimizer.{piece.parameter}.{piece.state}": piece.tensor for piece in made_own}
+        wanted |= {keys[f"optimizer.{piece.parameter}.{piece.state}"]: piece.tensor for piece in made_own}
         numbers = self._parts.scaler.state_dict()
         of_scaler = {name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in there}
         wanted |= {f"scaler.{name}": tensor for name, tensor in of_scaler.items()}
         own = f"rng.{self._noise}."  # ranks that compute the same go on alike, whatever they did before
-        same_ranks = manifest.world_size == self._ranks
         generators = {
             name: tensor
             for name, tensor in random_numbers.state(self._parts.device).items()
@@ -220,6 +250,9 @@ class TrainingState:
         averaged = {name: tensor for name, tensor in self._averages.items() if f"{AVERAGE}{name}" in there}
         wanted |= {f"{AVERAGE}{name}": tensor for name, tensor in averaged.items()}
         more = self._beside.wanted(there) if self._beside is not None else {}
+        if self._apart is not None:
+            kept, anew = self._apart.wanted(there, same_ranks)
+            wanted |= kept
         read(path, wanted | more)
         if self._parts.average is not None:
             self._parts.average.begin(self._averages.keys() - averaged.keys())
@@ -236,6 +269,19 @@ class TrainingState:
             random_numbers.restore(generators, self._parts.device)
         else:
             random_numbers.begin(seed, self._noise, manifest.step)
+        if self._apart is not None:
+            self._apart.loaded()
+        return anew
+
+
+class _Keys:
+    """The names under which a rank finds its tensors in a checkpoint."""
+
+    def __init__(self, apart: Apart | None, there: Mapping[str, Any], same_ranks: bool) -> None:
+        self._apart, self._there, self._same_ranks = apart, there, same_ranks
+
+    def __getitem__(self, name: str) -> str:
+        return name if self._apart is None else self._apart.key(name, self._there, self._same_ranks)
 
 
 # ----------------------------------------------------------------------------------------------- the optimizer's part

@@ -20,7 +20,7 @@ Contract: report.json is written by every run that trained to its end or was sto
         process         {resident} or {resident, allocated, reserved}: peaks of the whole process and of its GPU, bytes
         collectives     [{operation, predicted: {count, bytes}, measured: {count, bytes}}] of one step; `measured` is
                         null without --profile
-        recorded        the steps whose collectives were recorded
+        recorded        the steps whose collectives were recorded; the predicted ones are those of the first
         steady          whether all of these had the same collectives; those shown are the first one's
         checkpoints     {saved, stall}: how many it wrote, and for how many seconds (the median) each held it up
 
@@ -46,6 +46,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.traffic import When
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.process.records import Record, naming, read_metrics
@@ -63,8 +64,10 @@ def tracker_of(parts: Parts) -> Tracker:
     """Returns the memory tracker for a training of these parts."""
 
     def received() -> Iterable[Tensor]:
-        schedule = parts.pipeline and parts.pipeline.schedule
-        return schedule.received if schedule else ()
+        schedule, exchange = parts.pipeline and parts.pipeline.schedule, parts.exchange
+        yield from schedule.received if schedule else ()
+        if exchange is not None:
+            yield from (*exchange.own.values(), *exchange.shared.values())
 
     averages = parts.average.tensors.values() if parts.average is not None else ()
     return Tracker(parts.plain, parts.optimizer, parts.device, received, averages)
@@ -172,6 +175,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
     exchanges = measured["exchanges"]
     recorded = sorted(int(step) for step in exchanges)
     first = exchanges[str(recorded[0])] if recorded else None
+    traffic = planned and [each for each in planned["traffic"] if _in_step(each, recorded[0] if recorded else 0)]
     return {
         "rank": rank,
         "memory": {
@@ -180,10 +184,16 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
         },
         "process": measured["process"],
         "checkpoints": measured["checkpoints"],
-        "collectives": _side_by_side(planned and planned["traffic"], first),
+        "collectives": _side_by_side(traffic, first),
         "recorded": recorded,
         "steady": all(each == first for each in exchanges.values()) if recorded else None,
     }
+
+
+def _in_step(traffic: Mapping[str, Any], step: int) -> bool:
+    """True if an exchange takes place in a step; of no step in particular, if it does in some of the later ones."""
+    when = When(**traffic["when"])
+    return when.holds(step) if step else when.steady
 
 
 def _planned_memory(memory: Mapping[str, Any], measured: Mapping[str, Any] | None) -> dict[str, Any]:

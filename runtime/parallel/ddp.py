@@ -14,17 +14,24 @@ excludes `no_sync` (torch asserts), which the compiler respects.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.engine import Engine, buffers_of_rank_0, nothing
 
+Hook = Callable[[dist.GradBucket], None]
 
-def wrap(job: JobProgram, model: nn.Module) -> Engine:
-    """Returns the engine of `model` itself for one rank, else of DistributedDataParallel around it."""
+
+def wrap(job: JobProgram, model: nn.Module, hook: Hook | None = None, complete: Callable[[], None] = nothing) -> Engine:
+    """Returns the engine of `model` itself for one rank, else of DistributedDataParallel around it. A `hook` takes the
+    mean of a bucket of gradients in place of an exact sum, and `complete` waits for it.
+    """
     if job.gradients.kind == "zero1":
         zero1.lay_out(model)
     if job.own_step is not None and job.world_size > 1:  # it exchanges gradients by itself
@@ -49,9 +56,28 @@ def wrap(job: JobProgram, model: nn.Module) -> Engine:
             init_sync=job.model.root is None and not job.model.reset,
             broadcast_buffers=differ,
         )
+    if hook is not None:
+        wrapped.register_comm_hook(None, _told_done(hook))
     return Engine(
         model=wrapped,
         scale=job.gradients.averages,
         held=wrapped.no_sync,
+        complete=complete,
         agree_on_buffers=buffers_of_rank_0(model) if differ else nothing,
     )
+
+
+def _told_done(hook: Hook) -> Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]:
+    """Returns a communication hook that calls `hook` and tells DistributedDataParallel at once that the bucket is done.
+    It keeps the gradients where they are, so that they may change until `complete` has waited.
+    """
+
+    def told(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        hook(bucket)
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    # It looks at these, and takes no text for a type.
+    told.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    return told

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.runtime.exchange.build import exchange_of, local_engine
+from dslc.runtime.exchange.exchange import Exchange, GradientExchange
 from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.parallel import context_parallel, ddp, fsdp, tensor_parallel
-from dslc.runtime.parallel.engine import Engine
+from dslc.runtime.parallel.engine import Engine, nothing
 from dslc.runtime.parallel.mesh import mesh_of, several_axes
 from dslc.runtime.parallel.optimizers import build_optimizer
 from dslc.runtime.pipeline import pipeline
@@ -39,6 +41,7 @@ class Parts:
     loss: LossSum
     device: torch.device
     pipeline: pipeline.Pipeline | None = None
+    exchange: Exchange | None = None  # how ranks agree, if that is no exact sum of gradients
     further: dict[str, Tensor] = field(default_factory=dict)  # sums of a step's further losses on this rank, by name
     average: Average | None = None
 
@@ -48,11 +51,15 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
     for whoever watches the training.
     """
     axis: pipeline.Pipeline | None = None
+    exchange: Exchange | None = None
     if job.pipeline is not None:
         plain, engine, axis = _staged(job, device, tell)
     else:
         parts = job.gradients.kind == "fsdp" or job.tensor is not None
-        plain, engine = _sharded(job, device, tell) if parts else _whole(job, device, tell)
+        if parts:
+            plain, engine = _sharded(job, device, tell)
+        else:
+            plain, engine, exchange = _whole(job, device, tell)
     moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
     # Moving the optimizer needs all of torch.
     with at(job.optimizer.line), contextlib.nullcontext() if moved else dynamo.leave_out():
@@ -63,7 +70,8 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
             moved=moved,
         )
     # Of a user's own step some parameters are sharded, and others whole.
-    agreed = several_axes(job) or (job.own_step is not None and job.gradients.kind == "fsdp" and job.world_size > 1)
+    mixed = job.own_step is not None and job.gradients.kind == "fsdp" and job.world_size > 1
+    agreed = several_axes(job) or job.gradients.kind == "local" or mixed
     return Parts(
         plain=plain,
         engine=engine,
@@ -72,16 +80,24 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
         loss=loss_sum(job.loss),
         device=device,
         pipeline=axis,
+        exchange=exchange,
         average=Average(job.average, plain, optimizer) if job.average is not None and job.task == "train" else None,
     )
 
 
-def _whole(job: JobProgram, device: torch.device, tell: initial_weights.Tell) -> tuple[nn.Module, Engine]:
+def _whole(
+    job: JobProgram, device: torch.device, tell: initial_weights.Tell
+) -> tuple[nn.Module, Engine, Exchange | None]:
     plain = build_model(job.model, device)  # with its memory format, which must be fixed before buckets are laid out
     initial_weights.load(job.model, plain, tell=tell)
     _apply(job, plain, device)
     with dynamo.leave_out():
-        return plain, ddp.wrap(job, plain)  # may broadcast rank 0's numbers: before the optimizer takes any
+        exchange = exchange_of(job, plain)
+        if job.gradients.kind == "local":
+            return plain, local_engine(job, plain, exchange), exchange
+        hook = exchange.hook if isinstance(exchange, GradientExchange) else None
+        # May broadcast rank 0's numbers: before the optimizer takes any.
+        return plain, ddp.wrap(job, plain, hook, exchange.gradients if exchange is not None else nothing), exchange
 
 
 def _sharded(job: JobProgram, device: torch.device, tell: initial_weights.Tell) -> tuple[nn.Module, Engine]:

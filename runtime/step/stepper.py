@@ -74,6 +74,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     cut = context_parallel.piece_of(job)
     aside = offload.activations(job, device)
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
+    begin = parts.exchange.begin if parts.exchange is not None else _nothing
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with aside(), autocast(precision, device):
@@ -103,6 +104,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         return loss.detach()
 
     def step(batch: StepBatch) -> Done:
+        begin()
         number, agreed = global_count(job, place, batch, parts.device)
         *others, (input, target) = batch.micro
         total: Tensor | None = None
@@ -171,6 +173,8 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
     counted = [engine.counts(parameter) for parameter in parameters]
     measured, scaled = clip is not None or job.observe, scaler.is_enabled()
     plain_step = dynamo.plain_step(optimizer)
+    exchange = parts.exchange
+    before, after = (exchange.before_update, exchange.after_update) if exchange is not None else (_nothing, _nothing)
 
     def update() -> Tensor | None:
         norm = None
@@ -180,11 +184,13 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
             norm = clipped(parameters, counted, clip, engine.shards, looks.norm)
         if most is not None:
             cut_off(parameters, most)
+        before()
         if scaled:
             scaler.step(optimizer)
             scaler.update()
         else:
             plain_step()
+        after()
         optimizer.zero_grad(set_to_none=True)
         return norm
 

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -116,3 +117,14 @@ class File:
     def close(self) -> None:
         with open(self.path, "w", encoding="utf-8") as file:
             json.dump(self.records, file)
+
+
+class Weights:
+    """Leaves the weights of a rank before the first step and after each."""
+
+    def start(self, context: Any) -> None:
+        self.after_step(context)
+
+    def after_step(self, context: Any) -> None:
+        found = {name: each.detach().numpy().copy() for name, each in context.model.named_parameters()}
+        np.savez(os.path.join(context.folder, f"weights-{context.rank}-{context.step}.npz"), **found)

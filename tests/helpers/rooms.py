@@ -42,6 +42,7 @@ ROOMS = (
     "runtime/model",
     "runtime/technique",
     "runtime/parallel",
+    "runtime/exchange",
     "runtime/pipeline",
     "runtime/step",
     "runtime/checkpoint",

@@ -1,0 +1,103 @@
+"""What an exchange sends that is no exact sum of gradients (docs/exchanges.md), in collectives of a rank.
+
+Model: each bucket of gradients, momenta or weights goes through the collectives of its rule one after another. If the
+exchange is hierarchical a bucket is first summed, or cut, within a node: each of its ranks exchanges a piece of it with
+the ranks at its place in other nodes, and the pieces are gathered in the node. Bytes are those of a rank's input.
+
+Contract: `runtime/exchange/` does these and no others, which tests/training/test_collectives.py compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from dslc.compiler.common.shares import largest
+from dslc.compiler.ir.traffic import ALWAYS, Among, TrafficNode, When
+from dslc.compiler.placement.exchange import Exchange
+
+SCALE = "scale of the gradients"
+
+
+class Sent(NamedTuple):
+    """A collective: the dtype and bytes of its input, and what it carries if that is not what is agreed on."""
+
+    operation: str
+    dtype: str
+    bytes: int
+    what: str = ""
+
+
+Rule = Callable[[int, Exchange], Iterable[Sent]]  # of so many numbers
+
+
+def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode]:
+    """Yields the exchanges of momenta or weights in buckets of these numbers, and the sums of gradients beside them."""
+    steadily = When(after=exchange.alone)
+    if exchange.alone:
+        yield _node("all_reduce", "gradients", "float32", [4 * size for size in sizes], when=When(until=exchange.alone))
+    if exchange.pieces > 1:
+        yield _node("all_reduce", "gradients", "float32", [4 * size for size in sizes], "node", steadily)
+    when = When(every=exchange.every, after=exchange.alone)
+    yield from _by_rule(exchange, [largest(size, exchange.pieces) for size in sizes], when)
+    if exchange.pieces > 1:
+        pieces = [4 * largest(size, exchange.pieces) for size in sizes]
+        yield _node("all_gather", exchange.agrees, "float32", pieces, "node", when)
+
+
+def gradients_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode]:
+    """Yields the exchanges of gradients in DistributedDataParallel's buckets of these numbers."""
+    pieces = [largest(size, exchange.pieces) for size in sizes]
+    if exchange.pieces > 1:
+        whole = [4 * exchange.pieces * piece for piece in pieces]
+        yield _node("reduce_scatter", "gradients", "float32", whole, "node")
+    yield from _by_rule(exchange, pieces, ALWAYS)
+    if exchange.pieces > 1:
+        yield _node("all_gather", "gradients", "float32", [4 * piece for piece in pieces], "node")
+
+
+def _by_rule(exchange: Exchange, sizes: Sequence[int], when: When) -> Iterator[TrafficNode]:
+    among: Among = "nodes" if exchange.pieces > 1 else ""
+    sent = [list(RULES[exchange.kind](size, exchange)) for size in sizes]
+    for each in zip(*sent, strict=True):  # the same collective of all buckets
+        first = each[0]
+        yield _node(
+            first.operation, first.what or exchange.agrees, first.dtype, [one.bytes for one in each], among, when
+        )
+
+
+def _node(
+    operation: str, what: str, dtype: str, sizes: Sequence[int], among: Among = "", when: When = ALWAYS
+) -> TrafficNode:
+    return TrafficNode(
+        operation=operation,
+        axis="data",
+        what=what,
+        dtype=dtype,
+        count=len(sizes),
+        bytes=sum(sizes),
+        among=among,
+        when=when,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the rules
+
+
+def _fp16(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    return Sent("all_reduce", "float32", 4, SCALE), Sent("all_reduce", "float16", 2 * numbers)
+
+
+def _bf16(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    return (Sent("all_reduce", "bfloat16", 2 * numbers),)
+
+
+def _mean(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    return (Sent("all_reduce", "float32", 4 * numbers),)
+
+
+RULES: dict[str, Rule] = {
+    "fp16": _fp16,
+    "bf16": _bf16,
+    "local_sgd": _mean,
+}

@@ -1,0 +1,189 @@
+"""The proof that ranks agree as an exchange says: on what, with whom, and when. Returns the reason why it fails, or "".
+
+Model: of each group of weights the proof follows what a rank has of a number that is exchanged (its gradient, its
+momentum, or the number itself): over how many ranks it is a mean or a sum (`over`), and in how many pieces it lies, one
+on each rank of a group (`cut`). A collective takes that a step further:
+
+    all_reduce                   over more ranks
+    reduce_scatter, all_to_all   over more ranks, and cut among them: the owner of a piece sums it
+    all_gather                   whole again, among the ranks among which it was cut last
+    send, receive                over the rank itself and those whose numbers it has received
+
+At the end it is whole, and over as many ranks as the rule of the exchange says. Gradients that no exchange agrees on
+are summed over the ranks of a member, and in the first steps over all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dslc.compiler.common.shares import largest
+from dslc.compiler.cost.exchange_traffic import SCALE
+from dslc.compiler.graph.proof_view import Line, View
+from dslc.compiler.ir import program as p
+from dslc.compiler.ir.records import Action, Weights
+from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.ir.traffic import ALWAYS, When
+from dslc.dsl.record import Record, record
+
+AGREED = ("gradients", "momenta", "weights", SCALE)
+
+
+@record
+class _Held(Record):
+    """What a rank has of a number: a mean over so many ranks, in pieces among groups of (ranks, stride)."""
+
+    over: int = 1
+    cut: tuple[tuple[int, int], ...] = ()
+    heard: int = 1  # whose numbers a rank has by messages, itself included
+    of_node: bool = False  # the ranks of a node hold the same
+
+    @property
+    def pieces(self) -> int:
+        found = 1
+        for ranks, _ in self.cut:
+            found *= ranks
+        return found
+
+
+def agreed(view: View) -> str:
+    """Checks each exchange of gradients, momenta or weights that is no exact sum of gradients."""
+    step = view.plan.find(p.GradientStep)
+    if step is None or step.exchange is None or step.kind == "fsdp":  # whose sums `summed` proves
+        return ""
+    for line in view.lines.values():
+        if reason := _Agreement(view, step, step.exchange, line).reason():
+            return reason
+    return ""
+
+
+class _Agreement:
+    def __init__(self, view: View, step: p.GradientStep, exchange: p.ExchangeStep, line: Line) -> None:
+        self._step, self._exchange, self._line = step, exchange, line
+        self._ranks = view.plan.axis("data").size
+        self._own: Mapping[str, Weights] = {n: w for n, w in view.plan.of_kind(Weights) if w.trained}
+        self._members = self._ranks // exchange.pieces
+
+    def reason(self) -> str:
+        exchange, pieces = self._exchange, self._exchange.pieces
+        if self._ranks % pieces or (pieces > 1 and self._members < 2):
+            return f"{self._ranks} ranks are no members of {pieces} each"
+        begun = When(after=exchange.alone)
+        if exchange.agrees == "gradients":
+            if exchange.alone or exchange.every != 1:
+                return f"{exchange.kind} exchanges the gradients of each step"
+            return self._scales() or self._follow("gradients", ALWAYS, _Held(), self._ranks)
+        reason = ""
+        if exchange.alone:
+            reason = self._follow("gradients", When(until=exchange.alone), _Held(), self._ranks)
+        if pieces > 1:
+            reason = reason or self._follow("gradients", begun, _Held(), pieces)
+        when = When(every=exchange.every, after=exchange.alone)
+        held = _Held(over=pieces, of_node=pieces > 1, cut=((pieces, 1),) if pieces > 1 else ())
+        return reason or self._follow(exchange.agrees, when, held, self._wanted()) or self._others()
+
+    def _scales(self) -> str:
+        """Checks that the ranks agree on the scale of half precision before they sum in it."""
+        found = [action for _, _, action in self._mine(SCALE, ALWAYS)]
+        wanted = len(self._own) if self._exchange.kind == "fp16" else 0
+        told = [(a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride) for a in found]
+        sound = [("all_reduce", ("float32",), wanted, 4 * wanted, self._ranks, 1)] if wanted else []
+        return "" if told == sound else f"the scales of {wanted} groups of gradients are agreed on by {told}"
+
+    def _wanted(self) -> int:
+        """Returns the ranks over which the rule of an exchange of weights or momenta takes a mean."""
+        return WANTED.get(self._peers(), self._members) * self._exchange.pieces
+
+    def _peers(self) -> str:
+        return str(self._exchange.arguments.get("peers", self._exchange.kind))
+
+    def _mine(self, what: str, when: When) -> Iterator[tuple[int, str, Action]]:
+        for n, (name, action) in enumerate(self._line):
+            if action.carries == what and action.when == when:
+                yield n, name, action
+
+    def _others(self) -> str:
+        """Checks that nothing of it takes place in steps that no rule names."""
+        exchange = self._exchange
+        known = {("gradients", When(until=exchange.alone)), ("gradients", When(after=exchange.alone))}
+        known.add((exchange.agrees, When(every=exchange.every, after=exchange.alone)))
+        for name, action in self._line:
+            if action.carries in AGREED and (action.carries, action.when) not in known:
+                return f"{name} exchanges {action.carries} in steps in which nothing is to be exchanged: {action.when}"
+        return ""
+
+    def _follow(self, what: str, when: When, begin: _Held, wanted: int) -> str:
+        held = dict.fromkeys(self._own, begin)
+        passes = [n for n, (_, action) in enumerate(self._line) if action.what in ("F", "B")]
+        update = next(n for n, (_, action) in enumerate(self._line) if action.what == "update")
+        for n, name, action in self._mine(what, when):
+            if reason := self._in_time(what, n, min(passes), max(passes), update, name):
+                return reason
+            if set(action.weights) != self._own.keys():
+                return f"{name} exchanges {what} of {len(action.weights)} groups of weights, and not of all that train"
+            if reason := self._size(name, action, held):
+                return reason
+            for group in action.weights:
+                moved = _moved(held[group], action)
+                if moved is None:
+                    return f"{name} is not among ranks that have something to exchange: {held[group]}"
+                held[group] = moved
+        for group, each in held.items():
+            over = each.over * each.heard
+            if each.cut or over != wanted:
+                return f"{what} of {group} end in {each.pieces} pieces, over {over} ranks, and not {wanted}"
+        return ""
+
+    def _in_time(self, what: str, n: int, first: int, last: int, update: int, name: str) -> str:
+        if what == "weights":
+            sound = n < first if self._exchange.kind in AHEAD else n > update
+        else:
+            sound = last < n < update
+        return "" if sound else f"{name} exchanges {what} too late or too early"
+
+    def _size(self, name: str, action: Action, held: Mapping[str, _Held]) -> str:
+        sizes = [self._numbers(self._own[group], held[group], action) for group in action.weights]
+        total = sum(sent_bytes(numbers, action, self._members) for numbers in sizes)
+        times = _TIMES.get(self._peers(), 1) if action.what in ("send", "receive") else 1
+        if (action.count, action.bytes) != (times * len(sizes), times * total):
+            return f"{name} exchanges {action.count} of {action.bytes} bytes; they are {len(sizes)} of {total}"
+        return ""
+
+    def _numbers(self, group: Weights, held: _Held, action: Action) -> int:
+        numbers = group.trained or 0
+        for ranks, _ in held.cut:
+            numbers = largest(numbers, ranks)
+        return action.ranks * largest(numbers, action.ranks) if action.what == "reduce_scatter" else numbers
+
+
+def sent_bytes(numbers: int, action: Action, members: int) -> int:
+    """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
+    return numbers * DTYPE_BYTES[action.dtypes[0]]
+
+
+def _moved(held: _Held, action: Action) -> _Held | None:
+    """Returns what a rank has after the action; None if it is not possible."""
+    group = (action.ranks, action.stride)
+    whole = held.pieces if not held.of_node else 1
+    match action.what:
+        case "all_reduce" | "reduce_scatter" | "all_to_all":
+            near = held.over  # ranks that have the same already are neighbours
+            if action.stride != near or action.ranks < 2 or (held.cut and not held.of_node and whole != near):
+                return None
+            cut = held.cut if action.what == "all_reduce" else (*held.cut, group)
+            return _Held(over=held.over * action.ranks, cut=cut, of_node=held.of_node)
+        case "all_gather" if held.cut and held.cut[-1] == group:
+            return _Held(over=held.over, cut=held.cut[:-1], heard=held.heard, of_node=held.of_node)
+        case "send":
+            return held
+        case "receive":
+            return _Held(over=held.over, cut=held.cut, heard=held.heard + action.count, of_node=held.of_node)
+    return None
+
+
+# Exchanges, or their peers, that do not take a mean over all members: over how many.
+WANTED: dict[str, int] = {}
+# How many neighbours each rank sends a message to.
+_TIMES: dict[str, int] = {}
+# Exchanges of weights that begin before the passes of a step; the others come after its update.
+AHEAD: tuple[str, ...] = ("decentralized",)

@@ -1,0 +1,80 @@
+"""Decides how the ranks of the data axis agree in a step, and among which: the exchange of a job.
+
+Model: an exchange has members. Usually each rank of the data axis is one. If the exchange is hierarchical and there are
+several nodes with several ranks each, a node is: its ranks sum their gradients exactly in each step, and so are alike,
+and each of them exchanges a piece of what the node has to say (`pieces`) with the ranks at its place in other nodes.
+
+What is exchanged lies in buckets: those of DistributedDataParallel if it is gradients, else whole parameters in the
+order of the model (compiler/common/buckets.py), which no step changes.
+
+Contract: the account, the traffic, the plan graph and the program all use this one decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dslc.compiler.placement.layout import Layout
+from dslc.dsl.language.exchanges import Agrees, Allreduce
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import Compressed
+from dslc.dsl.language.registry import fields
+from dslc.dsl.record import Record, record
+
+_DECIDED = ("hierarchical", "period", "interval", "warmup", "freeze")  # arguments that the other fields stand for
+
+
+@record
+class Exchange(Record):
+    """`members` exchange what they have, each of `pieces` ranks of a node that hold the same; every so many steps (0:
+    by the clock), after the first `alone` steps, in which gradients are summed exactly over all.
+    """
+
+    kind: str
+    agrees: Agrees
+    members: int
+    pieces: int
+    every: int
+    alone: int
+    arguments: Mapping[str, Any]
+    ahead: bool  # it begins before the passes of a step, and ends before its update
+    word: str  # as it is written in the job
+    gives_up: str
+
+    @property
+    def differ(self) -> bool:
+        """True if the weights of the members differ between two steps."""
+        return self.agrees == "weights"
+
+
+def exchange_of(job: JobSpec, layout: Layout) -> Exchange | None:
+    """Returns the exchange of a job; None if its ranks sum gradients exactly, or there is one rank."""
+    ranks, optimizer, said = layout.sizes["data"], job.train.optimizer, job.parallelism.gradients
+    if ranks == 1:
+        return None
+    if isinstance(optimizer, Compressed):
+        call, agrees, every, alone = optimizer, "momenta", 1, optimizer.alone
+        nodes_first, gives_up = optimizer.hierarchical, "its momentum is compressed, and its second moment frozen"
+        arguments: dict[str, Any] = {}
+    elif isinstance(said, Allreduce):
+        return None
+    else:
+        call, agrees, every, alone = said, said.agrees, said.every, said.alone  # type: ignore[assignment]
+        nodes_first, gives_up = said.nodes_first, said.gives_up
+        arguments = {f.name: getattr(said, f.name) for f in fields(type(said)) if f.name not in _DECIDED}
+        if every == 0:
+            arguments["interval"] = said.interval  # type: ignore[attr-defined]
+    near = layout.processes if nodes_first and layout.nodes > 1 else 1
+    return Exchange(
+        kind=call.word,
+        agrees=agrees,  # type: ignore[arg-type]
+        members=ranks // near,
+        pieces=near,
+        every=every,
+        alone=alone,
+        arguments=arguments,
+        ahead=said.ahead,
+        word=call.word,
+        gives_up=gives_up,
+    )

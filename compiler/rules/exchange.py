@@ -1,0 +1,135 @@
+"""Rules for an exchange that is no exact sum of gradients: E0605, E0630 to E0633, W0630.
+
+Half precision is a matter of how numbers are sent, and goes with every sharding and axis. Every other exchange needs
+whole gradients, or weights, on each rank of a data axis alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.placement.exchange import Exchange, exchange_of
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import low_copy, searches, sharding_of
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.exchanges import Allreduce
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import Compressed
+from dslc.dsl.source import Span
+from dslc.dsl.words import plural
+
+ROUNDED = ("fp16", "bf16")  # exchanges of gradients that go with every engine
+
+
+def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
+    """Checks that the ranks can agree as the job says; warns of what they give up."""
+    optimizer, said = job.train.optimizer, job.parallelism.gradients
+    if isinstance(optimizer, Compressed) and not isinstance(said, Allreduce):
+        report.add(
+            "E0605",
+            f"`{optimizer.word}` exchanges gradients in a way of its own",
+            job.parallelism.at("gradients"),
+            notes=[Note(message="the optimizer is set here", span=job.train.at("optimizer"))],
+            help="leave `gradients` out",
+        )
+        return
+    exchange = exchange_of(job, layout) if layout is not None else None
+    if layout is None or exchange is None:
+        return
+    where = said_at(job)
+    fine = _check_axes(job, layout, exchange, where, report)
+    if fine and exchange.agrees != "gradients":
+        _check_step(job, exchange, where, report)
+    if exchange.arguments.get("peers") == "shift_one" and exchange.members % 2:
+        who = "nodes" if exchange.pieces > 1 else "ranks"
+        report.add(
+            "E0633",
+            f"`shift_one` makes pairs, and of {exchange.members} {who} one would be left",
+            where,
+            help=f"an even number of {who}, or `peers = all`",
+        )
+    if model is not None and fine and exchange.agrees != "gradients" and searches(model, sharding_of(job, layout)):
+        report.add(
+            "E0632",
+            f"numbers decide which parameters a step of this network uses, and under `{exchange.word}` no rank knows "
+            "which others have used",
+            where,
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="`gradients = allreduce()`",
+        )
+    report.add(
+        "W0630",
+        f"`{exchange.word}` gives up that training is the same on any number of ranks: {exchange.gives_up}",
+        where,
+        label=_alone(exchange),
+        help="`gradients = allreduce()` is exact" if not isinstance(optimizer, Compressed) else "`adam` is exact",
+    )
+
+
+def said_at(job: JobSpec) -> Span | None:
+    """Returns the place where a job says its exchange."""
+    if isinstance(job.train.optimizer, Compressed):
+        return job.train.at("optimizer")
+    return job.parallelism.at("gradients")
+
+
+def _alone(exchange: Exchange) -> str:
+    return f"after {plural(exchange.alone, 'step')} of exact sums" if exchange.alone else ""
+
+
+def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | None, report: Report) -> bool:
+    if exchange.kind in ROUNDED:
+        return True
+    zero = job.parallelism.zero
+    excluded = [(f"the {axis} axis", axis) for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
+    if zero > (1 if exchange.agrees == "gradients" else 0):
+        excluded.append((f"`zero = {zero}`", "zero"))
+    if job.parallelism.replicas > 1:
+        excluded.append(("`replicas`", "replicas"))
+    found: list[tuple[str, Span | None]] = [(what, job.parallelism.at(name)) for what, name in excluded]
+    if low_copy(job):
+        found.append(("a 16-bit copy of the parameters", job.train.at("precision")))
+    if "parameters" in job.memory.offload and layout.device == "cuda":
+        found.append(("parameters in the host's memory", job.memory.at("offload")))
+    what = "whole gradients" if exchange.agrees == "gradients" else "whole weights"
+    for other, span in found:
+        report.add(
+            "E0630",
+            f"`{exchange.word}` exchanges {what}, which no rank has with {other}",
+            where,
+            notes=[Note(message="it is asked for here", span=span)],
+            help="`fp16()` and `bf16()` go with every axis and sharding",
+        )
+    return not found
+
+
+def _check_step(job: JobSpec, exchange: Exchange, where: Span | None, report: Report) -> None:
+    """Reports what needs a gradient, or a decision, that all ranks share within a step."""
+    for what, span, why, help in _needs_agreement(job, exchange):
+        report.add(
+            "E0631",
+            f"{what} {why}, and under `{exchange.word}` each rank has a gradient of its own",
+            where,
+            notes=[Note(message="it is asked for here", span=span)],
+            help=help,
+        )
+
+
+def _needs_agreement(job: JobSpec, exchange: Exchange) -> Iterator[tuple[str, Span | None, str, str]]:
+    train = job.train
+    if train.clip is not None:
+        yield "clipping", train.at("clip"), "limits the gradient of the whole batch", "leave `clip` out"
+    waits_never = exchange.every == 0  # else the ranks agree on a flag in each step
+    if train.on_nonfinite == "skip" and waits_never:
+        told = "is decided by the gradient of the whole batch"
+        yield "`on_nonfinite = skip`", train.at("on_nonfinite"), told, "`on_nonfinite = stop`"
+    if isinstance(train.precision, c.Fp16) and waits_never:
+        yield "the scale of `fp16`", train.at("precision"), "follows the gradient of the whole batch", "`bf16`"
+    if train.average is not None:
+        yield "`ema`", train.at("ema"), "averages the weights that one step leaves", "leave `ema` out"
+    if train.step is not None:
+        yield "a step of your own", train.at("step"), "updates by the gradient of the whole batch", "`allreduce()`"
+    if "optimizer" in job.memory.offload:
+        yield "an optimizer in the host's memory", job.memory.at("offload"), "is given whole gradients", "leave it out"

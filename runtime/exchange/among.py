@@ -1,0 +1,135 @@
+"""The ranks among which an exchange takes place, and the collectives of a bucket, one after another.
+
+Model: an exchange has members. Each rank is one; or, if it is hierarchical, each node: its ranks hold the same, and
+each exchanges a piece of it with the ranks at its place in other nodes. `Rule` is what a member does with a bucket: a
+generator that begins a collective, yields it, and goes on once that is done. `InOrder` runs the rules of several
+buckets so that the collective of one is under way while the next is begun. All ranks begin them in one order, whatever
+the time that each takes, so that no two wait for one another.
+
+Contract: groups of an exchange are its own, so that its collectives never come between those of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+
+
+class Waited(Protocol):
+    """What is waited for: a collective, or several."""
+
+    def wait(self) -> object: ...
+
+
+Rule = Callable[[Tensor, int], Iterator[Waited]]  # of a bucket's numbers, or a piece of them, and the bucket's index
+
+
+@dataclass(frozen=True, kw_only=True)
+class Among:
+    """`everyone` are all ranks; `near` the `pieces` ranks of this rank's node, if they are one member; `far` the rank
+    of each of the `members` that exchanges the same piece as this one, of which this rank is in `member`. `piece` is
+    this rank's piece.
+    """
+
+    everyone: dist.ProcessGroup
+    near: dist.ProcessGroup | None
+    far: dist.ProcessGroup
+    ranks: int
+    members: int
+    member: int
+    pieces: int
+    piece: int
+
+
+def among(job: JobProgram, step: ExchangeStep) -> Among:
+    """Makes the groups of an exchange. All ranks call it, as making a group is a collective."""
+    ranks, pieces, rank = job.world_size, step.pieces, dist.get_rank()
+    member, piece = divmod(rank, pieces)
+    everyone = dist.new_group()
+    near, far = None, everyone
+    if pieces > 1:
+        nodes = [dist.new_group(list(range(first, first + pieces))) for first in range(0, ranks, pieces)]
+        places = [dist.new_group(list(range(first, ranks, pieces))) for first in range(pieces)]
+        near, far = nodes[member], places[piece]
+    return Among(
+        everyone=everyone,
+        near=near,
+        far=far,
+        ranks=ranks,
+        members=ranks // pieces,
+        member=member,
+        pieces=pieces,
+        piece=piece,
+    )
+
+
+class Together:
+    """Several collectives that are waited for together."""
+
+    def __init__(self, works: Iterable[Waited]) -> None:
+        self._works = list(works)
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+class InOrder:
+    """The rules of buckets that are under way, the oldest first."""
+
+    def __init__(self) -> None:
+        self._going: list[tuple[Iterator[Waited], Waited]] = []
+
+    def begin(self, steps: Iterator[Waited]) -> None:
+        """Takes the buckets that are under way one step further, then begins with another."""
+        self._further()
+        self._enter(steps)
+
+    def finish(self) -> None:
+        """Returns once all buckets are done."""
+        while self._going:
+            self._further()
+
+    def _further(self) -> None:
+        going, self._going = self._going, []
+        for steps, waited in going:
+            waited.wait()
+            self._enter(steps)
+
+    def _enter(self, steps: Iterator[Waited]) -> None:
+        waited = next(steps, None)
+        if waited is not None:
+            self._going.append((steps, waited))
+
+
+def mean(tensor: Tensor, group: dist.ProcessGroup, ranks: int) -> Iterator[Waited]:
+    """Makes `tensor` the mean over the ranks of a group, in place."""
+    yield dist.all_reduce(tensor, group=group, async_op=True)
+    tensor.div_(ranks)
+
+
+def between_nodes(rule: Rule, where: Among, *, alike: bool) -> Rule:
+    """Returns `rule` for the numbers of a whole bucket: of a hierarchical exchange it is applied to this rank's piece
+    of them. `alike`: the ranks of a node hold the same numbers; else they are summed to a mean first. The count of
+    numbers is a multiple of the pieces.
+    """
+    if where.near is None:
+        return rule
+    near = where.near
+
+    def whole(bucket: Tensor, index: int) -> Iterator[Waited]:
+        piece = bucket.view(where.pieces, -1)[where.piece]
+        if not alike:
+            piece = piece.new_empty(piece.shape)
+            yield dist.reduce_scatter_tensor(piece, bucket, group=near, async_op=True)
+            piece.div_(where.pieces)
+        yield from rule(piece, index)
+        yield dist.all_gather_into_tensor(bucket, piece.clone() if alike else piece, group=near, async_op=True)
+
+    return whole

@@ -1,0 +1,38 @@
+"""Makes the exchange that a program asks for."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from dslc.compiler.ir.program import JobProgram
+from dslc.runtime.exchange.exchange import Exchange, GradientExchange, LocalExchange
+from dslc.runtime.exchange.local_sgd import LocalSGD
+from dslc.runtime.exchange.rounded import Bf16, Fp16
+from dslc.runtime.model.names import named_tensors
+from dslc.runtime.parallel.engine import Engine
+
+GRADIENTS: dict[str, type[GradientExchange]] = {"fp16": Fp16, "bf16": Bf16}
+LOCAL: dict[str, type[LocalExchange]] = {"local_sgd": LocalSGD}
+
+
+def exchange_of(job: JobProgram, model: nn.Module) -> Exchange | None:
+    """Returns the exchange of a training of the plain `model`; None if gradients are summed exactly, or the engine does
+    it. All ranks call it.
+    """
+    step = job.gradients.exchange
+    if step is None or job.task != "train" or job.gradients.kind == "fsdp":
+        return None
+    if step.kind in GRADIENTS:
+        return GRADIENTS[step.kind](job, step)
+    return LOCAL[step.kind](job, step, model)
+
+
+def local_engine(job: JobProgram, model: nn.Module, exchange: Exchange | None) -> Engine:
+    """Returns the engine of a rank that is by itself within a step."""
+    if exchange is None:  # no training
+        return Engine(model=model)
+    if job.model.root is None and not job.model.reset:  # a user's own model may have drawn other numbers on each rank
+        for tensor in named_tensors(model).values():
+            dist.broadcast(tensor.detach(), src=0)
+    return Engine(model=model, scale=job.gradients.averages, complete=exchange.gradients)

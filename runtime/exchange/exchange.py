@@ -1,0 +1,215 @@
+"""The interface between a step and an exchange, and the two kinds that share most: of gradients, and of weights.
+
+A step calls `begin` before its first pass, `gradients` after its last (by the engine's `complete`), and `before_update`
+and `after_update` around its update. Each is a no-op unless an exchange has something to do there.
+
+Model: the loss is multiplied by the number of ranks, so that the mean of the ranks' gradients is the gradient of the
+global batch. A rank that steps by itself so takes a step as long as that of all would be, and the mean of the steps of
+plain SGD is the step of the mean.
+
+Contract: what an exchange keeps from step to step is by name in `own`, which differs from rank to rank, or in `shared`;
+a checkpoint has both, and fills them in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.common.buckets import in_buckets
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.among import Among, InOrder, Rule, among, between_nodes, mean
+from dslc.runtime.model.names import named_tensors
+
+
+class Exchange:
+    """One way for a rank to agree with the others; does nothing by itself. `step` is the step, from 1, that is under
+    way or was last; `differ` is true if the weights of ranks differ.
+    """
+
+    differ = False
+
+    def __init__(self, job: JobProgram, step: ExchangeStep) -> None:
+        self.job, self.how, self.step = job, step, 0
+        self.where: Among = among(job, step)
+        self.own: dict[str, Tensor] = {}
+        self.shared: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Begins the next step."""
+        self.step += 1
+
+    def gradients(self) -> None:
+        """Follows the last backward pass of the step."""
+
+    def before_update(self) -> None:
+        """Comes before the optimizer's step, once gradients are clipped."""
+
+    def after_update(self) -> None:
+        """Comes after it."""
+
+    def close(self) -> None:
+        """Ends the exchange after the last step, on all ranks."""
+
+    def loaded(self) -> None:
+        """Follows a checkpoint that has filled `own` and `shared`."""
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Puts the mean over the ranks in the place of what differs, while the context lasts."""
+        yield
+
+
+class GradientExchange(Exchange):
+    """An exchange of gradients in DistributedDataParallel's buckets, by the rule that a subclass gives.
+
+    The first collective of a bucket begins as soon as the backward pass has filled it, and `gradients` waits for the
+    last. A bucket's numbers are those of its gradients, in place.
+    """
+
+    def __init__(self, job: JobProgram, step: ExchangeStep) -> None:
+        super().__init__(job, step)
+        self._going = InOrder()
+
+    def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
+        """Makes `bucket` what all members agree on, in place: their mean, as the exchange sends it."""
+        raise NotImplementedError
+
+    def hook(self, bucket: dist.GradBucket) -> None:
+        """Takes a bucket of gradients that is complete (parallel/ddp.py)."""
+        self._going.begin(self._through(bucket.buffer(), bucket.index()))
+
+    def _through(self, numbers: Tensor, index: int) -> Iterator[Any]:
+        """Goes through the rule with a bucket, filled up to equal pieces."""
+        rule: Rule = between_nodes(self.rule, self.where, alike=False)
+        left = -numbers.numel() % self.where.pieces
+        bucket = nn.functional.pad(numbers, (0, left)) if left else numbers
+        yield from rule(bucket, index)
+        if left:
+            numbers.copy_(bucket[: numbers.numel()])
+
+    @torch.no_grad()
+    def gradients(self) -> None:
+        self._going.finish()
+
+
+class Bucket:
+    """Parameters that are exchanged together: `numbers` is their memory, one after another, filled up to `pieces` equal
+    parts.
+    """
+
+    @torch.no_grad()
+    def __init__(self, parameters: Sequence[nn.Parameter], pieces: int) -> None:
+        self.parameters = parameters
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        self.numbers = nn.functional.pad(flat, (0, -flat.numel() % pieces))
+        for parameter, part in zip(parameters, self.cut(self.numbers), strict=True):
+            parameter.data = part
+
+    def cut(self, numbers: Tensor) -> Iterator[Tensor]:
+        """Yields the part of each parameter in numbers as many as those of the bucket."""
+        start = 0
+        for parameter in self.parameters:
+            yield numbers[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+
+    def gradients(self) -> Tensor:
+        """Returns a copy of the gradients, laid out as `numbers` is; 0 where there is none."""
+        found = torch.zeros_like(self.numbers)
+        for parameter, part in zip(self.parameters, self.cut(found), strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad)
+        return found
+
+    def set_gradients(self, numbers: Tensor) -> None:
+        """Copies numbers into the gradients."""
+        for parameter, part in zip(self.parameters, self.cut(numbers), strict=True):
+            if parameter.grad is not None:
+                parameter.grad.copy_(part)
+
+
+class LocalExchange(Exchange):
+    """An exchange of momenta or weights: each rank, or node, has a gradient of its own, but in the first `alone` steps.
+
+    Parameters lie in `buckets`, by name.
+    """
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step)
+        self.model = model
+        unused = set(job.gradients.unused)
+        named = {name: each for name, each in named_tensors(model).items() if isinstance(each, nn.Parameter)}
+        order = [named[name] for name in sorted(named) if named[name].requires_grad and name not in unused]
+        places = in_buckets(each.numel() for each in order)
+        self.buckets = [Bucket(order[place.start : place.stop], self.where.pieces) for place in places]
+        self._going = InOrder()
+
+    @property
+    def together(self) -> bool:
+        """True in the first steps, in which gradients are summed exactly."""
+        return self.step <= self.how.alone
+
+    @torch.no_grad()
+    def gradients(self) -> None:
+        where = self.where
+        if self.together:
+            self._mean_of_gradients(where.everyone, where.ranks)
+        elif where.near is not None:
+            self._mean_of_gradients(where.near, where.pieces)
+
+    def _mean_of_gradients(self, group: dist.ProcessGroup, ranks: int) -> None:
+        taken = [bucket.gradients() for bucket in self.buckets]
+        for each in taken:
+            self._going.begin(mean(each, group, ranks))
+        self._going.finish()
+        for bucket, each in zip(self.buckets, taken, strict=True):
+            bucket.set_gradients(each)
+
+    def exchanged(self, rule: Rule, numbers: Sequence[Tensor]) -> None:
+        """Puts numbers, one tensor for each bucket, through a rule, in place."""
+        whole = between_nodes(rule, self.where, alike=True)
+        for index, each in enumerate(numbers):
+            self._going.begin(whole(each, index))
+        self._going.finish()
+
+
+class WeightExchange(LocalExchange):
+    """An exchange of weights, which differ from rank to rank until it has taken place."""
+
+    differ = True
+
+    @property
+    def due(self) -> bool:
+        """True in a step that exchanges weights."""
+        return not self.together and self.how.every > 0 and self.step % self.how.every == 0
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        with in_place_of(self._differing(), self.where):
+            yield
+
+    def _differing(self) -> Mapping[str, Tensor]:
+        """Returns the weights and the statistics of this rank, by name."""
+        weights = {f"weights.{n}": bucket.numbers for n, bucket in enumerate(self.buckets)}
+        return weights | {name: each for name, each in self.model.named_buffers() if each.is_floating_point()}
+
+
+@contextlib.contextmanager
+@torch.no_grad()
+def in_place_of(tensors: Mapping[str, Tensor], where: Among) -> Iterator[None]:
+    """Puts the mean over all ranks in the place of tensors that differ, while the context lasts."""
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+    going = InOrder()
+    for tensor in tensors.values():
+        going.begin(mean(tensor, where.everyone, where.ranks))
+    going.finish()
+    try:
+        yield
+    finally:
+        for name, tensor in tensors.items():
+            tensor.copy_(kept[name])

@@ -1,0 +1,44 @@
+"""Gradients in 16 bits: `fp16()` and `bf16()`.
+
+Rule: each rank's gradient is cast and the sum taken in 16 bits; the result is cast back. Half precision has a narrow
+range: gradients are first multiplied by a power of two, the same on all ranks, so that no sum over the ranks overflows
+and small numbers keep their bits. It follows from the largest number of any rank, which the ranks agree on first.
+
+bfloat16 has the range of float32, and needs no scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dslc.runtime.exchange.exchange import GradientExchange
+
+_MOST = 2.0**15  # a half of the largest power of two in half precision, as sums are rounded
+
+
+class Bf16(GradientExchange):
+    """Gradients in bfloat16."""
+
+    def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
+        low = bucket.div(self.where.members).to(torch.bfloat16)
+        yield dist.all_reduce(low, group=self.where.far, async_op=True)
+        bucket.copy_(low)
+
+
+class Fp16(GradientExchange):
+    """Gradients in half precision, scaled."""
+
+    def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
+        largest = bucket.abs().max()
+        yield dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.where.far, async_op=True)
+        # Infinity and nan stay what they are; of zeros alone any scale is right.
+        scale = torch.exp2(torch.floor(torch.log2(_MOST / largest.clamp(min=2.0**-100))))
+        scale = torch.where(largest.isfinite(), scale, torch.ones_like(scale))
+        low = (bucket * (scale / self.where.members)).half()
+        yield dist.all_reduce(low, group=self.where.far, async_op=True)
+        torch.div(low, scale, out=bucket)
