@@ -68,6 +68,9 @@ class _Agreement:
         exchange, pieces = self._exchange, self._exchange.pieces
         if self._ranks % pieces or (pieces > 1 and self._members < 2):
             return f"{self._ranks} ranks are no members of {pieces} each"
+        partial = [name for name, each in self._own.items() if each.pieces]
+        if partial:
+            return f"gradients of {partial[0]} are partial sums, which no exchange completes"
         begun = When(after=exchange.alone)
         if exchange.agrees == "gradients":
             if exchange.alone or exchange.every != 1:
@@ -158,7 +161,7 @@ class _Agreement:
 
 def sent_bytes(numbers: int, action: Action, members: int) -> int:
     """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
-    return numbers * DTYPE_BYTES[action.dtypes[0]]
+    return numbers * DTYPE_BYTES.get(action.dtypes[0], 0)
 
 
 def _moved(held: _Held, action: Action) -> _Held | None:

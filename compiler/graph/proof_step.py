@@ -60,9 +60,13 @@ def fields(view: View) -> str:
         passes = action.what in COMPUTE
         if passes or action.what in LOCAL:
             told = (action.axis, action.carries, action.shapes, action.dtypes, action.count, action.bytes)
-            sound = not (any(told) or _has_group(action)) and where == (passes or action.what != "update", passes)
+            sound = (
+                not (any(told) or _has_group(action))
+                and action.when == ALWAYS
+                and where == (passes or action.what != "update", passes)
+            )
         elif action.what in MESSAGES:
-            sound = all(where) and _is_message(action) and not _has_group(action)
+            sound = all(where) and _is_message(action) and not _has_group(action) and action.when == ALWAYS
         else:
             sound = not any(where) and _is_collective(action, axes)
         if not sound or (action.overlaps and not (passes and pipelined)):

@@ -140,4 +140,6 @@ def agree(trained: Trained, simulated: Simulated, step: int, atol: float = 1e-6)
     for rank, wanted in enumerate(simulated.weights):
         found = weights_of(trained, rank, step)
         for name, each in wanted.items():
-            np.testing.assert_allclose(found[name], each, rtol=0, atol=atol, err_msg=f"rank {rank}, step {step}: {name}")
+            np.testing.assert_allclose(
+                found[name], each, rtol=0, atol=atol, err_msg=f"rank {rank}, step {step}: {name}"
+            )
