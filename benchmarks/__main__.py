@@ -215,6 +215,13 @@ def bench_faults(pairs: int) -> None:
     faults.compare()
 
 
+def bench_exchanges(pairs: int) -> None:
+    """Times each exchange once on each link; writes the tables of docs/exchanges.md."""
+    from benchmarks import exchanges
+
+    exchanges.main()
+
+
 def bench_start(pairs: int) -> None:
     folder = tempfile.mkdtemp()
 
@@ -410,7 +417,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "programs": bench_programs,
 }
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
-AS_ROOT: dict[str, Callable[[int], None]] = {"faults": bench_faults}
+AS_ROOT: dict[str, Callable[[int], None]] = {"faults": bench_faults, "exchanges": bench_exchanges}
 
 
 def main() -> None:

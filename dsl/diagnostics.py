@@ -15,7 +15,7 @@ from dslc.dsl.bounds import MISTAKES
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "note"]
 
 # Warnings of `check`, `plan` and `render` that are errors, with the same number, for `run`: facts that may differ on
 # another machine, and features that this version plans but cannot run yet.
@@ -24,6 +24,9 @@ BLOCKING = frozenset({"W0309", "W0712", "W0801", "W0803", "W0806", "W0811", "W08
 BESIDE = frozenset({"W0426", "W0710", "W0724"})
 # Checkpoints that `check --resume` passes over because an older one will do.
 PASSED_OVER = frozenset({"W0902", "W0903", "W0904", "W0905", "W0906"})
+
+
+_SEVERITIES: dict[str, Severity] = {"E": "error", "W": "warning", "N": "note"}
 
 
 @record
@@ -36,7 +39,9 @@ class Note(Record):
 
 @record
 class Diagnostic(Record):
-    """One mistake of a job, or a warning: the letter of its code tells which. `label` stands under the marked text."""
+    """One mistake of a job, a warning, or a note on a job that is good: the letter of its code tells which. `label`
+    stands under the marked text.
+    """
 
     code: str
     message: str
@@ -47,7 +52,7 @@ class Diagnostic(Record):
 
     @property
     def severity(self) -> Severity:
-        return "warning" if self.code.startswith("W") else "error"
+        return _SEVERITIES[self.code[0]]
 
     def for_run(self) -> Diagnostic:
         """Returns the diagnostic as `run` sees it: a blocking warning is an error."""
@@ -85,7 +90,7 @@ class Report:
         notes: Iterable[Note] = (),
         help: str = "",
     ) -> None:
-        """Adds an error, or a warning if the code begins with W."""
+        """Adds an error, a warning if the code begins with W, or a note if it begins with N."""
         self.extend([Diagnostic(code=code, message=message, span=span, label=label, notes=tuple(notes), help=help)])
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:

@@ -37,7 +37,7 @@ BOLD, RED, YELLOW, CYAN, GREEN, BLUE, RESET = (
     "\33[1;34m",
     "\33[0m",
 )
-SEVERITY = {"error": RED, "warning": YELLOW}
+SEVERITY = {"error": RED, "warning": YELLOW, "note": BLUE}
 
 
 def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
@@ -82,9 +82,8 @@ def _end(span: Span | None) -> dict[str, Json]:
 
 
 def _count(found: list[Diagnostic]) -> str:
-    errors = sum(diagnostic.severity == "error" for diagnostic in found)
-    warnings = len(found) - errors
-    return ", ".join(plural(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
+    counted = {what: sum(diagnostic.severity == what for diagnostic in found) for what in SEVERITY}
+    return ", ".join(plural(n, what) for what, n in counted.items() if n)
 
 
 class _Paint:

@@ -53,6 +53,7 @@ from dslc.compiler.rules.adapters import check_adapter
 from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.compiler.rules.hosts import check_hosts
 from dslc.compiler.rules.mixtures import each_source
+from dslc.compiler.rules.network import check_network
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.compiler.rules.own_step import check_own_step
 from dslc.compiler.rules.training import check_patterns
@@ -130,6 +131,8 @@ def analyse(
         )
         costs = reuse.costs(staging, partial(rank_costs, staging))
         estimated = estimate(staging, costs)
+        if limits and not broken:
+            check_network(staging, costs, estimated, report)
     analysis = Analysis(
         job=job,
         source=source,

@@ -13,7 +13,7 @@ from dslc.dsl.diagnostics import BESIDE, BLOCKING, PASSED_OVER
 
 _SHARED = BLOCKING | PASSED_OVER | BESIDE  # warnings with the page of the error of the same number
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-CODE = re.compile(r"[EW][0-9]{4}")
+CODE = re.compile(r"[EWN][0-9]{4}")
 
 
 def explain(code: str) -> str | None:

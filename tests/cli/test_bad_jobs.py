@@ -29,7 +29,7 @@ def deserved(text: str) -> set[tuple[int, str]]:
     return {
         (number, code)
         for number, line in enumerate(text.splitlines(), 1)
-        for codes in re.findall(r"#!(( [EW]\d{4})+)", line)
+        for codes in re.findall(r"#!(( [EWN]\d{4})+)", line)
         for code in codes[0].split()
     }
 

@@ -39,7 +39,7 @@ def test_a_warning_and_its_error_share_a_page(code: str) -> None:
 
 
 def test_every_code_of_the_sources_has_a_page() -> None:
-    codes = {code for path in SOURCES for code in re.findall(r'"([EW]\d{4})"', path.read_text(encoding="utf-8"))}
+    codes = {code for path in SOURCES for code in re.findall(r'"([EWN]\d{4})"', path.read_text(encoding="utf-8"))}
     assert len(codes) > 100
     assert not {code for code in codes if explain(code) is None}
 

@@ -33,11 +33,14 @@ def why_none() -> str:
 
 
 @contextmanager
-def namespaces(count: int) -> Iterator[list[str]]:
-    """Makes `host1` … and yields their names. They are the machine's: tests that need them wait for each other."""
+def namespaces(count: int, rate: str = "") -> Iterator[list[str]]:
+    """Makes `host1` …, with links of a `rate` (`100mbit`), and yields their names. They are the machine's: tests that
+    need them wait for each other.
+    """
     with open(Path(tempfile.gettempdir()) / "dslc-hosts.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        names = subprocess.run([TOOL, "up", str(count)], check=True, capture_output=True, text=True).stdout.split()
+        command = [TOOL, "up", str(count), *filter(None, [rate])]
+        names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         try:
             yield names
         finally:

@@ -1,0 +1,72 @@
+"""The bytes of a step that a plan says are those that the network interface of a host has sent, within 5 %."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.hosts import TOOL, here, namespaces, started, why_none
+from helpers.trained import beside
+
+pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none())
+
+JOB = """
+model {
+  network = [flatten(), linear(600), relu(), linear(601), relu(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 32
+}
+devices {
+  nodes = 2
+  cpus  = 1
+}
+train {
+  steps     = 20
+  optimizer = sgd(lr = 0.05)
+  hooks     = python("counters:Counters", ranks = all)
+}
+log {
+  every       = 20 steps
+  tensorboard = false
+}
+"""
+CATALOGUE = '[cpu]\nfp32 = "0.1TFLOPS"\nlink = "10GBps"\nnetwork = "1Gbps"\n'
+FIRST, LAST = 8, 16  # whole periods of every exchange, and no step that is logged
+EXCHANGES = (
+    "parallelism.gradients=allreduce()",
+    "parallelism.gradients=fp16()",
+    "parallelism.gradients=bf16()",
+    "parallelism.gradients=local_sgd(period = 4)",
+)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[str]]:
+    with namespaces(2) as names:
+        yield names
+
+
+@pytest.mark.parametrize("setting", EXCHANGES)
+def test_the_interface_has_sent_what_the_plan_says(tmp_path: Path, hosts: list[str], setting: str) -> None:
+    job, out = beside("counters.py", tmp_path, JOB), tmp_path / "run"
+    words = ["run", str(job), "--out", str(out), "--rendezvous", "host1", "--set", setting]
+    with started(tmp_path, [[str(TOOL), "run", str(n), *here(words)] for n in (1, 2)]) as commands:
+        for status, said in [command.end() for command in commands]:
+            assert status == 0, said
+    lines = [json.loads(line) for line in (out / "sent-0.jsonl").read_text().splitlines()]
+    sent = (lines[LAST - 1]["sent"] - lines[FIRST - 1]["sent"]) / (LAST - FIRST)
+    assert sent == pytest.approx(planned(tmp_path, job, setting), rel=0.05)
+
+
+def planned(folder: Path, job: Path, setting: str) -> float:
+    """Returns the bytes that a host sends in a step, by the plan."""
+    (folder / "catalogue.toml").write_text(CATALOGUE)
+    told = ["--set", setting, "--set", f"devices.catalogue={folder / 'catalogue.toml'}"]
+    made = subprocess.run(here(["plan", str(job), "--json", *told]), check=True, capture_output=True, text=True)
+    return float(json.loads(made.stdout)["step"]["between"])
