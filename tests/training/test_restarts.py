@@ -165,3 +165,18 @@ def test_ctrl_c_after_a_restart_stops_with_a_checkpoint(tmp_path: Path) -> None:
     assert steps == list(range(1, len(steps) + 1))
     assert (tmp_path / "run" / "checkpoints" / f"step-{len(steps):08}").exists()
     assert "stopped after" in shown and ", after 1 restart" in shown
+
+
+# Those whose state lies between two steps; async_average has no undisturbed run to compare with.
+EXCHANGES = (
+    "parallelism.gradients=bf16()",
+    "parallelism.gradients=local_sgd(period = 3)",
+)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_killed_training_goes_on_with_its_exchange(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    for name, faults in (("whole", []), ("killed", ["1:7:killed"])):
+        outcome, _ = run(launcher, tmp_path / name, faults, exchange)
+        assert outcome.done and outcome.restarts == len(faults), describe(outcome)
+    same(tmp_path / "killed", tmp_path / "whole")
