@@ -61,9 +61,10 @@ class Grid:
         self.buses = max((len(exchanged(n, "data")) for n in plan.ranks), default=0)
         self.whole_cells = plan.topology.processes % self.inner == 0
         splits = self.whole_cells and plan.topology.processes < self.inner * self.sizes["data"]
+        self.drop = 20 if splits else 8  # from a cell to the bars under it, below the edge of its machine
         self.gap = 74 if self.sideways and across > 1 else 34 if splits else 16
         apart = plan.topology.nodes > 1 or self.lines > 1
-        self.pitch = self.cell_h + self.buses * (BUS + 5) + (84 if apart else 36)
+        self.pitch = self.cell_h + self.buses * (BUS + 5) + (76 if apart else 28) + self.drop
         self.top: float = HEADING + 10 + 24 + 18 + 60
         self.left = 12
         self.first = node
@@ -86,7 +87,7 @@ class Grid:
         self._pipeline(width)
         return Extent(
             width=width + bracket,
-            height=self.top + (self.rows - 1) * self.pitch + self.cell_h + self.buses * (BUS + 5) + 22,
+            height=self.top + (self.rows - 1) * self.pitch + self.cell_h + self.buses * (BUS + 5) + 14 + self.drop,
         )
 
     def place(self, p: int, d: int) -> tuple[float, float, int]:
@@ -199,7 +200,7 @@ class Grid:
             for line in range(self.lines):
                 members = [d for d in range(self.sizes["data"]) if d // A_LINE == line]
                 x, y, _ = self.place(p, members[0])
-                top = y + self.cell_h + 8 + n * (BUS + 5)
+                top = y + self.cell_h + self.drop + n * (BUS + 5)
                 width = len(members) * (self.cell_w + self.gap) - self.gap
                 count = plural(traffic.count, "operation")
                 where = reach(self.plan, "data", traffic.operation, traffic.what)
@@ -218,7 +219,7 @@ class Grid:
                     for d in members:
                         middle = self.place(p, d)[0] + self.cell_w / 2
                         self.canvas.line(
-                            f"cell {p}.{d}", name, [(middle, top - 8), (middle, top)], colour=colour, pen=2
+                            f"cell {p}.{d}", name, [(middle, top - self.drop), (middle, top)], colour=colour, pen=2
                         )
 
     def _pipeline(self, width: float) -> None:
