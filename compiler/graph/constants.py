@@ -24,6 +24,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed, searches, units
 from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.compiler.placement.workload import PartLoad, Workload, counted, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
@@ -52,7 +53,8 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
         return
     yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
     yield "model", _model(analysis)
-    yield "loss", loss_step(job, analysis.source, HERE)
+    together = compared_ranks(job, analysis.layout)
+    yield "loss", replace(loss_step(job, analysis.source, HERE), together=together)
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
@@ -343,12 +345,15 @@ def loss_step(job: JobSpec, source: SourceFacts, folder: str) -> p.LossStep:
         ignore=ignored(job, source),
         python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
         line=short_line(job.model.at("loss")),
+        together=int(compares(loss)),  # as on one rank
     )
 
 
 def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
     if isinstance(loss, c.CrossEntropy):
         return {"label_smoothing": loss.label_smoothing}
+    if isinstance(loss, c.Contrastive):
+        return {"temperature": loss.temperature}
     network = job.model.network
     if isinstance(loss, c.Own) and loss.mean_of is None and isinstance(network, TransformersNetwork):
         return arguments_of(loss) | mean_of(network, job.folder)

@@ -19,6 +19,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.mixture import counts
 from dslc.compiler.placement.schedules import demands
 from dslc.compiler.placement.streams import stream_of
+from dslc.compiler.placement.whole_losses import compares
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -172,7 +173,7 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
     match job.model.loss:
         case c.CrossEntropy(ignore=target):
             return target
-        case c.PythonLoss(ignore=target):
+        case c.PythonLoss(ignore=target, over=None):
             whole = source.structures is not None or (source.target is not None and source.target.dtype == "int64")
             return target if whole else None
         case _:
@@ -185,6 +186,8 @@ def counted(job: JobSpec, source: SourceFacts) -> Counts:
     The ranks must sum in each step how many targets are kept, unless all are classes from 0 up and none of these is
     ignored: then their count is arithmetic.
     """
+    if compares(job.model.loss):
+        return "samples"
     library = not isinstance(job.model.loss, c.Own | c.PythonLoss)
     if source.loss_counts or (not library and (isinstance(job.model.loss, c.Own) or source.structures)):
         return "own"

@@ -133,19 +133,36 @@ class BCE(Call):
 
 @call("loss")
 class Contrastive(Call):
-    """InfoNCE over all samples of a node or of the job."""
+    """The contrastive loss of embeddings, which are brought to length 1 (NT-Xent of Chen et al. 2020, arXiv:2002.05709;
+    with classes Khosla et al. 2020, arXiv:2004.11362). Of an output of one embedding for a sample, the positives of a
+    sample are the others with its class; of an output (samples, views, width), or a pair of embeddings, they are its
+    other views. The loss of an embedding z is the mean over its positives p of -log(exp(z.p/t) / sum exp(z.a/t)), the
+    sum over all others a, with temperature t; without a positive it is 0, and counts. That of a sample is the mean over
+    its views.
+    """
 
-    over: str = arg(word("node", "all"), "whose samples serve as negatives", default="node")
+    over: str = arg(
+        word("node", "all"),
+        "the samples that are compared: those of the global batch that one node has, or all",
+        default="node",
+    )
     temperature: float = arg(Float(above=0), "divides the similarities", default=0.07)
 
 
 @call("loss", "python", open=True)
 class PythonLoss(PythonCall):
     """`f(output, target)` of yours, giving one loss for each sample or token, in the order of the targets; or a pair
-    (sum, count) of what its batch holds; or either with a dict of further losses, which are logged by name.
+    (sum, count) of what its batch holds; or either with a dict of further losses, which are logged by name. With `over`
+    it is given the outputs and targets of all these samples, and gives one loss for each, or their mean.
     """
 
     ignore: int = arg(Int(), "the target that does not count, where targets are whole numbers", default=-100)
+    over: str | None = arg(
+        word("all", "node"),
+        "for a loss that compares samples: it is given the whole global batch, or the part of it that one node has",
+        default=None,
+        shown="each micro-batch",
+    )
 
 
 @call("loss")
