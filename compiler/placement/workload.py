@@ -62,6 +62,7 @@ class Workload(Record):
     steps_per_epoch: int | None
     steps: int | None
     counts: Counts  # the count that divides the losses of a step
+    target: int = 0  # bytes of a sample's target
     sets: tuple[tuple[str, int], ...] = ()  # name and samples of validation sets that have names
     stream: StreamStep | None = None  # without a length, all steps are one epoch
 
@@ -132,9 +133,16 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         steps_per_epoch=per_epoch,
         steps=steps,
         counts=counted(job, source),
+        target=_target_bytes(source),
         sets=source.found.get("validation_sets", ()),
         stream=stream,
     )
+
+
+def _target_bytes(source: SourceFacts) -> int:
+    if source.structures is not None:
+        return source.structures[1].bytes
+    return source.target.bytes if source.target is not None else 0
 
 
 def _sum(parts: tuple[PartLoad, ...], name: str) -> int | None:

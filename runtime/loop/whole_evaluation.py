@@ -79,4 +79,3 @@ class WholeEvaluation:
         start, stop = piece(batch, self._place.data_ranks, self._place.data_rank)
         self.sums[0] += self._loss.among(output, target, others_of(self._job, self._place, batch))
         self.sums[1] += stop - start
-

@@ -146,8 +146,10 @@ def _views(output: Any) -> Tensor:
     if isinstance(output, Tensor) and output.dim() == 3 and output.shape[1] > 1:
         return output
     found = tensors(output)
-    if not isinstance(output, Tensor) and len(found) > 1 and all(
-        each.dim() == 2 and each.shape == found[0].shape for each in found
+    if (
+        not isinstance(output, Tensor)
+        and len(found) > 1
+        and all(each.dim() == 2 and each.shape == found[0].shape for each in found)
     ):
         return torch.stack(found, dim=1)
     shown = " and ".join(str(tuple(each.shape)) for each in found) or type(output).__name__

@@ -87,7 +87,11 @@ class Neighbours:
             parts = self.of_all(together).split(list(sizes.values()), dim=1)
         before, after = self.first, self.first + self._sizes[self._number]
         for (n, leaf), part in zip(rows.items(), parts, strict=True):
-            whole = part.clone(memory_format=torch.contiguous_format).view(leaf.dtype).reshape(self.samples, *leaf.shape[1:])
+            whole = (
+                part.clone(memory_format=torch.contiguous_format)
+                .view(leaf.dtype)
+                .reshape(self.samples, *leaf.shape[1:])
+            )
             leaves[n] = torch.cat((whole[:before], leaf, whole[after:])) if leaf.requires_grad else whole
         return unflatten(leaves, form)
 
