@@ -74,8 +74,8 @@ def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
     if model is not None and isinstance(job.model.loss, c.Contrastive) and not views and not _has_groups(source, model):
         report.add(
             "E0227",
-            "`contrastive` tells positives by classes or by views: it needs an embedding and a class for each sample, or "
-            "several embeddings",
+            "`contrastive` tells positives by classes or by views: it needs an embedding and a class for each sample, "
+            "or several embeddings",
             _span(job),
             help='a class for each sample as the target, or an output (samples, views, width); or `python("module:'
             'function", over = all)`',
