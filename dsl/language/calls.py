@@ -133,19 +133,13 @@ class BCE(Call):
 
 @call("loss")
 class Contrastive(Call):
-    """The contrastive loss of embeddings, which are brought to length 1 (NT-Xent of Chen et al. 2020, arXiv:2002.05709;
-    with classes Khosla et al. 2020, arXiv:2004.11362). Of an output of one embedding for a sample, the positives of a
-    sample are the others with its class; of an output (samples, views, width), or a pair of embeddings, they are its
-    other views. The loss of an embedding z is the mean over its positives p of -log(exp(z.p/t) / sum exp(z.a/t)), the
-    sum over all others a, with temperature t; without a positive it is 0, and counts. That of a sample is the mean over
-    its views.
+    """The contrastive loss of embeddings, which are brought to length 1 (NT-Xent, Chen et al. 2020, arXiv:2002.05709;
+    with classes Khosla et al. 2020, arXiv:2004.11362): the mean over the positives p of an embedding z of
+    -log(exp(z.p/t) / sum over all others a of exp(z.a/t)). Positives are the other views of the sample, of an output
+    (samples, views, width) or a pair; of one embedding a sample, those of its class. Without any the loss is 0.
     """
 
-    over: str = arg(
-        word("node", "all"),
-        "the samples that are compared: those of the global batch that one node has, or all",
-        default="node",
-    )
+    over: str = arg(word("node", "all"), "the samples that are compared: those of a node, or all", default="node")
     temperature: float = arg(Float(above=0), "divides the similarities", default=0.07)
 
 
@@ -157,12 +151,7 @@ class PythonLoss(PythonCall):
     """
 
     ignore: int = arg(Int(), "the target that does not count, where targets are whole numbers", default=-100)
-    over: str | None = arg(
-        word("all", "node"),
-        "for a loss that compares samples: it is given the whole global batch, or the part of it that one node has",
-        default=None,
-        shown="each micro-batch",
-    )
+    over: str | None = arg(word("all", "node"), "the samples that it compares, of all or of a node", default=None)
 
 
 @call("loss")
