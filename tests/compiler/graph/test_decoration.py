@@ -91,6 +91,25 @@ PLANS: dict[str, tuple[str, ...]] = {
         "data.source=digits()",
         "model.network=[conv2d(4), batch_norm(), flatten(), linear(10)]",
     ),
+    "samples compared": (
+        "devices.cpus=4",
+        "parallelism.pipeline=1",
+        "parallelism.zero=3",
+        "data.source=digits()",
+        "data.batch=16",
+        "model.network=[flatten(), linear(10)]",
+        "model.loss=contrastive(over = all)",
+    ),
+    "outputs ahead": (
+        "devices.nodes=2",
+        "devices.cpus=2",
+        "parallelism.pipeline=1",
+        "parallelism.microbatches=2",
+        "data.source=digits()",
+        "data.batch=16",
+        "model.network=[flatten(), linear(10)]",
+        "model.loss=contrastive(over = node)",
+    ),
     "sharded stages": ("parallelism.zero=2", "parallelism.schedule=zbv", "model.network.layers=6"),
 }
 
@@ -105,6 +124,7 @@ CONTENTS = {
     *("gradients of keys and values", "parts of the loss", "parameters", "gradients", "gradients beside pieces"),
     *("gradients of shared weights", "which parameters were used", "buffers", "batch statistics"),
     *("count of what is kept", "norm of the gradient", "whether a gradient is not finite"),
+    *("outputs", "targets", "gradients of outputs"),
 }
 
 
