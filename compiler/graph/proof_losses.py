@@ -13,8 +13,8 @@ from dslc.compiler.placement.whole_losses import EXCHANGED, GRADIENTS, OUTPUTS, 
 
 
 def compared(view: View) -> str:
-    """Checks that a loss that compares samples has all outputs before the first backward pass, those of its micro-batches
-    and of its ranks, and that a gradient goes back to where each came from; and that no other loss exchanges outputs.
+    """Checks that a loss that compares samples has all outputs before the first backward pass, of its micro-batches and
+    of its ranks, and that a gradient goes back to where each came from; and that no other loss exchanges outputs.
     """
     loss = view.plan.find(LossStep)
     if loss is None:

@@ -48,7 +48,7 @@ def job(folder: Path, loss: str = CONTRASTIVE, network: str = "Net") -> Path:
 
 
 def by_formula(embeddings: Tensor, classes: Tensor) -> Tensor:
-    """Returns the mean loss of a batch, anchor by anchor: of embeddings (samples, width), or (samples, views, width)."""
+    """Returns the mean loss of a batch, anchor by anchor: of embeddings (samples, width) or (samples, views, width)."""
     views = embeddings.shape[1] if embeddings.dim() == 3 else 1
     flat = embeddings.reshape(-1, embeddings.shape[-1])
     group = list(range(len(classes))) if views > 1 else classes.tolist()
@@ -66,12 +66,14 @@ def by_formula(embeddings: Tensor, classes: Tensor) -> Tensor:
     return total / len(unit)
 
 
-def of_parts(loss: Loss, parts: int) -> Loss:
-    """Returns the mean loss where each of so many equal parts of the ranks compares what it has itself."""
+def by_node(loss: Loss) -> Loss:
+    """Returns the mean loss where each of two nodes of two ranks compares what it has itself, and may have nothing."""
 
     def together(outputs: Tensor, targets: Tensor) -> Tensor:
-        cut = zip(outputs.tensor_split(parts), targets.tensor_split(parts), strict=True)
-        return sum((loss(o, t) * len(o) for o, t in cut), torch.zeros(())) / len(outputs)
+        each, larger = divmod(len(outputs), 4)
+        first = sum(each + (rank < larger) for rank in (0, 1))
+        parts = ((outputs[:first], targets[:first]), (outputs[first:], targets[first:]))
+        return sum((loss(o, t) * len(o) for o, t in parts if len(o)), torch.zeros(())) / len(outputs)
 
     return together
 
@@ -169,7 +171,7 @@ def test_over_nodes(launcher: Launcher, tmp_path: Path, own: bool) -> None:
     """Each of two nodes of two ranks compares what it has."""
     loss = 'python("own_comparisons:spread", over = node)' if own else CONTRASTIVE.replace("all", "node")
     made = job(tmp_path, loss)
-    wanted = of_parts(spread if own else by_formula, 2)
+    wanted = by_node(spread if own else by_formula)
     nodes = ("devices.nodes=2", "devices.cpus=2")
     is_as(train_job(launcher, made, *nodes), reference(wanted))
     is_as(train_job(launcher, made, *nodes, "parallelism.microbatches=3", "parallelism.zero=3"), reference(wanted))

@@ -94,6 +94,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "samples compared": (
         "devices.cpus=4",
         "parallelism.pipeline=1",
+        "parallelism.data=4",
         "parallelism.zero=3",
         "data.source=digits()",
         "data.batch=16",
@@ -104,6 +105,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "devices.nodes=2",
         "devices.cpus=2",
         "parallelism.pipeline=1",
+        "parallelism.data=4",
         "parallelism.microbatches=2",
         "data.source=digits()",
         "data.batch=16",
