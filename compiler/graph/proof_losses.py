@@ -20,9 +20,9 @@ def compared(view: View) -> str:
     if loss is None:
         return ""  # a size is unknown that a run needs: nothing says what it compares
     microbatches = view.plan.one(Batches).microbatches
-    data, nodes = view.plan.axis("data"), view.plan.one(Devices)
+    data, devices = view.plan.axis("data"), view.plan.one(Devices)
     if loss.together and (
-        data.size % loss.together or not _fits(loss.together, data.size, nodes.processes // data.stride)
+        data.size % loss.together or not _fits(loss.together, data.size, devices.processes // data.stride)
     ):
         return f"a loss compares the samples of {loss.together} of {data.size} ranks, which are neither all nor a node"
     for process, line in view.lines.items():
