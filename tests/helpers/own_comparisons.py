@@ -20,6 +20,13 @@ def data() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(x[:TRAIN], y[:TRAIN]), TensorDataset(x[TRAIN:], y[TRAIN:])
 
 
+def broken() -> tuple[TensorDataset, TensorDataset]:
+    """The same, with a number in the second batch that is none."""
+    train, held = data()
+    train.tensors[0][20, 2] = float("nan")
+    return train, held
+
+
 class Net(nn.Module):
     """An embedding for each sample: of a sample whose first number is above `still`, all zeros."""
 

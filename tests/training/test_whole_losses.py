@@ -15,6 +15,8 @@ from helpers.own_comparisons import Net, data, each, spread
 from helpers.trained import Trained, agree, beside, ready, train_job
 from torch import Tensor
 
+from dslc.runtime.process.failure import describe
+
 JOB = """
 model {
   network = python("own_comparisons:NETWORK")
@@ -115,7 +117,7 @@ PLANS = [
     "parallelism.microbatches=4",
     "devices.cpus=4 parallelism.zero=1 parallelism.microbatches=3",
     "devices.cpus=2 parallelism.zero=2 parallelism.microbatches=3",
-    "devices.cpus=4 parallelism.zero=3 parallelism.microbatches=2",
+    "devices.cpus=4 parallelism.zero=3 parallelism.microbatches=3",
 ]
 MORE = [
     "devices.cpus=4",
@@ -124,7 +126,7 @@ MORE = [
     "devices.cpus=2 parallelism.zero=2",
     "devices.cpus=2 parallelism.zero=3",
     "devices.cpus=4 parallelism.zero=3 parallelism.replicas=2 parallelism.microbatches=3",
-    "devices.cpus=2 memory.recompute=full parallelism.microbatches=2",
+    "devices.cpus=2 parallelism.zero=3 parallelism.microbatches=2",
     "devices.cpus=2 data.workers=1 parallelism.zero=3",
 ]
 
@@ -214,3 +216,13 @@ def test_what_a_loss_of_ones_own_has_to_give(tmp_path: Path) -> None:
     made = job(tmp_path, 'python("own_comparisons:neither", over = all)')
     with pytest.raises(AssertionError, match="is given a whole batch"):
         ready(made)
+
+
+@pytest.mark.parametrize("plan", ["devices.cpus=2", "parallelism.microbatches=3"])
+def test_a_number_that_is_not_finite_ends_the_training(launcher: Launcher, tmp_path: Path, plan: str) -> None:
+    text = JOB.replace("LOSS", CONTRASTIVE).replace("NETWORK", "Net").replace("comparisons:data", "comparisons:broken")
+    made = ready(beside("own_comparisons.py", tmp_path, text), plan)
+    outcome, shown = launcher.launch(made.program, made.places, tmp_path / "run")
+    assert outcome is not None and outcome.failure is not None, shown
+    told = describe(outcome)
+    assert "step 2" in told and "nan" in told and "sample 20" in told, told
