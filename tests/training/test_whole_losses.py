@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.launcher import Launcher
 from helpers.own_comparisons import Net, data, each, spread
-from helpers.trained import Trained, agree, beside, ready, train_job
+from helpers.trained import Trained, agree, beside, ready, train_job, train_on_nodes
 from torch import Tensor
 
 from dslc.runtime.process.failure import describe
@@ -163,9 +163,10 @@ def test_a_loss_of_ones_own(launcher: Launcher, tmp_path: Path, name: str, loss:
 
 def test_a_loss_of_ones_own_of_several_tensors(launcher: Launcher, tmp_path: Path) -> None:
     made = job(tmp_path, 'python("own_comparisons:of_pair", over = all)', "Pair")
-    one = train_job(launcher, made)
-    agree(one, train_job(launcher, made, "devices.cpus=2"))
-    agree(one, train_job(launcher, made, "devices.cpus=2", "parallelism.microbatches=3"))
+    slow = "train.optimizer.lr=0.01"
+    one = train_job(launcher, made, slow)
+    agree(one, train_job(launcher, made, slow, "devices.cpus=2"))
+    agree(one, train_job(launcher, made, slow, "devices.cpus=2", "parallelism.microbatches=3"))
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -175,8 +176,9 @@ def test_over_nodes(launcher: Launcher, tmp_path: Path, own: bool) -> None:
     made = job(tmp_path, loss)
     wanted = by_node(spread if own else by_formula)
     nodes = ("devices.nodes=2", "devices.cpus=2")
-    is_as(train_job(launcher, made, *nodes), reference(wanted))
-    is_as(train_job(launcher, made, *nodes, "parallelism.microbatches=3", "parallelism.zero=3"), reference(wanted))
+    is_as(train_on_nodes(launcher, made, tmp_path / "nodes", *nodes), reference(wanted))
+    pieces = ("parallelism.microbatches=3", "parallelism.zero=3")
+    is_as(train_on_nodes(launcher, made, tmp_path / "pieces", *nodes, *pieces), reference(wanted))
     is_as(train_job(launcher, made, "devices.cpus=4"), reference(spread if own else by_formula))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers.hosts import free_port, here, started
 from helpers.launcher import Launcher
 from helpers.paths import EXAMPLES
-from helpers.trained import Trained, agree, train_job
+from helpers.trained import Trained, agree, train_job, train_on_nodes
 
 FEW = ("train.steps=6", "log.every=1 step", "log.tensorboard=false", "evaluate.every=none")
 
@@ -31,6 +31,7 @@ def test_ddp2_compares_the_samples_of_each_node(launcher: Launcher, tmp_path: Pa
     assert [status for status, _ in ends] == [0, 0], ends
     found = Trained(out)
     # Two nodes of one process each have the same samples as two of two.
-    agree(trained(launcher, "ddp2.plt", tmp_path / "two", "devices.cpus=1"), found, weights=5e-4)
-    everything = trained(launcher, "ddp2.plt", tmp_path / "all", "model.loss.over=all")
+    example = EXAMPLES / "ddp2.plt"
+    agree(train_on_nodes(launcher, example, tmp_path / "two", *FEW, "devices.cpus=1"), found, weights=5e-4)
+    everything = train_on_nodes(launcher, example, tmp_path / "all", *FEW, "model.loss.over=all")
     assert abs(everything.losses()[0] - found.losses()[0]) > 0.1
