@@ -19,7 +19,7 @@ from dslc.compiler.placement.whole_losses import GRADIENTS, OUTPUTS, TARGETS, co
 from dslc.dsl.language.calls import Contrastive
 from dslc.dsl.record import Record, record
 
-MATRICES = 3  # of a number for each pair of samples, that exist at once: similarities, losses, and a gradient of them
+MATRICES = 4  # of a number for each pair of samples, that exist at once: similarities, losses, gradients of them
 
 
 @record
@@ -90,6 +90,6 @@ def whole_loss_bytes(staging: Staging) -> LossBytes | None:
     return LossBytes(
         outputs=outputs,
         forward=2 * own + 2 * everything + MATRICES * pairs + pairs // 2,
-        backward=2 * own + 2 * everything + (MATRICES + 1) * pairs,
+        backward=2 * own + 2 * everything + (MATRICES + 1) * pairs + pairs // 2,
         gradients=own if ahead else 0,
     )
