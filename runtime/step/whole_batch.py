@@ -16,7 +16,7 @@ changes are copied.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique.precision import autocast
 
 Forward = Callable[[Any], Any]
-Pass = Callable[[Any, Any], Tensor]
+Pass = TypeVar("Pass", bound=Callable[[Any, Any], Tensor])
 
 
 class WholeBatch:
@@ -62,7 +62,7 @@ class WholeBatch:
                 random_numbers.restore(self._drawn.pop(0), self._device)
             return work(input, target)
 
-        return again
+        return cast("Pass", again)
 
     def loss(self, output: Any, target: Any) -> Tensor:
         """Returns the sum of the losses of a micro-batch, differentiable in its output."""

@@ -81,7 +81,7 @@ def by_node(loss: Loss) -> Loss:
 
 
 @cache
-def reference(loss: Loss, views: int = 1, still: float = 1e9) -> tuple[list[float], float, dict[str, np.ndarray]]:  # type: ignore[type-arg]
+def reference(loss: Loss, views: int = 1, still: float = 1e9) -> tuple[list[float], float, dict[str, np.ndarray]]:
     """Returns the losses, the loss of the validation split and the weights of a plain loop over whole batches."""
     net = Net(views, still)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
@@ -102,7 +102,7 @@ def reference(loss: Loss, views: int = 1, still: float = 1e9) -> tuple[list[floa
     return losses, total / len(held[0]), weights
 
 
-def is_as(found: Trained, wanted: tuple[list[float], float, dict[str, np.ndarray]]) -> None:  # type: ignore[type-arg]
+def is_as(found: Trained, wanted: tuple[list[float], float, dict[str, np.ndarray]]) -> None:
     losses, validation, weights = wanted
     np.testing.assert_allclose(found.losses(), losses, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found.losses("validation"), [validation], rtol=0, atol=1e-5)
