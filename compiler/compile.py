@@ -35,6 +35,7 @@ from dslc.compiler.ir.records import Placed, Process, Stage
 from dslc.compiler.placement.order import order_text
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, trained
+from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.calls import parts_of
@@ -267,6 +268,7 @@ def _data(analysis: Analysis) -> DataNode:
         last_shares=dealt(workload.last_trained or 0),
         microbatch=workload.microbatch,
         microbatches=analysis.layout.microbatches,
+        ahead=makes_outputs_ahead(job, analysis.layout),
         steps_per_epoch=workload.steps_per_epoch,
         steps=workload.steps,
         stream=workload.stream,

@@ -34,6 +34,7 @@ _BY_NATURE = {
     "W0606": "batch statistics are taken over each micro-batch (W0606)",
     "W0625": "the loss of a sample depends on the others of its batch (W0625)",
     "W0630": "the ranks agree otherwise than by exact sums of gradients (W0630)",
+    "W0626": "each node compares the samples that it has itself (W0626)",
     "W0607": "batch statistics are taken on each rank alone (W0607)",
 }
 

@@ -80,7 +80,7 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
 
         step, batches = loss_step(job, source, job.folder), tried.batches()
         counts = any(try_out(step, *batch, layout.world_size if layout else 1) for batch in batches[:1])
-        if pieces == 1 or not batches:
+        if pieces == 1 or not batches or call.over is not None:
             return counts, False
         whole = drawn(step, *tried.shapes)[0][0] if tried.shapes is not None else batches[-1]
         return counts, mixes_samples(replace(step, counts="own") if counts else step, *whole)
@@ -92,8 +92,8 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
             f"the loss of a sample depends on the others of its batch, and a batch is cut into {pieces} pieces: the "
             "training is not that of one process",
             job.model.at("loss"),
-            help="a loss that gathers the outputs of all ranks by `torch.distributed.nn.functional.all_gather`; or one "
-            "rank without micro-batches",
+            help=f'`python("{call.function}", over = all)` is given the outputs and targets of the whole batch, on any '
+            "number of ranks and micro-batches",
         )
     return bool(counts)
 

@@ -21,6 +21,9 @@ Contract: arithmetic over the model graph, with a rank's own shapes along the te
 (compiler/model/tensor_tape.py); linear in the layers of the rank. Bytes are those of torch 2.13's kernels on CPUs;
 tests/training/test_memory.py compares them with measured runs.
 
+A loss that compares samples holds the outputs of other ranks beside this rank's, and a few numbers for each pair that
+it compares (whole_loss.py).
+
 Limits: not counted are the batch itself on a CPU, the allocator's slack, and scratch memory that libraries allocate
 outside torch. GPU kernels keep slightly other tensors (compiler/model/tape.py). Under a pipeline the walk is that of
 one micro-batch beside the most that the schedule holds, before there are gradients and with them. ZeRO: Rajbhandari et
@@ -52,6 +55,7 @@ from dslc.compiler.cost.layer_bytes import (
 )
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
 from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
+from dslc.compiler.cost.whole_loss import LossBytes, whole_loss_bytes
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
@@ -111,6 +115,7 @@ class _Account:
                 self._received += layout.microbatches * self._given(stages[stage][-1])
         self._optimizer = OptimizerBytes(job, staging.optimizer)
         self._updated: list[tuple[ParameterNode, int]] = []  # parameters, and the numbers that the rank updates
+        self._whole = whole_loss_bytes(staging)  # of a loss that compares samples
         self._most = -1
 
     def _layer_bytes(self, layer: LayerNode, again: bool) -> LayerBytes:
@@ -307,9 +312,13 @@ class _Account:
             self._copies.append(self._copies[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0)
         last = self._layout.microbatches - 1
+        if self._whole is not None and last:
+            self._ahead(self._whole)
         before = [last - 1] if self._sharding.engine not in ("none", "local") and last else []
         for microbatch in sorted({0, last, *before}):
             self._others = self._flight[microbatch > 0] + self._mask_of_documents()
+            if self._whole is not None:
+                self._others += self._whole.gradients
             self._walk(self._engine(microbatch))
         self._others = 0
         if self._in_weights:
@@ -352,7 +361,23 @@ class _Account:
                 when = f"reduce-scatter after the backward pass of {self._name(n)}"
                 self._stop(when, n, gradients, engine.communication + engine.passing, held)
 
+    def _ahead(self, found: LossBytes) -> None:
+        """Makes the outputs of all micro-batches, of which nothing is kept, and their loss."""
+        engine = self._engine(0)
+        for n, layer in enumerate(self._bytes):
+            gradients = engine.forward(n)
+            passing = layer.copies + layer.input + layer.output + found.outputs // 2
+            when = f"forward pass of {self._name(n)}, ahead"
+            self._stop(when, None, gradients, engine.communication, passing)
+        gradients, communication = engine.turn(), engine.communication
+        held = found.outputs + max(found.forward, found.backward)
+        self._stop("loss of all micro-batches", None, gradients, communication, held)
+
     def _loss(self, gradients: int, communication: int, kept: int) -> None:
+        if self._whole is not None and self._layout.microbatches == 1:
+            self._stop("loss", None, gradients, communication, kept + self._whole.forward)
+            self._stop("backward pass of the loss", None, gradients, communication, kept + self._whole.backward)
+            return
         forward, stays, backward = (int(self._samples * size) for size in loss_bytes(self._job, self._model))
         self._stop("loss", None, gradients, communication, kept + forward)
         held = kept + max(stays, backward)
@@ -386,7 +411,7 @@ class _Account:
     def _peak_node(self) -> MemoryNode:
         state = self._rest
         when, layer, gradients, communication, activations, others = self._peak
-        passes = "pass" in when or when == "loss"
+        passes = ("pass" in when and "ahead" not in when) or when == "loss"
         there = (len(self._bytes) if layer is None else layer) if passes else 0
         shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(there)]
         if passes:

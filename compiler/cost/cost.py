@@ -8,6 +8,7 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.dsl.record import Record, record
 
 
@@ -30,6 +31,8 @@ def _rank_cost(staging: Staging, pipeline: int) -> RankCost:
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
     layers = [model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]
     again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
+    if makes_outputs_ahead(job, staging.layout):
+        again += sum(layer.forward_flops for layer in layers)
     flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + again
     share = flops * staging.workload.share // staging.layout.sizes["context"]
     exchanged = tuple(traffic(place_of(staging, pipeline)))

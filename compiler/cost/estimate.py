@@ -30,6 +30,7 @@ from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.whole_losses import EXCHANGED, compared_ranks, makes_outputs_ahead
 from dslc.dsl.record import Record, record
 
 
@@ -108,7 +109,8 @@ def _stage_times(staging: Staging, rate: float) -> tuple[list[float], list[float
     for stage in staging.stages:
         layers = [model.of_a_rank[n] for n in stage]
         again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
-        forward.append(samples * sum(layer.forward_flops for layer in layers) / rate)
+        often = 2 if makes_outputs_ahead(job, layout) else 1
+        forward.append(samples * often * sum(layer.forward_flops for layer in layers) / rate)
         backward.append(samples * (sum(layer.backward_flops for layer in layers) + again) / rate)
     return forward, backward
 
@@ -118,6 +120,7 @@ class _Links:
 
     def __init__(self, staging: Staging) -> None:
         self.layout, self.sharding = staging.layout, staging.sharding
+        self.compared = compared_ranks(staging.job, staging.layout)
         layout = staging.layout
         self.link, self.network = layout.hardware.link or 1.0, layout.hardware.network or 1.0
 
@@ -129,7 +132,9 @@ class _Links:
         if traffic.among and exchange is not None:
             return (exchange.pieces, exchange.pieces) if traffic.among == "node" else (exchange.members, 1)
         stride, ranks = layout.stride(traffic.axis), layout.sizes[traffic.axis]
-        if traffic.axis == "data" and self.sharding.engine == "fsdp":
+        if traffic.what in EXCHANGED:
+            ranks = self.compared
+        elif traffic.axis == "data" and self.sharding.engine == "fsdp":
             if traffic.operation in ("all_gather", "reduce_scatter"):
                 ranks = self.sharding.shards
             elif traffic.what == "gradients":  # replicas: each part with its copies

@@ -29,7 +29,8 @@ from math import prod
 from dslc.compiler.common.buckets import in_buckets as in_order
 from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.exchange_traffic import gradients_of, weights_of
-from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
+from dslc.compiler.cost.tensor_traffic import FORWARD, Exchanged, TensorTraffic
+from dslc.compiler.cost.whole_loss import over_outputs
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
@@ -51,6 +52,7 @@ from dslc.compiler.placement.sharding import (
 )
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import shape_on_a_rank
+from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.dsl.record import record
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it is sent early
@@ -133,6 +135,7 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
         yield _data("all_reduce", "count of what is kept", [8], "int64")
     if place.workload.counts == "own" and layout.sizes["data"] > 1:
         yield _data("all_reduce", "count of the losses", [8], "float64")
+    yield from over_outputs(place)
 
 
 def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
@@ -253,7 +256,7 @@ def _statistics(place: Coordinate) -> list[int]:
     nothing before it in the model trains, so that there is no backward pass.
     """
     found: list[int] = []
-    again = set(recomputed(place.job, place.model))
+    again, ahead = set(recomputed(place.job, place.model)), makes_outputs_ahead(place.job, place.layout)
     still = place.model.traced.still if place.model.traced is not None else ()
     for stage, layers in zip(place.mine, place.held, strict=True):
         flows = stage > 0  # input from another stage has a gradient
@@ -265,7 +268,7 @@ def _statistics(place: Coordinate) -> list[int]:
                 own = [q.name for q in layer.parameters]
                 last = max((n for n, name in enumerate(own) if name.startswith(path)), default=-1)
                 backward = flows or any(name in place.whole.with_gradients for name in own[: last + 1])
-                found += [8 * (2 * channels + 1)] * (2 if backward and layer.name in again else 1)
+                found += [8 * (2 * channels + 1)] * (1 + (backward and layer.name in again) + ahead)
                 found += [16 * channels] * backward
             flows = flows or any(q.name in place.whole.with_gradients for q in layer.parameters)
     return found
@@ -285,8 +288,9 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
             gathered += _gathered_by_row(place, row, stage, sizes, [unit.name in again for unit in units_])
         else:
             often = microbatches if sharding.reshard else 1
-            for unit, size in zip(units_, sizes, strict=True):
-                gathered[size] += often * (1 + (unit.name in again))
+            ahead = sharding.reshard and makes_outputs_ahead(place.job, place.layout)
+            for unit, size in zip(units_, sizes, strict=True):  # the root stays gathered where outputs are made ahead
+                gathered[size] += often * (1 + (unit.name in again) + (ahead and bool(unit.name)))
         trains = [4 * sum(padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
         scattered += [size for size in trains if size]
     if shards > 1:
@@ -378,6 +382,8 @@ def _over_tensor(place: Coordinate) -> list[TrafficNode]:
     for stage, layers in zip(place.mine, place.held, strict=True):
         begins, ends = stage == 0, stage == len(place.stages) - 1
         found += axis.passes(layers, place.workload.share, begins=begins, ends=ends)
+    if makes_outputs_ahead(place.job, layout):
+        found += [each for each in found if each.what == FORWARD]
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for each in found:
         _add(sums, each, layout.microbatches)

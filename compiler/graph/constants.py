@@ -33,6 +33,7 @@ from dslc.compiler.placement.sharding import (
     units,
 )
 from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.compiler.placement.workload import PartLoad, Workload, counted, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
@@ -62,7 +63,8 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
         return
     yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
     yield "model", _model(analysis)
-    yield "loss", loss_step(job, analysis.source, HERE)
+    together = compared_ranks(job, analysis.layout)
+    yield "loss", replace(loss_step(job, analysis.source, HERE), together=together)
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
@@ -369,12 +371,15 @@ def loss_step(job: JobSpec, source: SourceFacts, folder: str) -> p.LossStep:
         ignore=ignored(job, source),
         python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
         line=short_line(job.model.at("loss")),
+        together=int(compares(loss)),  # as on one rank
     )
 
 
 def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
     if isinstance(loss, c.CrossEntropy):
         return {"label_smoothing": loss.label_smoothing}
+    if isinstance(loss, c.Contrastive):
+        return {"temperature": loss.temperature}
     network = job.model.network
     if isinstance(loss, c.Own) and loss.mean_of is None and isinstance(network, TransformersNetwork):
         return arguments_of(loss) | mean_of(network, job.folder)

@@ -18,6 +18,7 @@ from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.ir.records import Action, SharedWeight, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.placement.whole_losses import EXCHANGED, compared_ranks
 
 
 class Spot(NamedTuple):
@@ -76,15 +77,15 @@ class Placing:
             match action.what:
                 case "RESHARD":
                     there -= own.keys()
-                case "UNSHARD" | "F" | "B" | "I" | "W":
-                    wanted = own if action.what in ("UNSHARD", "F") else again[action.stage]
+                case "UNSHARD" | "E" | "F" | "B" | "I" | "W":
+                    wanted = own if action.what in ("UNSHARD", "E", "F") else again[action.stage]
                     missing = [name for name in wanted if name not in there]
                     if missing:
                         sizes = [own[name].numbers // own[name].shards for name in missing]
                         size = DTYPE_BYTES[traffic.dtype] * sum(sizes)
                         yield Spot(n, action.what == "UNSHARD"), self._action(traffic, len(missing), size, missing)
                     there.update(missing)
-                    if action.what == "F":
+                    if action.what in ("E", "F"):
                         there -= {name for name, each in own.items() if each.freed}
 
     def _again(self, stage: int) -> list[str]:
@@ -148,7 +149,8 @@ class Placing:
     # ------------------------------------------------------------------------------------------------------ the others
 
     def _spots(self, traffic: TrafficNode) -> list[Spot]:
-        forward, backward = self._at["F"], sorted(self._at.get("B", []) + self._at.get("I", []))
+        forward = sorted(self._at["F"] + self._at.get("E", []))
+        backward = sorted(self._at.get("B", []) + self._at.get("I", []))
         match traffic.what:
             case "activations" | "keys and values":
                 return [Spot(n, True) for n in forward]
@@ -159,6 +161,8 @@ class Placing:
                 return [Spot(n, True) for n in backward]
             case "batch statistics":
                 return [Spot(n, True) for n in sorted(forward + backward)]
+            case what if what in EXCHANGED:
+                return [Spot(self._at.get("E", self._at["F"])[-1], True)]
             case "buffers" | "count of what is kept":
                 return [Spot(forward[0], False)]
         return [Spot(self._update, False)]
@@ -200,6 +204,8 @@ class Placing:
             assert sharding.exchange is not None
             pieces, members = sharding.exchange.pieces, sharding.exchange.members
             return (pieces, 1) if traffic.among == "node" else (members, pieces)
+        if traffic.what in EXCHANGED:
+            return compared_ranks(self._place.job, layout), layout.stride("data")
         if traffic.axis != "data" or sharding.engine != "fsdp" or traffic.what in _OVER_DATA:
             return layout.sizes[traffic.axis], layout.stride(traffic.axis)
         inner = layout.stride("context")

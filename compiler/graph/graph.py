@@ -15,7 +15,7 @@ import networkx as nx
 
 from dslc.compiler.ir.records import Action, Axis, Devices, Follows, Network, Relation
 
-COMPUTE = frozenset({"F", "B", "I", "W"})
+COMPUTE = frozenset({"E", "F", "B", "I", "W"})
 MESSAGES = frozenset({"SEND_F", "RECV_F", "SEND_B", "RECV_B"})
 LOCAL = COMPUTE | {"UNSHARD", "RESHARD", "REDUCE_GRAD", "update"}  # actions that a process does alone
 

@@ -34,6 +34,7 @@ from dslc.compiler.ir.records import (
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.placement.sharding import Sharding
+from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.compiler.rules.analysis import Analysis
 
 Pass = Callable[[PlanGraph, Analysis], None]
@@ -142,7 +143,8 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
     if schedule:
         rows = lowered(schedule)
     else:
-        rows = (tuple(_passes(analysis.layout.microbatches, analysis.sharding.reshard)),)
+        ahead = makes_outputs_ahead(analysis.job, analysis.layout)
+        rows = (tuple(_passes(analysis.layout.microbatches, analysis.sharding.reshard, ahead=ahead)),)
     left_out = _left_out(analysis.sharding)
     sent = messages(analysis.staging) if schedule and analysis.staging else ()
     for p, row in enumerate(rows):
@@ -167,8 +169,12 @@ def _left_out(sharding: Sharding) -> set[str]:
     return (set() if sums else {"REDUCE_GRAD"}) | (set() if sharding.shards > 1 and sums else {"UNSHARD", "RESHARD"})
 
 
-def _passes(microbatches: int, reshard: bool) -> Iterator[Issue]:
-    """Yields the passes without a pipeline; parameters are freed after each backward pass, or after the last."""
+def _passes(microbatches: int, reshard: bool, *, ahead: bool) -> Iterator[Issue]:
+    """Yields the passes without a pipeline; parameters are freed after each backward pass, or after the last. `ahead`:
+    the outputs of all micro-batches are made first, for a loss that compares them.
+    """
+    if ahead:
+        yield from (Issue("E", 0, m) for m in range(microbatches))
     for m in range(microbatches):
         yield from (Issue("F", 0, m), Issue("B", 0, m))
         if reshard or m + 1 == microbatches:

@@ -87,11 +87,11 @@ def gathered(view: View) -> str:
                     return f"{name} comes before stage {due} is gathered"
                 due = -1
             match action.what:
-                case "F" | "B" | "I" | "W" if action.stage in needed:
-                    missing = needed[action.stage][action.what != "F"] - there
+                case "E" | "F" | "B" | "I" | "W" if action.stage in needed:
+                    missing = needed[action.stage][action.what not in ("E", "F")] - there
                     if missing:
                         return f"{name} uses {min(missing)}, which process {process} has not gathered"
-                    if action.what == "F":
+                    if action.what in ("E", "F"):
                         there -= {each for each, found in own.items() if found.freed}
                 case "UNSHARD":
                     if own and _forward(own) <= there:

@@ -16,6 +16,7 @@ from dslc.compiler.ir.program import GradientStep
 from dslc.compiler.ir.records import Action, Batches, Devices, Process, Schedule, Stage
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, When
+from dslc.compiler.placement.whole_losses import EXCHANGED
 
 Exchanged: TypeAlias = tuple[str, str, str, str, str, When]  # operation, axis, content, dtype, among whom, when
 
@@ -193,7 +194,9 @@ _MESSAGES = {
 
 def groups(view: View) -> str:
     """Returns the first collective of an axis that is not among the ranks along it; those of parameters and gradients
-    are along two axes, and those of a few numbers among all who have a part (proof_flow.py)."""
+    are along two axes, those of a few numbers among all who have a part (proof_flow.py), and those of a loss that
+    compares samples among the ranks that have them (proof_losses.py).
+    """
     axes = {axis.name: (axis.size, axis.stride) for axis in view.plan.one(Devices).axes}
     axes["all"] = (view.plan.one(Devices).count, 1)
     for name, action in view.actions.items():
@@ -209,7 +212,7 @@ def groups(view: View) -> str:
     return ""
 
 
-_OF_ALL_HOLDERS = (*AGREED, "parameters", "norm of the gradient", "whether a gradient is not finite")
+_OF_ALL_HOLDERS = (*AGREED, "parameters", "norm of the gradient", "whether a gradient is not finite", *EXCHANGED)
 
 
 def held(view: View) -> str:

@@ -29,6 +29,8 @@ Propositions, each proved once the passes so far have added its subject:
     agreed      where ranks agree otherwise than by exact sums of gradients: on what, among which ranks, and when
     counts      the count that divides the losses, the norm of the gradient and the flag of one that is not finite are
                 sums over the ranks that have a part of them, in time for their use
+    compared    a loss that compares samples has the outputs of all micro-batches and of all its ranks before the first
+                backward pass, and gradients go back to where they came from
     totals      the totals of exchanges that are shown for a process are those of its actions
     held        no stage holds the activations of more micro-batches than the account says
     memory      the peak is within the limit, and the parameters in it are those that the rank holds
@@ -46,6 +48,7 @@ from collections.abc import Callable
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_exchange import agreed
 from dslc.compiler.graph.proof_flow import counts, gathered, summed, weights
+from dslc.compiler.graph.proof_losses import compared
 from dslc.compiler.graph.proof_places import devices, layers, memory, samples
 from dslc.compiler.graph.proof_step import actions, fields, groups, held, inputs, order, totals
 from dslc.compiler.graph.proof_view import View, view
@@ -70,6 +73,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("summed", "exchange", summed),
     ("agreed", "exchange", agreed),
     ("counts", "exchange", counts),
+    ("compared", "exchange", compared),
     ("totals", "exchange", totals),
     ("held", "order_actions", held),
     ("memory", "account", memory),
@@ -77,7 +81,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
 
 
 # Those on exchanges, which are unknown for a user's own network that was not traced.
-OF_A_MODEL = frozenset({gathered, summed, agreed, counts})
+OF_A_MODEL = frozenset({gathered, summed, agreed, counts, compared})
 
 
 class Unsound(Exception):

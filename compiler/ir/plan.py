@@ -119,6 +119,7 @@ class DataNode(Record):
     stream: StreamStep | None = None
     test: int | None = 0
     pictures: tuple[str, ...] = ()  # what they go through in training, by its names
+    ahead: bool = False  # the outputs of all micro-batches are made first, as their loss compares them
 
 
 @record

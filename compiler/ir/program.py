@@ -120,14 +120,18 @@ class LossStep(Record):
     `counts` is the unit: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the elements
     of the target that are not `ignore`, which the ranks must sum before the first backward; `own`: what the loss itself
     counts, which the ranks sum after the last backward. `own` as a kind is the loss that the model returns.
+
+    A loss that compares samples is over those of `together` neighbours along the data axis; 0: each sample, or token,
+    has a loss of its own.
     """
 
-    kind: Literal["cross_entropy", "mse", "l1", "bce", "python", "own"]
+    kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own"]
     arguments: Arguments = field(default_factory=dict)
     counts: Literal["samples", "tokens", "kept", "own"] = "samples"
     ignore: int | None = None
     python: PythonFunction | None = None
     line: str = ""
+    together: int = 0
 
 
 @record

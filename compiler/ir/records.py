@@ -152,6 +152,7 @@ class Action(Record):
     """One action of a process in a step. Its kind, `what`, is one of:
 
     F, B, I, W                      a stage's forward, its backward, or the two halves of it, on one micro-batch
+    E                               its forward without autograd, which makes the output of a micro-batch ahead
     SEND_F, RECV_F, SEND_B, RECV_B  a message between stages: `count` tensors of `shapes` and `dtypes`, `bytes` in all
     UNSHARD, RESHARD, REDUCE_GRAD   where a stage's parameters are gathered and freed, and its gradients reduced
     all_reduce, all_gather, …       `count` collectives along an `axis`, of `bytes` in all

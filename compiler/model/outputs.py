@@ -1,7 +1,8 @@
 """Checks the network's output against the loss and the data's targets.
 
 Cross entropy takes logits channel-last: `(…, classes)` for targets `(…)`. The other losses take the target's own shape;
-a last dim of 1 may be missing or extra.
+a last dim of 1 may be missing or extra. The contrastive loss takes embeddings: `(width)` with a class as the target, or
+`(views, width)`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ def check_output(
     report: Report,
     suspects: list[Note],
 ) -> None:
-    """Reports E0210 to E0216 and W0202. `last` is the layer that the output comes from."""
+    """Reports E0210 to E0216, E0227 and W0202. `last` is the layer that the output comes from."""
     where, target = _where(model, last), source.target
-    if isinstance(model.loss, c.CrossEntropy):
+    if isinstance(model.loss, c.Contrastive):
+        _check_embeddings(model, where, output, source, report)
+    elif isinstance(model.loss, c.CrossEntropy):
         _check_classes(model, where, output, source, report, suspects)
     elif isinstance(model.loss, c.MSE | c.L1 | c.BCE) and target is not None:
         if isinstance(model.loss, c.BCE) and source.classes is not None and source.classes > 2:
@@ -49,6 +52,29 @@ def check_output(
                 if output.shape[:-1] == target.shape and (source.classes or source.vocab)
                 else _advice(output.shape, target.shape),
             )
+
+
+def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, source: SourceFacts, report: Report) -> None:
+    target, shape = source.target, output.shape
+    if len(shape) == 2 and shape[0] > 1:
+        return
+    if len(shape) != 1:
+        report.add(
+            "E0227",
+            f"`contrastive` needs one embedding, or several views, for each sample, and {output} comes out",
+            where,
+            notes=[_of_loss(model)],
+            help="put `flatten()` before the last layer" if len(shape) > 2 else "a last layer that gives a vector",
+        )
+    elif target is not None and (target.dtype != "int64" or target.shape):
+        report.add(
+            "E0227",
+            "`contrastive` tells the positives of a single embedding by classes, and the data's targets are "
+            f"{say(target.shape) if target.shape else 'numbers'} of {target.dtype}",
+            model.loss.span or model.at("loss"),
+            help='a class for each sample as the target, or several views of it; or `python("module:function", '
+            "over = all)`",
+        )
 
 
 def _check_classes(

@@ -19,6 +19,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.mixture import counts
 from dslc.compiler.placement.schedules import demands
 from dslc.compiler.placement.streams import stream_of
+from dslc.compiler.placement.whole_losses import compares
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -61,6 +62,7 @@ class Workload(Record):
     steps_per_epoch: int | None
     steps: int | None
     counts: Counts  # the count that divides the losses of a step
+    target: int = 0  # bytes of a sample's target
     sets: tuple[tuple[str, int], ...] = ()  # name and samples of validation sets that have names
     stream: StreamStep | None = None  # without a length, all steps are one epoch
 
@@ -131,9 +133,16 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         steps_per_epoch=per_epoch,
         steps=steps,
         counts=counted(job, source),
+        target=_target_bytes(source),
         sets=source.found.get("validation_sets", ()),
         stream=stream,
     )
+
+
+def _target_bytes(source: SourceFacts) -> int:
+    if source.structures is not None:
+        return source.structures[1].bytes
+    return source.target.bytes if source.target is not None else 0
 
 
 def _sum(parts: tuple[PartLoad, ...], name: str) -> int | None:
@@ -172,7 +181,7 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
     match job.model.loss:
         case c.CrossEntropy(ignore=target):
             return target
-        case c.PythonLoss(ignore=target):
+        case c.PythonLoss(ignore=target, over=None):
             whole = source.structures is not None or (source.target is not None and source.target.dtype == "int64")
             return target if whole else None
         case _:
@@ -185,6 +194,8 @@ def counted(job: JobSpec, source: SourceFacts) -> Counts:
     The ranks must sum in each step how many targets are kept, unless all are classes from 0 up and none of these is
     ignored: then their count is arithmetic.
     """
+    if compares(job.model.loss):
+        return "samples"
     library = not isinstance(job.model.loss, c.Own | c.PythonLoss)
     if source.loss_counts or (not library and (isinstance(job.model.loss, c.Own) or source.structures)):
         return "own"

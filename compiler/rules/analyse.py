@@ -57,6 +57,7 @@ from dslc.compiler.rules.network import check_network
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.compiler.rules.own_step import check_own_step
 from dslc.compiler.rules.training import check_patterns
+from dslc.compiler.rules.whole_losses import check_whole_loss
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Own, PythonSource, parts_of
@@ -98,6 +99,7 @@ def analyse(
     if fine("model", "data", "train", "evaluate", "parallelism"):
         shared = rules_structures.check_structures(job, layout, source, facts.model, report)
         shared &= check_own_step(job, layout, report)
+        shared &= check_whole_loss(job, layout, source, facts.model, report)
         rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
         check_own_optimizer(job, layout, facts.optimizer, report)
         for alone, facts_of_it in each_source(job, source):

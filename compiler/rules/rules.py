@@ -133,16 +133,18 @@ def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
                 notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
                 help="leave it out, or `loss = cross_entropy()`",
             )
-        elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE)) or (
-            isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1)
+        elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
+            isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1 | c.Contrastive)
         ):
             report.add(
                 "E0312",
                 f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
                 span,
                 notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
-                help="`metrics = [loss, mse]`",
+                help="`metrics = [loss]`" if isinstance(loss, c.Contrastive) else "`metrics = [loss, mse]`",
             )
+        elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
+            report.add("E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span)
         elif isinstance(metric, m.MSEMetric) and classes:
             report.add("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
         elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
@@ -222,7 +224,13 @@ def _check_axes(
 
 def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
     loss, target = job.model.loss, source.target
-    if isinstance(loss, c.PythonLoss) and changed(loss, "ignore") and target is not None and target.dtype != "int64":
+    if (
+        isinstance(loss, c.PythonLoss)
+        and not loss.over
+        and changed(loss, "ignore")
+        and target is not None
+        and target.dtype != "int64"
+    ):
         why = "the data's targets are not whole numbers, and all of them count"
         report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
 
@@ -318,8 +326,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
     if isinstance(train.optimizer, Compressed) and train.optimizer.word not in RUNS:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
-    if isinstance(job.model.loss, c.Contrastive):
-        yield "`contrastive`", job.model.at("loss"), ""
     if job.launch.restarts and isinstance(job.launch.with_, c.MPI):
         instead = "`local()`, `ssh(…)`, `torchrun()`, `slurm()` and `kubernetes()` start failed ranks again"
         yield "`launch.restarts` with `mpi(…)`", job.launch.at("restarts"), instead

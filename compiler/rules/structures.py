@@ -131,7 +131,8 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
     loss = job.model.loss
     if pair is not None and _compares(loss, *pair):
         return
-    if pair is not None and not isinstance(loss, c.PythonLoss | c.Own):
+    library = not isinstance(loss, c.PythonLoss | c.Own | c.Contrastive)  # whole_losses.py checks that
+    if pair is not None and library:
         output, target = pair
         shape = " x ".join(map(str, output.shape)) or "one number"
         report.add(
@@ -143,7 +144,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
             'others; or `python("module:function")`',
         )
         return
-    if not isinstance(loss, c.PythonLoss | c.Own):
+    if library:
         report.add(
             "E0322",
             f"`{loss.word}` compares two tensors, and the network's output or the target is a structure of them",

@@ -409,7 +409,8 @@ def _schedule(plan: Plan) -> list[str]:
     if schedule is None:
         if plan.data.microbatches == 1:
             return ["forward, backward, update"]
-        return [f"forward and backward, {plan.data.microbatches} times, then the update"]
+        first = "the outputs of all micro-batches and their loss, then " if plan.data.ahead else ""
+        return [f"{first}forward and backward, {plan.data.microbatches} times, then the update"]
     stages = len(schedule.rows) * schedule.virtual_stages
     lines = [
         f"{schedule.name}: {len(schedule.rows)} ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "

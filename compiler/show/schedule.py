@@ -30,6 +30,7 @@ LEAST = 13  # width of a short box
 PIECES = 44  # boxes of a row that are shown before any are left out
 SHOWN_ROWS = 12
 COLOURS = {  # by kind, the first two stages of a rank
+    "E": ("#c9e5f7", "#c9e5f7"),
     "F": ("#8cc8ee", "#c9e5f7"),
     "B": ("#eeb85a", "#f7ddb0"),
     "I": ("#eeb85a", "#f7ddb0"),
@@ -37,7 +38,13 @@ COLOURS = {  # by kind, the first two stages of a rank
     "exchange": ("#ecb08a", "#ecb08a"),
     "update": (GREY, GREY),
 }
-NAMES = {"F": "forward", "B": "backward", "I": "backward of the input", "W": "backward of the weights"}
+NAMES = {
+    "E": "outputs ahead",
+    "F": "forward",
+    "B": "backward",
+    "I": "backward of the input",
+    "W": "backward of the weights",
+}
 
 
 @record
@@ -152,10 +159,13 @@ def _pipeline_rows(plan: Plan) -> list[list[Piece]]:
 
 
 def _one_row(plan: Plan) -> list[Piece]:
-    row = []
-    for m in range(plan.data.microbatches):
-        row.append(Piece(kind="F", stage=0, text=str(m), start=3.0 * m, end=3.0 * m + 1))
-        row.append(Piece(kind="B", stage=0, text=str(m), start=3.0 * m + 1, end=3.0 * m + 3))
+    count = plan.data.microbatches
+    ahead = range(count if plan.data.ahead else 0)
+    row = [Piece(kind="E", stage=0, text=str(m), start=float(m), end=m + 1.0) for m in ahead]
+    for m in range(count):
+        start = len(ahead) + 3.0 * m
+        row.append(Piece(kind="F", stage=0, text=str(m), start=start, end=start + 1))
+        row.append(Piece(kind="B", stage=0, text=str(m), start=start + 1, end=start + 3))
     return row
 
 
@@ -166,7 +176,7 @@ def _held(plan: Plan, row: list[Piece]) -> list[Held]:
     for piece in row:
         if piece.kind == "F":
             changes.append((piece.start, 1, kept[piece.stage]))
-        elif piece.kind != "I":
+        elif piece.kind in ("B", "W"):
             changes.append((piece.end, -1, -kept[piece.stage]))
     found: list[Held] = []
     pieces, size = 0, 0

@@ -133,19 +133,25 @@ class BCE(Call):
 
 @call("loss")
 class Contrastive(Call):
-    """InfoNCE over all samples of a node or of the job."""
+    """The contrastive loss of embeddings, which are brought to length 1 (NT-Xent, Chen et al. 2020, arXiv:2002.05709;
+    with classes Khosla et al. 2020, arXiv:2004.11362): the mean over the positives p of an embedding z of
+    -log(exp(z.p/t) / sum over all others a of exp(z.a/t)). Positives are the other views of the sample, of an output
+    (samples, views, width) or a pair; of one embedding a sample, those of its class. Without any the loss is 0.
+    """
 
-    over: str = arg(word("node", "all"), "whose samples serve as negatives", default="node")
+    over: str = arg(word("node", "all"), "the samples that are compared: those of a node, or all", default="node")
     temperature: float = arg(Float(above=0), "divides the similarities", default=0.07)
 
 
 @call("loss", "python", open=True)
 class PythonLoss(PythonCall):
     """`f(output, target)` of yours, giving one loss for each sample or token, in the order of the targets; or a pair
-    (sum, count) of what its batch holds; or either with a dict of further losses, which are logged by name.
+    (sum, count) of what its batch holds; or either with a dict of further losses, which are logged by name. With `over`
+    it is given the outputs and targets of all these samples, and gives one loss for each, or their mean.
     """
 
     ignore: int = arg(Int(), "the target that does not count, where targets are whole numbers", default=-100)
+    over: str | None = arg(word("all", "node"), "the samples that it compares, of all or of a node", default=None)
 
 
 @call("loss")

@@ -84,7 +84,13 @@ def split_batches(
     indices, samples = split_indices(step, split, place), splits.of(split)
     if not len(indices):
         return iter(())
-    chunks = list(indices.split(size))
+    return read_batches(step, samples, place, list(indices.split(size)), device)
+
+
+def read_batches(
+    step: DataStep, samples: Samples, place: RankPlace, chunks: list[Tensor], device: torch.device
+) -> Iterator[Pair]:
+    """Yields the samples of each of `chunks`, which are numbers of samples."""
     if step.workers and samples.by_process:
         return each_at(step.line, _loader(step, samples, place, [(chunk, 0) for chunk in chunks], device))
     made = each_at(step.line, (_moved(batch_aside(samples, chunk), device) for chunk in chunks))

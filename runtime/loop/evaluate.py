@@ -5,6 +5,8 @@ float64 vector, summed over the ranks at the end by one all-reduce; metrics that
 pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than others repeats one and does not
 count it.
 
+A loss that compares samples is taken over batches of the training's size (whole_evaluation.py).
+
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
 the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +34,7 @@ from dslc.runtime.data.samples import Pair
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.kept_metrics import Kept, Value, exchange, keeps
 from dslc.runtime.loop.metrics import Metrics
+from dslc.runtime.loop.whole_evaluation import WholeEvaluation
 from dslc.runtime.parallel.context_parallel import joined, piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import whole
@@ -46,24 +50,35 @@ def evaluate(
 ) -> dict[str, Value]:
     """Returns the metrics over the whole split, by name; the same on every rank."""
     steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
-    summed = Metrics([step for step in steps if not keeps(step)], job.loss, parts.device)
+    together = WholeEvaluation(job, place, parts) if job.loss.together else None
+    alone = [step for step in steps if together is None or step.kind != "loss"]
+    summed = Metrics([step for step in alone if not keeps(step)], job.loss, parts.device)
     kept = [Kept(step, job.loss, parts.device) for step in steps if keeps(step)]
     mesh, cut = mesh_of(job), piece_of(job)
     with evaluating(parts):
-        for input, target, counts in _batches(job, place, parts, splits, split):
+        size = batch_size(job, place)
+        made = together.batches(splits, split, size) if together else _batches(job, place, parts, splits, split)
+        for input, target, counts in made:
             output = forward(job, parts, cut(input))
             if output is None:
                 continue
+            if together is not None:
+                together.add(output, target, counts)
             if counts:
                 summed.update(output, cut(target))
             if kept:
                 output = joined(job, output)
             for metric in kept if counts else ():
                 metric.update(output, target)
+    sums = summed.sums if together is None else torch.cat((together.sums, summed.sums))
     if job.world_size > 1:
-        summed.sums *= mesh.leads
-        dist.all_reduce(summed.sums)
-    found: dict[str, Value] = {**summed.results()}
+        sums *= mesh.leads
+        dist.all_reduce(sums)
+    found: dict[str, Value] = {}
+    if together is not None:
+        total, number = sums[:2].tolist()
+        found["loss"], sums = (total / number if number else math.nan), sums[2:]
+    found |= summed.results(sums)
     if kept:
         found |= exchange(kept, job.world_size, mesh.leads and mesh.coordinates["context"] == 0)
     return found

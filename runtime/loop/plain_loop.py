@@ -243,6 +243,8 @@ def _mean_loss(step: LossStep) -> MeanLoss:
             return lambda output, target: F.binary_cross_entropy_with_logits(
                 output, target.reshape(output.shape).to(output.dtype)
             )
+        case "contrastive":
+            return lambda output, target: _contrastive(output, target, float(given["temperature"]))
         case "own":
             return lambda output, target: _mean_of_own(step, output, target)
         case "python" if step.counts == "own":
@@ -255,11 +257,30 @@ def _mean_loss(step: LossStep) -> MeanLoss:
 
             def own(output: Tensor, target: Tensor) -> Tensor:
                 losses: Tensor = function(output, target)
+                if step.together:
+                    return losses.mean()
                 if step.counts == "kept" and losses.shape == target.shape:
                     losses = losses[target.ne(-100 if step.ignore is None else step.ignore)]
                 return losses.sum() / _number(step, target)
 
             return own
+
+
+def _contrastive(output: Any, target: Tensor, temperature: float) -> Tensor:
+    """Returns the mean of the losses of all embeddings, one after another."""
+    views = torch.stack(list(output), dim=1) if not isinstance(output, Tensor) else output
+    views = views if views.dim() == 3 else views.unsqueeze(1)
+    count = views.shape[1]
+    groups = (target if count == 1 else torch.arange(len(views), device=views.device)).repeat_interleave(count)
+    losses = []
+    with torch.autocast(views.device.type, enabled=False):
+        found = F.normalize(views.flatten(0, 1).to(torch.promote_types(views.dtype, torch.float32)), dim=1)
+        for n, anchor in enumerate(found):
+            others = torch.arange(len(found), device=found.device) != n
+            shares = (found[others] @ anchor / temperature).log_softmax(0)
+            positive = groups[others] == groups[n]
+            losses.append(-shares[positive].mean() if positive.any() else 0 * anchor.sum())
+        return torch.stack(losses).mean()
 
 
 def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:

@@ -28,6 +28,7 @@ from dslc.compiler.trace.private_torch import TorchDispatchMode, fake_store
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.own_losses import OwnSum, counts_itself
+from dslc.runtime.model.whole_losses import WholeSum
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
 
@@ -58,7 +59,7 @@ def try_out(step: LossStep, output: Any, target: Any, ranks: int) -> bool:
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     os.environ.update(rank)
     torch.distributed.init_process_group("fake", store=fake_store(), rank=0, world_size=ranks)
-    if step.python is not None and counts_itself(step.python, output, target):
+    if step.python is not None and not step.together and counts_itself(step.python, output, target):
         step = replace(step, counts="own")
     loss_sum(step)(output, target)
     return step.counts == "own"
@@ -98,6 +99,9 @@ def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
 def loss_sum(step: LossStep) -> LossSum:
     """Returns the function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
     here = at(step.line)
+    if step.together:
+        with here:
+            return WholeSum(step)
     with here:
         made = _unmarked(step)
     return made if isinstance(made, OwnSum) else here(made)  # which marks its errors itself
@@ -117,6 +121,8 @@ def _unmarked(step: LossStep) -> LossSum:
             return _python(step) if step.counts != "own" else OwnSum(step)
         case "own":
             return OwnSum(step)
+        case "contrastive":
+            raise AssertionError("it compares samples")
 
 
 def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

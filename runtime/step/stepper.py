@@ -34,6 +34,7 @@ from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.varying import Varying
 from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.whole_batch import WholeBatch
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.precision import autocast
 
@@ -76,6 +77,15 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
     begin = parts.exchange.begin if parts.exchange is not None else _nothing
 
+    together: WholeBatch | None = None
+    if job.loss.together:  # the loss compares samples
+        together = WholeBatch(job, place, parts, lambda input: output_of(input))
+        loss_sum = together.loss
+
+    def output_of(input: Any) -> Any:
+        with aside(), autocast(precision, device):
+            return call(model, plain, input) if job.data.structured else model(cut(input))
+
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with aside(), autocast(precision, device):
             output = model(cut(input))
@@ -90,6 +100,8 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
 
     if job.data.structured:
         plain, forward = parts.plain.forward, forward_of_structure
+    if together is not None:
+        forward = together.around(forward)
     varying: Varying | None = None
     # A structure's loss may be a constant, where nothing of a batch counts: no parameter is used then.
     always = job.gradients.kind != "none" or not job.data.structured
@@ -106,6 +118,8 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     def step(batch: StepBatch) -> Done:
         begin()
         number, agreed = global_count(job, place, batch, parts.device)
+        if together is not None:
+            together.begin(batch)
         *others, (input, target) = batch.micro
         total: Tensor | None = None
         for other_input, other_target in others:

@@ -19,7 +19,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import Ready, lay_down, prepare, report_on
+from dslc.runs import ALONE, Around, Ready, lay_down, prepare, report_on
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -95,12 +95,12 @@ def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings
     return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
 
 
-def ready(job: Path, *settings: str, profile: bool = False) -> Ready:
+def ready(job: Path, *settings: str, profile: bool = False, around: Around = ALONE) -> Ready:
     """Returns the job with its `--set`s, as `dslc run` prepares it. Raises AssertionError if it is rejected."""
     if any(call in job.read_text() for call in ("python(", "transformers(")):
         load_what_traces()
     loaded, report = load(str(job), list(settings)), Report()
-    found = prepare(loaded, report, profile=profile) if loaded.job is not None else None
+    found = prepare(loaded, report, profile=profile, around=around) if loaded.job is not None else None
     assert found is not None, [d.message for d in (*loaded.report.errors, *report.errors)]
     return found
 
@@ -122,6 +122,13 @@ def train_job(launcher: Launcher, job: Path, *settings: str, folder: Path | None
     if folder is None:
         folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
         folder.mkdir()
+    return train(launcher, folder, made.program, made.places)
+
+
+def train_on_nodes(launcher: Launcher, job: Path, folder: Path, *settings: str) -> Trained:
+    """Trains a job of several nodes in the run directory `folder`, all of them on this machine."""
+    made = ready(job, *settings, around=dataclasses.replace(ALONE, hosts=True))
+    folder.mkdir(exist_ok=True)
     return train(launcher, folder, made.program, made.places)
 
 

@@ -110,6 +110,13 @@ data {
   batch  = 16
 }
 """
+EMBEDDINGS = WIDE.replace("cross_entropy()", "contrastive(over = all)")
+WHOLE = WIDE.replace("cross_entropy()", 'python("own_nets:apart", over = all)')
+VIEWS = VIT.replace("cross_entropy()", "contrastive(over = all)").replace(
+    "vit(layers = 2, width = 16, heads = 2, patch = 4, dropout = DROPOUT)",
+    "vit(layers = 2, width = 16, heads = 2, patch = 4)",
+)
+NORMED = CONV.replace("cross_entropy()", "contrastive(over = all)")
 OWN_NETS = """
 import torch
 from torch import nn
@@ -146,11 +153,16 @@ def buffered():
 
 def unused():
     return Net(unused=True)
+
+
+def apart(outputs, targets):
+    return (outputs @ outputs.T).square().mean()
 """
 OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]'
 NETWORKS = {
     "gpt": GPT, "llama": LLAMA, "nested": NESTED, "deep": DEEP, "tied": TIED, "odd": ODD, "wide": WIDE,
-    "layers": LAYERS, "vit": VIT, "conv": CONV,
+    "layers": LAYERS, "vit": VIT, "conv": CONV, "embeddings": EMBEDDINGS, "whole": WHOLE, "views": VIEWS,
+    "normed embeddings": NORMED,
 } | {kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")}  # fmt: skip
 PLAIN = {
     "network": "gpt",
@@ -194,6 +206,11 @@ JOBS: list[dict[str, str]] = [
     {"pipeline": "2", "tensor": "2", "ranks": "4", "network": "tied", "microbatches": "2", "clip": "1.0"},
     {"pipeline": "2", "ranks": "4", "zero": "3", "network": "odd", "microbatches": "2", "clip": "1.0"},
     {"network": "llama", "tensor": "2", "context": "2", "ranks": "4", "recompute": "full", "microbatches": "2"},
+    {"network": "embeddings"},
+    {"network": "views", "zero": "3", "ranks": "4", "microbatches": "2", "recompute": "full"},
+    {"network": "normed embeddings", "microbatches": "2"},
+    {"network": "whole", "microbatches": "2", "zero": "2", "clip": "1.0"},
+    {"network": "views", "tensor": "2", "ranks": "4", "microbatches": "2"},
 ]
 MORE: list[dict[str, str]] = [
     {"tensor": "2", "context": "2", "ranks": "4", "ignore": "0", "clip": "1.0"},

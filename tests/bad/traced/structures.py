@@ -65,3 +65,19 @@ def noisy(samples: list[tuple[dict[str, Tensor], Tensor]]) -> tuple[dict[str, Te
 
 def distance(output: Tensor, target: Tensor) -> Tensor:
     return (output.sum(1) - target).abs()
+
+
+def stacked(samples: list[tuple[dict[str, Tensor], Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
+    inputs = {name: torch.stack([given[name] for given, _ in samples]) for name in ("left", "right")}
+    return inputs, torch.stack([target for _, target in samples])
+
+
+class Long(Beside):
+    """An output that could be longer for some batches than for others."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return super().forward(left, right)[:, None].repeat(1, 3, 1)
+
+
+def mean_distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.sum((1, 2)) - targets).abs().mean()

@@ -98,6 +98,27 @@ PLANS: dict[str, tuple[str, ...]] = {
         )
         for exchange in ("fp16()", "bf16()", "local_sgd(period = 4)")
     },
+    "samples compared": (
+        "devices.cpus=4",
+        "parallelism.pipeline=1",
+        "parallelism.data=4",
+        "parallelism.zero=3",
+        "data.source=digits()",
+        "data.batch=16",
+        "model.network=[flatten(), linear(10)]",
+        "model.loss=contrastive(over = all)",
+    ),
+    "outputs ahead": (
+        "devices.nodes=2",
+        "devices.cpus=2",
+        "parallelism.pipeline=1",
+        "parallelism.data=4",
+        "parallelism.microbatches=2",
+        "data.source=digits()",
+        "data.batch=16",
+        "model.network=[flatten(), linear(10)]",
+        "model.loss=contrastive(over = node)",
+    ),
     "sharded stages": ("parallelism.zero=2", "parallelism.schedule=zbv", "model.network.layers=6"),
 }
 
@@ -113,6 +134,7 @@ CONTENTS = {
     *("gradients of shared weights", "which parameters were used", "buffers", "batch statistics"),
     *("count of what is kept", "norm of the gradient", "whether a gradient is not finite"),
     *("scale of the gradients", "weights"),
+    *("outputs", "targets", "gradients of outputs"),
 }
 
 

@@ -1,0 +1,95 @@
+"""The exchanges and the memory of a loss that compares samples (runtime/model/whole_losses.py).
+
+Model: a rank sends the outputs of its share, in as many rows as the largest share has, and receives those of all that
+it is compared with. `contrastive` sends embeddings in float32, with classes where those tell the positives, and
+receives back the gradients of its own; a loss of the user's own is sent all that an output and a target consist of.
+
+Limits: of a user's own loss it is assumed that it compares each sample of the batch with each, in a few matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from dslc.compiler.common.shares import largest
+from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.whole_losses import GRADIENTS, OUTPUTS, TARGETS, compared_ranks, compares
+from dslc.dsl.language.calls import Contrastive
+from dslc.dsl.record import Record, record
+
+MATRICES = 4  # of a number for each pair of samples, that exist at once: similarities, losses, gradients of them
+
+
+@record
+class LossBytes(Record):
+    """Bytes of a rank at the loss: `outputs` of all micro-batches, if they are made ahead, `forward` and `backward` at
+    the most beside them, and the `gradients` that then wait for the passes of the micro-batches.
+    """
+
+    outputs: int
+    forward: int
+    backward: int
+    gradients: int
+
+
+def over_outputs(staging: Staging) -> Iterator[TrafficNode]:
+    """Yields the exchanges of a step."""
+    ranks = compared_ranks(staging.job, staging.layout)
+    if ranks < 2:
+        return
+    rows, shape = largest(staging.workload.batch, staging.layout.sizes["data"]), staging.model.output.shape
+    own = 4 * rows * prod(shape)
+
+    def exchanged(operation: str, what: str, dtype: str, size: int) -> TrafficNode:
+        return TrafficNode(operation=operation, axis="data", what=what, dtype=dtype, count=1, bytes=size)
+
+    if not isinstance(staging.job.model.loss, Contrastive):
+        yield exchanged("all_gather", OUTPUTS, "uint8", own)
+        yield exchanged("all_gather", TARGETS, "uint8", rows * staging.workload.target)
+        return
+    yield exchanged("all_gather", OUTPUTS, "float32", own)
+    if has_classes(staging):
+        yield exchanged("all_gather", TARGETS, "uint8", 8 * rows)
+    yield exchanged("reduce_scatter", GRADIENTS, "float32", ranks * own)
+
+
+def has_classes(staging: Staging) -> bool:
+    """True if an output is one embedding for each sample, whose positives are those of its class."""
+    return len(staging.model.output.shape) == 1 and not _structured(staging)
+
+
+def _structured(staging: Staging) -> bool:
+    traced = staging.model.traced
+    return traced is not None and traced.structured
+
+
+def whole_loss_bytes(staging: Staging) -> LossBytes | None:
+    """Returns the bytes of a rank at the loss; None for another loss."""
+    job, layout = staging.job, staging.layout
+    if not compares(job.model.loss):
+        return None
+    ranks, shape = compared_ranks(job, layout), staging.model.output.shape
+    share = staging.workload.share
+    own, together = 4 * share * prod(shape), share * ranks
+    ahead = layout.microbatches > 1
+    outputs = 2 * own if ahead else 0  # of each micro-batch, and joined
+    if not isinstance(job.model.loss, Contrastive):
+        everything = 4 * together * prod(shape) if ranks > 1 else 0
+        pairs = 4 * together * together
+        return LossBytes(
+            outputs=outputs,
+            forward=own + 2 * everything + MATRICES * pairs,
+            backward=own + everything + MATRICES * pairs,
+            gradients=own if ahead else 0,
+        )
+    views = shape[0] if len(shape) > 1 else 1
+    pairs = 4 * share * views * together * views
+    everything = ranks * own if ranks > 1 else 0
+    return LossBytes(
+        outputs=outputs,
+        forward=2 * own + 2 * everything + MATRICES * pairs + pairs // 2,
+        backward=2 * own + 2 * everything + (MATRICES + 1) * pairs + pairs // 2,
+        gradients=own if ahead else 0,
+    )

@@ -1,0 +1,71 @@
+"""The proof of a loss that compares samples: returns the reason why its proposition fails, or "".
+
+Neighbours along the data axis have the samples of a batch one after another, so a loss over so many of them is over a
+contiguous part of the batch; over the whole axis, over the whole batch.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.graph.proof_view import Line, View
+from dslc.compiler.ir.program import LossStep
+from dslc.compiler.ir.records import Action, Batches, Devices
+from dslc.compiler.placement.whole_losses import EXCHANGED, GRADIENTS, OUTPUTS, TARGETS
+
+
+def compared(view: View) -> str:
+    """Checks that a loss that compares samples has all outputs before the first backward pass, of its micro-batches and
+    of its ranks, and that a gradient goes back to where each came from; and that no other loss exchanges outputs.
+    """
+    loss = view.plan.find(LossStep)
+    if loss is None:
+        return ""  # a size is unknown that a run needs: nothing says what it compares
+    microbatches = view.plan.one(Batches).microbatches
+    data, devices = view.plan.axis("data"), view.plan.one(Devices)
+    if loss.together and (
+        data.size % loss.together or not _fits(loss.together, data.size, devices.processes // data.stride)
+    ):
+        return f"a loss compares the samples of {loss.together} of {data.size} ranks, which are neither all nor a node"
+    for process, line in view.lines.items():
+        ahead = [action.microbatch for _, action in line if action.what == "E"]
+        wanted = list(range(microbatches)) if loss.together and microbatches > 1 else []
+        if ahead != wanted or any(action.what == "E" and _begun(line[:n]) for n, (_, action) in enumerate(line)):
+            return f"process {process} makes the outputs of micro-batches {ahead} ahead, and not of {wanted}"
+        reason = _exchanges(line, loss, (loss.together, data.stride))
+        if reason:
+            return f"process {process}: {reason}"
+    return ""
+
+
+def _fits(together: int, ranks: int, of_a_node: int) -> bool:
+    return together == ranks or together == max(1, of_a_node)
+
+
+def _begun(before: Line) -> bool:
+    return any(action.what in ("F", "B") for _, action in before)
+
+
+def _exchanges(line: Line, loss: LossStep, group: tuple[int, int]) -> str:
+    found: dict[str, tuple[int, Action]] = {}
+    for n, (name, action) in enumerate(line):
+        if action.carries not in EXCHANGED:
+            continue
+        if action.carries in found or (action.ranks, action.stride) != group or action.count != 1:
+            return f"{name} is no exchange of {action.carries} over the ranks whose samples are compared"
+        found[action.carries] = n, action
+    needed = {OUTPUTS} | ({GRADIENTS} if loss.kind == "contrastive" else {TARGETS}) if loss.together > 1 else set()
+    if needed - found.keys() or (found.keys() - needed - {TARGETS}) or (found and not needed):
+        return f"a loss over {loss.together} ranks exchanges {sorted(found)}"
+    first = next((n for n, (_, action) in enumerate(line) if action.what == "B"), len(line))
+    ahead = any(action.what == "E" for _, action in line)
+    made = max((n for n, (_, a) in enumerate(line) if a.what == ("E" if ahead else "F")), default=-1)
+    for what, (n, action) in found.items():
+        operation = "reduce_scatter" if what == GRADIENTS else "all_gather"
+        if action.what != operation or not made < n < first:
+            return f"{what} are exchanged by {action.what}, too early or too late"
+    if GRADIENTS in found:
+        (sent, gather), (back, scatter) = found[OUTPUTS], found[GRADIENTS]
+        if sent > back or scatter.bytes != gather.bytes * loss.together or scatter.dtypes != gather.dtypes:
+            return (
+                f"{scatter.bytes} bytes of gradients go back for {gather.bytes} of outputs from {loss.together} ranks"
+            )
+    return ""

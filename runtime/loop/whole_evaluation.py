@@ -1,0 +1,81 @@
+"""The loss of an evaluation, where it compares samples.
+
+Model: the samples of the split are taken in batches of `data.batch`, in their order; the last may be smaller. The ranks
+share out each of them as in training, and the loss of a batch is that of a step. So the loss over the split is the mean
+of the losses of its samples, whatever the number of ranks (of nodes, if samples of one node are compared).
+
+Contract: every sample counts once. A rank without samples of a batch makes an output all the same, which does not
+count: it has to have the shape of the others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.common.shares import largest, piece
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.structures import map_tensors
+from dslc.runtime.data.batches import read_batches
+from dslc.runtime.data.held_out import Split, range_of
+from dslc.runtime.data.sources import Splits
+from dslc.runtime.model.whole_losses import WholeSum
+from dslc.runtime.parallel.neighbours import others_of
+from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.whole_batch import joined
+
+
+class WholeEvaluation:
+    """The loss of one pass over a split, on one rank: `sums` is the sum of its losses and their number, in float64."""
+
+    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts) -> None:
+        assert isinstance(parts.loss, WholeSum)
+        self._job, self._place, self._parts, self._loss = job, place, parts, parts.loss
+        self.sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
+        others_of(job, place, job.data.batch)  # all ranks make the groups now
+        self._outputs: list[tuple[Any, Any]] = []
+
+    def batches(self, splits: Splits, split: Split, size: int) -> Iterator[tuple[Any, Any, bool]]:
+        """Yields this rank's samples, `size` at a time at most, and whether they count. `add` is called with the output
+        of each before the next is asked for.
+        """
+        chunks, ends = self._chunks(split, size)
+        samples, ends_ = splits.of(split), iter(ends)
+        counts, batch = next(ends_)
+        for input, target in read_batches(self._job.data, samples, self._place, chunks, self._parts.device):
+            yield input, target, counts
+            if batch:
+                self._close(batch)
+            counts, batch = next(ends_, (False, 0))
+
+    def add(self, output: Any, target: Any, counts: bool) -> None:
+        pair = output, target
+        self._outputs.append(pair if counts else map_tensors(lambda tensor: tensor[:0], pair))
+
+    def _chunks(self, split: Split, size: int) -> tuple[list[Tensor], list[tuple[bool, int]]]:
+        """Returns the samples that are read at a time; and for each time whether they count, and the samples of the
+        batch, over all ranks, if it ends with them.
+        """
+        first, count = range_of(self._job.data, split)
+        ranks, rank, each = self._place.data_ranks, self._place.data_rank, self._job.data.batch
+        chunks: list[Tensor] = []
+        ends: list[tuple[bool, int]] = []
+        for begin in range(first, first + count, each):
+            batch = min(each, first + count - begin)
+            start, stop = piece(batch, ranks, rank)
+            own = list(torch.arange(begin + start, begin + stop).split(size)) if stop > start else []
+            filler = [torch.tensor([begin + min(start, batch - 1)])]
+            times = -(-largest(batch, ranks) // size) if self._parts.engine.lockstep else max(1, len(own))
+            chunks += own + filler * (times - len(own))
+            ends += [(n < len(own), batch if n + 1 == times else 0) for n in range(times)]
+        return chunks, ends
+
+    def _close(self, batch: int) -> None:
+        output, target = (joined([pair[n] for pair in self._outputs]) for n in (0, 1))
+        self._outputs.clear()
+        start, stop = piece(batch, self._place.data_ranks, self._place.data_rank)
+        self.sums[0] += self._loss.among(output, target, others_of(self._job, self._place, batch))
+        self.sums[1] += stop - start

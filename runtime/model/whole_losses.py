@@ -1,0 +1,180 @@
+"""Losses that compare the samples of a batch: the contrastive loss, and a user's own of a whole batch.
+
+Model: a rank has the outputs of its own samples, and `Others` bring those of other ranks. The value is the sum of the
+losses of the rank's own samples, so that all of them over all ranks, divided by the samples, is the loss of the step,
+as for any loss.
+
+`contrastive`: each rank computes the losses of its own samples, against the embeddings of all. Their gradient goes back
+to the ranks that made them. Chen et al. 2020 (arXiv:2002.05709), and with classes Khosla et al. 2020 (arXiv:2004.11362,
+the loss `out`). Of an anchor z with the positives P(z), among all embeddings but itself, A(z):
+
+    - 1 / |P(z)| * sum over p in P(z) of (z.p / t - log sum over a in A(z) of exp(z.a / t))
+
+`python`: each rank computes the whole loss, of which its own part alone has a gradient: that is the gradient of the
+whole loss with respect to this part, so nothing has to be sent back. The value is divided by the ranks that compute it.
+
+Contract: sums in float32 at least, under autocast or not. An embedding of length 0 stays 0, without a gradient. A loss
+of no samples is 0.
+
+Limits: a tensor of an output or a target has a row for each sample, as long for all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.ir.program import LossStep
+from dslc.compiler.trace.structures import map_tensors, tensors
+from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.user_code import load_function
+
+SHORTEST = 1e-12  # the length of an embedding below which it has no direction
+
+
+class Others(Protocol):
+    """The samples that a rank's own are compared with: `samples` of `ranks` ranks, of which its own begin at `first`.
+    All ranks call the same methods in the same order.
+    """
+
+    ranks: int
+    samples: int
+    first: int
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """Returns the rows of all ranks; a gradient goes back to the ranks that they came from."""
+        ...
+
+    def fixed(self, own: Any) -> Any:
+        """Returns a structure with the rows of all ranks in each tensor, of which its own alone have a gradient."""
+        ...
+
+
+class Alone:
+    """No others: a rank that has all samples itself."""
+
+    ranks, first = 1, 0
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def gathered(self, own: Tensor) -> Tensor:
+        return own
+
+    def fixed(self, own: Any) -> Any:
+        return own
+
+
+class WholeSum:
+    """The sum of the losses of a rank's own samples, a scalar, differentiable in its outputs."""
+
+    def __init__(self, step: LossStep) -> None:
+        self._step = step
+        self._own = load_function(step.python) if step.python is not None else None
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        return self.among(output, target, Alone(rows(output)))
+
+    def among(self, output: Any, target: Any, others: Others) -> Tensor:
+        """Returns the sum where there are other ranks. Raises LossError."""
+        with at(self._step.line):
+            if self._own is None:
+                return contrastive(output, target, float(self._step.arguments["temperature"]), others)
+            return self._of_all(output, target, others)
+
+    def _of_all(self, output: Any, target: Any, others: Others) -> Tensor:
+        assert self._own is not None and self._step.python is not None
+        outputs, targets = others.fixed(map_tensors(_wide, output)), others.fixed(target)
+        if not others.samples:
+            return _nothing(output)
+        found = self._own(outputs, targets)
+        if not isinstance(found, Tensor) or found.numel() not in (1, others.samples):
+            got = f"{found.numel()}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise LossError(
+                f"{self._step.line or self._step.python.line}: `{self._step.python.function}` is given a whole batch, "
+                f"and has to give its mean, or one loss for each sample ({others.samples}), and it gave {got}"
+            )
+        wide = found.to(torch.promote_types(found.dtype, torch.float32))
+        total = wide.sum() * (others.samples / found.numel())
+        # Every one of the ranks has it, and it is to count once; its gradient is of this rank's part alone.
+        return total if others.ranks == 1 else total + (total / others.ranks - total).detach()
+
+
+def contrastive(output: Any, target: Any, temperature: float, others: Others) -> Tensor:
+    """Returns the sum of the contrastive losses of a rank's own samples. Raises LossError."""
+    views = _views(output)
+    with torch.autocast(views.device.type, enabled=False):
+        own = _of_length_1(_wide(views))
+        found = others.gathered(own)
+        samples, each = own.shape[:2]
+        groups = _groups(target, samples, each, others, own.device)
+        similar = own.flatten(0, 1) @ found.flatten(0, 1).T / temperature
+        rows_ = torch.arange(samples * each, device=own.device)
+        columns = torch.arange(others.samples * each, device=own.device)
+        itself = columns == (rows_ + others.first * each)[:, None]
+        positive = groups.repeat_interleave(each) == groups[others.first : others.first + samples].repeat_interleave(
+            each
+        ).unsqueeze(1)
+        positive &= ~itself
+        # Not minus infinity, which would make a gradient of nan where there is nothing else.
+        among = similar.masked_fill(itself, torch.finfo(similar.dtype).min).logsumexp(1, keepdim=True)
+        losses = torch.where(positive, among - similar, 0).sum(1) / positive.sum(1).clamp(min=1)
+        return losses.sum() / each
+
+
+def _groups(target: Any, samples: int, views: int, others: Others, device: torch.device) -> Tensor:
+    """Returns for each of all samples a number that it shares with its positives: its own, or its class."""
+    if views > 1:
+        return torch.arange(others.samples, device=device)
+    if not isinstance(target, Tensor) or target.is_floating_point() or target.numel() != samples:
+        shape = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+        raise LossError(
+            f"one embedding for each sample needs a class for each as its target, to tell its positives, and the "
+            f"targets are {shape}"
+        )
+    found: Tensor = others.fixed(target.reshape(samples).long())
+    return found
+
+
+def _views(output: Any) -> Tensor:
+    """Returns embeddings as (samples, views, width)."""
+    if isinstance(output, Tensor) and output.dim() == 2:
+        return output.unsqueeze(1)
+    if isinstance(output, Tensor) and output.dim() == 3 and output.shape[1] > 1:
+        return output
+    found = tensors(output)
+    if (
+        not isinstance(output, Tensor)
+        and len(found) > 1
+        and all(each.dim() == 2 and each.shape == found[0].shape for each in found)
+    ):
+        return torch.stack(found, dim=1)
+    shown = " and ".join(str(tuple(each.shape)) for each in found) or type(output).__name__
+    raise LossError(
+        "embeddings are (samples, width), or (samples, views, width) with several views, or several tensors (samples, "
+        f"width), and the output is {shown}"
+    )
+
+
+def _of_length_1(embeddings: Tensor) -> Tensor:
+    length = embeddings.norm(dim=-1, keepdim=True)
+    return (embeddings / length.clamp(min=SHORTEST)).masked_fill(length <= SHORTEST, 0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _nothing(output: Any) -> Tensor:
+    """Returns 0, which depends on the output where that has a gradient."""
+    found = [each for each in tensors(output) if each.is_floating_point()]
+    return found[0].sum(dtype=torch.float32) if found else torch.zeros(())
+
+
+def rows(output: Any) -> int:
+    """Returns the samples of an output, by its first tensor."""
+    found = tensors(output)
+    return found[0].shape[0] if found and found[0].dim() else 0

@@ -1,0 +1,131 @@
+"""The passes of a step whose loss compares the samples of all its micro-batches, and of other ranks.
+
+Model: with one micro-batch the loss is a function of its output, and of those that other ranks bring. With several
+there are two rounds (GradCache: Gao et al. 2021, arXiv:2101.06983). The first makes the outputs of all micro-batches,
+without autograd, and of these the loss and its gradient with respect to each output. In the second each micro-batch
+goes forward again, and backward with the gradient of its output: so the activations of one micro-batch exist at a time.
+
+Contract: the gradient is that of the whole batch at once. A micro-batch draws the same random numbers in both rounds,
+and finds the same buffers; the first round leaves those as they were. The value of a micro-batch's loss is its share of
+the rank's sum, by samples.
+
+Limits: a forward pass gives the same output twice. Forward passes that gather or exchange do so twice. Buffers that it
+changes are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.structures import flatten, tensors, unflatten
+from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.model.whole_losses import WholeSum, rows
+from dslc.runtime.parallel.neighbours import others_of
+from dslc.runtime.process import random_numbers
+from dslc.runtime.step.assemble import Parts
+from dslc.runtime.technique.precision import autocast
+
+Forward = Callable[[Any], Any]
+Pass = TypeVar("Pass", bound=Callable[[Any, Any], Tensor])
+
+
+class WholeBatch:
+    """The loss of the micro-batches of a step, one after another: `begin` is called with each batch, then `loss` with
+    each output. `forward` makes the output of an input, without the loss.
+    """
+
+    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, forward: Forward) -> None:
+        assert isinstance(parts.loss, WholeSum)
+        self._job, self._place, self._sum = job, place, parts.loss
+        self._plain, self._device, self._forward = parts.plain, parts.device, forward
+        others_of(job, place, job.data.batch)  # all ranks make the groups now
+        self._ahead: list[tuple[list[Tensor | None], Tensor]] = []  # by micro-batch: gradients of its output, its loss
+        self._drawn: list[dict[str, Tensor]] = []
+
+    def begin(self, batch: StepBatch) -> None:
+        """Takes up a batch; all ranks do, with as many micro-batches."""
+        self._others = others_of(self._job, self._place, batch.samples)
+        self._ahead, self._drawn = [], []
+        if len(batch.micro) > 1:
+            self._make_ahead(batch)
+
+    def around(self, work: Pass) -> Pass:
+        """Returns the pass of a micro-batch, which draws again what it drew ahead."""
+
+        def again(input: Any, target: Any) -> Tensor:
+            if self._drawn:
+                random_numbers.restore(self._drawn.pop(0), self._device)
+            return work(input, target)
+
+        return cast("Pass", again)
+
+    def loss(self, output: Any, target: Any) -> Tensor:
+        """Returns the sum of the losses of a micro-batch, differentiable in its output."""
+        if not self._ahead:
+            return self._sum.among(output, target, self._others)
+        gradients, value = self._ahead.pop(0)
+        found = zip(_differentiable(output), gradients, strict=True)
+        parts = [(each.to(given.dtype) * given).sum() for each, given in found if given is not None]
+        total = torch.stack(parts).sum() if parts else torch.zeros((), device=self._device)
+        return total + (value - total).detach()
+
+    def _make_ahead(self, batch: StepBatch) -> None:
+        outputs = self._outputs(batch)
+        sizes = [rows(output) for output in outputs]
+        output, target = joined(outputs), joined([target for _, target in batch.micro])
+        del outputs
+        leaves, form = flatten(output)
+        leaves = [each.requires_grad_() if _has_gradient(each) else each for each in leaves]
+        with autocast(self._job.precision, self._device):
+            total = self._sum.among(unflatten(leaves, form), target, self._others)
+        found = [each for each in leaves if _has_gradient(each)]
+        made = torch.autograd.grad(total, found, allow_unused=True) if total.requires_grad else [None] * len(found)
+        value = total.detach()
+        cut = [each.split(sizes) if each is not None else [None] * len(sizes) for each in made]
+        for n, size in enumerate(sizes):
+            self._ahead.append(([each[n] for each in cut], value * (size / max(1, sum(sizes)))))
+
+    @torch.no_grad()
+    def _outputs(self, batch: StepBatch) -> list[Any]:
+        """Returns the outputs of the micro-batches, and leaves the buffers as they were."""
+        before: dict[str, Tensor] = {}
+
+        def keep(module: nn.Module, given: object) -> None:  # when the ranks have agreed on them
+            if not before:
+                before.update({name: buffer.clone() for name, buffer in module.named_buffers()})
+
+        hook = self._plain.register_forward_pre_hook(keep)
+        outputs = []
+        try:
+            for input, _ in batch.micro:
+                self._drawn.append(random_numbers.state(self._device))
+                outputs.append(self._forward(input))
+        finally:
+            hook.remove()
+        for name, buffer in self._plain.named_buffers():
+            if name in before:
+                buffer.copy_(before[name])
+        return outputs
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _differentiable(output: Any) -> list[Tensor]:
+    return [each for each in tensors(output) if _has_gradient(each)]
+
+
+def joined(parts: list[Any]) -> Any:
+    """Returns structures of equal form as one, whose tensors have the rows of all."""
+    leaves, form = flatten(parts[0])
+    each = [flatten(part)[0] for part in parts]
+    return unflatten(
+        [torch.cat([one[n] for one in each]) if isinstance(leaf, Tensor) else leaf for n, leaf in enumerate(leaves)],
+        form,
+    )
