@@ -162,7 +162,7 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
     if place.sharding.exchange is None:
         yield _data("all_reduce", "gradients", sizes)
     else:
-        yield from gradients_of(place.sharding.exchange, [size // 4 for size in sizes])
+        yield from gradients_of(place.sharding.exchange, by_bucket(order))
     if searches(model, place.sharding):
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
     if not model.batch_norm:  # else the buffers are equal, or each rank's own
@@ -179,6 +179,17 @@ def in_buckets(place: Coordinate) -> list[ParameterNode]:
         return [q for layer in layers for q in layer.parameters if q.name in names]
     # Laid out again after the first steps, in the order in which gradients came.
     return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
+
+
+def by_bucket(order: Sequence[ParameterNode]) -> list[list[ParameterNode]]:
+    """Returns parameters in DistributedDataParallel's buckets."""
+    found, parameters = list[list[ParameterNode]](), iter(order)
+    for size in buckets(4 * q.count for q in order):
+        found.append([])
+        while size > 0:
+            found[-1].append(next(parameters))
+            size -= 4 * found[-1][-1].count
+    return found
 
 
 def exchanged(place: Coordinate) -> list[list[ParameterNode]]:

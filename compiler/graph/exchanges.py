@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from dslc.compiler.cost.exchange_traffic import SECOND
 from dslc.compiler.cost.tensor_traffic import SUMMED
 from dslc.compiler.cost.traffic import SHARED, Coordinate, gathered_again, over_tensor, units_by_stage
 from dslc.compiler.graph.graph import PlanGraph
@@ -46,6 +47,9 @@ class Placing:
         match traffic.operation, traffic.what:
             case "all_gather", "parameters":
                 yield from self._gathers(traffic)
+            case _, what if what == SECOND:
+                own = [name for each in self._weights.values() for name, found in each.items() if found.factors]
+                yield Spot(self._update, False), self._all_of(traffic, own)
             case _, "gradients":
                 yield from self._sums(traffic)
             case _, "momenta":
