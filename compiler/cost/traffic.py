@@ -28,7 +28,7 @@ from math import prod
 
 from dslc.compiler.common.buckets import in_buckets as in_order
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import gradients_of, weights_of
+from dslc.compiler.cost.exchange_traffic import SCALE, gradients_of, weights_of
 from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
@@ -38,6 +38,7 @@ from dslc.compiler.placement.lowering import Issue, row_of
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import (
     BUCKET_BYTES,
+    Sharding,
     Unit,
     leaves_out_steps,
     low_copy,
@@ -57,6 +58,7 @@ FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, s
 BUFFER_BUCKET_BYTES = 250 * 2**20
 
 SHARED = "gradients of shared weights"
+ROUNDED = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @record
@@ -284,7 +286,7 @@ def _statistics(place: Coordinate) -> list[int]:
 
 def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     sharding, names, microbatches = place.sharding, place.whole.with_gradients, place.layout.microbatches
-    shards = sharding.shards
+    shards, summed = sharding.shards, summed_in(sharding)
     kept = 2 if low_copy(place.job) else 4
     gathered: Counter[int] = Counter()  # count by bytes
     scattered: list[int] = []
@@ -298,17 +300,26 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
             often = microbatches if sharding.reshard else 1
             for unit, size in zip(units_, sizes, strict=True):
                 gathered[size] += often * (1 + (unit.name in again))
-        trains = [4 * sum(padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
+        width = DTYPE_BYTES[summed]
+        trains = [width * sum(padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
         scattered += [size for size in trains if size]
     if shards > 1:
         dtype = low_dtype(place.job) if low_copy(place.job) else "float32"
         del gathered[0]
         yield _data("all_gather", "parameters", gathered, dtype)
-        yield _data("reduce_scatter", "gradients", scattered, times=1 if sharding.accumulate else microbatches)
+        times = 1 if sharding.accumulate else microbatches
+        if summed == "float16":
+            yield _data("all_reduce", SCALE, [4] * len(scattered), times=times)
+        yield _data("reduce_scatter", "gradients", scattered, summed, times)
     if sharding.replicas > 1:
-        yield _data("all_reduce", "gradients", [size // shards for size in scattered])
+        yield _data("all_reduce", "gradients", [size // shards for size in scattered], summed)
     if searches(place.model, sharding) and place.layout.sizes["data"] > 1:
         yield _data("all_reduce", "which parameters were used", [4 * len(place.whole.trained)], "int32")
+
+
+def summed_in(sharding: Sharding) -> str:
+    """Returns the dtype in which `fully_shard` sums gradients."""
+    return "float32" if sharding.exchange is None else ROUNDED[sharding.exchange.kind]
 
 
 def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:

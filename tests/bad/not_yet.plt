@@ -1,7 +1,7 @@
 import "base/gpt.plt"
 
 parallelism {
-  gradients = powersgd(rank = 2) #! W0801
+  gradients = decentralized() #! W0801 W0630
 }
 
 devices {

@@ -98,6 +98,20 @@ PLANS: dict[str, tuple[str, ...]] = {
         )
         for exchange in ("fp16()", "bf16()", "powersgd(rank = 2)", "bytegrad()", "local_sgd(period = 4)")
     },
+    "bf16 over replicas": (
+        *("devices.cpus=4", "parallelism.pipeline=1", "parallelism.data=4", "parallelism.zero=3"),
+        *("parallelism.replicas=2", "parallelism.gradients=bf16()"),
+    ),
+    "fp16 of shards": (
+        *("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", "parallelism.zero=2"),
+        *("parallelism.gradients=fp16()", "parallelism.microbatches=2"),
+    ),
+    "fp16 of sharded stages": ("parallelism.zero=2", "parallelism.schedule=zbv", "model.network.layers=6")
+    + ("parallelism.gradients=fp16()",),
+    "powersgd beside zero 1": (
+        *("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", "parallelism.zero=1"),
+        "parallelism.gradients=powersgd(rank = 1)",
+    ),
     "sharded stages": ("parallelism.zero=2", "parallelism.schedule=zbv", "model.network.layers=6"),
 }
 
