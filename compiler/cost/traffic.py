@@ -319,7 +319,7 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
 
 def summed_in(sharding: Sharding) -> str:
     """Returns the dtype in which `fully_shard` sums gradients."""
-    return "float32" if sharding.exchange is None else ROUNDED[sharding.exchange.kind]
+    return ROUNDED.get(sharding.exchange.kind, "float32") if sharding.exchange is not None else "float32"
 
 
 def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:

@@ -1,9 +1,5 @@
 import "base/gpt.plt"
 
-parallelism {
-  gradients = decentralized() #! W0801 W0630
-}
-
 devices {
-  backend = mpi
+  backend = mpi #! W0801
 }
