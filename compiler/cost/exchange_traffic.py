@@ -21,6 +21,7 @@ from dslc.compiler.placement.exchange import Exchange
 
 SCALE = "scale of the gradients"
 SECOND = "second factors of the gradients"
+OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
 
 
@@ -51,7 +52,7 @@ def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode
 
 
 def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]]) -> Iterator[TrafficNode]:
-    """Yields the exchanges of gradients in DistributedDataParallel's buckets of these parameters."""
+    """Yields the exchanges of gradients in buckets of these parameters."""
     if exchange.kind == "powersgd":
         yield from _factors([(sum(q.count for q in each), factors_of(each, exchange)) for each in buckets])
         return

@@ -27,8 +27,9 @@ from itertools import groupby, pairwise
 from math import prod
 
 from dslc.compiler.common.buckets import in_buckets as in_order
+from dslc.compiler.common.buckets import last_first
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import SCALE, gradients_of, weights_of
+from dslc.compiler.cost.exchange_traffic import OWN_BUCKETS, SCALE, gradients_of, weights_of
 from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
@@ -164,7 +165,7 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
     if place.sharding.exchange is None:
         yield _data("all_reduce", "gradients", sizes)
     else:
-        yield from gradients_of(place.sharding.exchange, by_bucket(order))
+        yield from gradients_of(place.sharding.exchange, by_bucket(place))
     if searches(model, place.sharding):
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
     if not model.batch_norm:  # else the buffers are equal, or each rank's own
@@ -183,8 +184,15 @@ def in_buckets(place: Coordinate) -> list[ParameterNode]:
     return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
 
 
-def by_bucket(order: Sequence[ParameterNode]) -> list[list[ParameterNode]]:
-    """Returns parameters in DistributedDataParallel's buckets."""
+def by_bucket(place: Coordinate) -> list[list[ParameterNode]]:
+    """Returns the parameters of each bucket of gradients: DistributedDataParallel's, or those of an exchange which has
+    its own.
+    """
+    order = in_buckets(place)
+    if place.sharding.exchange is not None and place.sharding.exchange.kind in OWN_BUCKETS:
+        named = {q.name: q for q in order}
+        own = [named[name] for name in last_first(named)]
+        return [own[bucket.start : bucket.stop] for bucket in in_order(q.count for q in own)]
     found, parameters = list[list[ParameterNode]](), iter(order)
     for size in buckets(4 * q.count for q in order):
         found.append([])

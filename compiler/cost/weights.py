@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import prod
 
 from dslc.compiler.cost.exchange_traffic import factors_of
-from dslc.compiler.cost.traffic import Coordinate, by_bucket, exchanged, in_buckets, padded, units_by_stage
+from dslc.compiler.cost.traffic import Coordinate, by_bucket, exchanged, padded, units_by_stage
 from dslc.compiler.ir.records import SharedWeight, Weights
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.sharding import low_copy, low_dtype, with_copies
@@ -26,7 +26,7 @@ def weights(place: Coordinate) -> Iterator[Weights]:
             pieces = any(_partial(place, q.name) for layer in layers for q in layer.parameters)
             yield Weights(stage=stage, numbers=numbers(place, stage), shards=1, pieces=pieces)
     else:
-        held = exchanged(place) if place.sharding.engine == "local" else by_bucket(in_buckets(place))
+        held = exchanged(place) if place.sharding.engine == "local" else by_bucket(place)
         rest = numbers(place, 0)
         for bucket in held:
             size, factors = sum(q.count for q in bucket), factors_of(bucket, place.sharding.exchange)

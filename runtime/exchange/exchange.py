@@ -66,7 +66,7 @@ class Exchange:
 
 
 class GradientExchange(Exchange):
-    """An exchange of gradients in DistributedDataParallel's buckets, by the rule that a subclass gives.
+    """An exchange of gradients in DistributedDataParallel's buckets, by the rule that a subclass gives, or in its own.
 
     The first collective of a bucket begins as soon as the backward pass has filled it, and `gradients` waits for the
     last. A bucket's numbers are those of its gradients, in place.
