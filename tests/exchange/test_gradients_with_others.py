@@ -112,7 +112,7 @@ def test_on_another_number_of_ranks_errors_begin_anew(launcher: Launcher, tmp_pa
 def test_shards_are_summed_in_16_bits(launcher: Launcher, tmp_path: Path, exchange: str, zero: int) -> None:
     text = JOB.replace('hooks     = python("own_hooks:Weights", ranks = all)', "")
     exact, plain, found = (
-        run(launcher, job(tmp_path / word, 2, each, text), f"parallelism.zero={z}", "parallelism.microbatches=2")
+        run(launcher, job(tmp_path / word, 2, each, text), f"parallelism.zero={z}")
         for word, each, z in (("exact", "allreduce()", 0), ("plain", exchange, 0), ("found", exchange, zero))
     )
     for name, each in found.weights.items():
