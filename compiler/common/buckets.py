@@ -1,7 +1,8 @@
-"""The buckets in which weights and momenta are exchanged."""
+"""The buckets in which weights and momenta are exchanged, and gradients whose rounding depends on their bucket."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 MOST = 25 * 2**18  # numbers: 25 MiB in float32
@@ -19,3 +20,12 @@ def in_buckets(sizes: Iterable[int], most: int = MOST) -> tuple[range, ...]:
             found.append(range(first, n))
             first, held = n, 0
     return (*found, range(first, n)) if first < n else tuple(found)
+
+
+def last_first(names: Iterable[str]) -> list[str]:
+    """Returns names of parameters in reverse order, numbers in them by their size: about as backward passes go."""
+    return sorted(names, key=_parts, reverse=True)
+
+
+def _parts(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

@@ -12,11 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from dslc.compiler.common.low_rank import matrix_of
 from dslc.compiler.common.shares import largest
+from dslc.compiler.ir.nodes import ParameterNode
+from dslc.compiler.ir.records import Factors
 from dslc.compiler.ir.traffic import ALWAYS, Among, TrafficNode, When
 from dslc.compiler.placement.exchange import Exchange
 
 SCALE = "scale of the gradients"
+SECOND = "second factors of the gradients"
+OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
+HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
 
 
 class Sent(NamedTuple):
@@ -45,8 +51,12 @@ def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode
         yield _node("all_gather", exchange.agrees, "float32", pieces, "node", when)
 
 
-def gradients_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode]:
-    """Yields the exchanges of gradients in DistributedDataParallel's buckets of these numbers."""
+def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]]) -> Iterator[TrafficNode]:
+    """Yields the exchanges of gradients in buckets of these parameters."""
+    if exchange.kind == "powersgd":
+        yield from _factors([(sum(q.count for q in each), factors_of(each, exchange)) for each in buckets])
+        return
+    sizes = [sum(q.count for q in each) for each in buckets]
     pieces = [largest(size, exchange.pieces) for size in sizes]
     if exchange.pieces > 1:
         whole = [4 * exchange.pieces * piece for piece in pieces]
@@ -96,7 +106,34 @@ def _mean(numbers: int, exchange: Exchange) -> Iterable[Sent]:
     return (Sent("all_reduce", "float32", 4 * numbers),)
 
 
+def _bytegrad(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    row = HEADER + largest(numbers, exchange.members)
+    return Sent("all_to_all", "uint8", exchange.members * row), Sent("all_gather", "uint8", row)
+
+
+def factors_of(parameters: Iterable[ParameterNode], exchange: Exchange | None) -> Factors | None:
+    """Returns the factors of parameters whose gradients are exchanged together; None unless some are matrices."""
+    if exchange is None or exchange.kind != "powersgd":
+        return None
+    rank = exchange.arguments["rank"]
+    shapes = [shape for q in parameters if (shape := matrix_of(q.shape, rank)) is not None]
+    if not shapes:
+        return None
+    return Factors(
+        numbers=sum(rows * columns for rows, columns in shapes),
+        first=rank * sum(rows for rows, _ in shapes),
+        second=rank * sum(columns for _, columns in shapes),
+    )
+
+
+def _factors(buckets: Sequence[tuple[int, Factors | None]]) -> Iterator[TrafficNode]:
+    first = [numbers if found is None else numbers - found.numbers + found.first for numbers, found in buckets]
+    yield _node("all_reduce", "gradients", "float32", [4 * numbers for numbers in first])
+    yield _node("all_reduce", SECOND, "float32", [4 * found.second for _, found in buckets if found is not None])
+
+
 RULES: dict[str, Rule] = {
+    "bytegrad": _bytegrad,
     "fp16": _fp16,
     "bf16": _bf16,
     "local_sgd": _mean,

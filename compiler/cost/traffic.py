@@ -27,8 +27,9 @@ from itertools import groupby, pairwise
 from math import prod
 
 from dslc.compiler.common.buckets import in_buckets as in_order
+from dslc.compiler.common.buckets import last_first
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import gradients_of, weights_of
+from dslc.compiler.cost.exchange_traffic import OWN_BUCKETS, SCALE, gradients_of, weights_of
 from dslc.compiler.cost.tensor_traffic import FORWARD, Exchanged, TensorTraffic
 from dslc.compiler.cost.whole_loss import over_outputs
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
@@ -39,6 +40,7 @@ from dslc.compiler.placement.lowering import Issue, row_of
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import (
     BUCKET_BYTES,
+    Sharding,
     Unit,
     leaves_out_steps,
     low_copy,
@@ -59,6 +61,7 @@ FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, s
 BUFFER_BUCKET_BYTES = 250 * 2**20
 
 SHARED = "gradients of shared weights"
+ROUNDED = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @record
@@ -165,7 +168,7 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
     if place.sharding.exchange is None:
         yield _data("all_reduce", "gradients", sizes)
     else:
-        yield from gradients_of(place.sharding.exchange, [size // 4 for size in sizes])
+        yield from gradients_of(place.sharding.exchange, by_bucket(place))
     if searches(model, place.sharding):
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
     if not model.batch_norm:  # else the buffers are equal, or each rank's own
@@ -182,6 +185,24 @@ def in_buckets(place: Coordinate) -> list[ParameterNode]:
         return [q for layer in layers for q in layer.parameters if q.name in names]
     # Laid out again after the first steps, in the order in which gradients came.
     return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
+
+
+def by_bucket(place: Coordinate) -> list[list[ParameterNode]]:
+    """Returns the parameters of each bucket of gradients: DistributedDataParallel's, or those of an exchange which has
+    its own.
+    """
+    order = in_buckets(place)
+    if place.sharding.exchange is not None and place.sharding.exchange.kind in OWN_BUCKETS:
+        named = {q.name: q for q in order}
+        own = [named[name] for name in last_first(named)]
+        return [own[bucket.start : bucket.stop] for bucket in in_order(q.count for q in own)]
+    found, parameters = list[list[ParameterNode]](), iter(order)
+    for size in buckets(4 * q.count for q in order):
+        found.append([])
+        while size > 0:
+            found[-1].append(next(parameters))
+            size -= 4 * found[-1][-1].count
+    return found
 
 
 def exchanged(place: Coordinate) -> list[list[ParameterNode]]:
@@ -276,7 +297,7 @@ def _statistics(place: Coordinate) -> list[int]:
 
 def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     sharding, names, microbatches = place.sharding, place.whole.with_gradients, place.layout.microbatches
-    shards = sharding.shards
+    shards, summed = sharding.shards, summed_in(sharding)
     kept = 2 if low_copy(place.job) else 4
     gathered: Counter[int] = Counter()  # count by bytes
     scattered: list[int] = []
@@ -291,17 +312,26 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
             ahead = sharding.reshard and makes_outputs_ahead(place.job, place.layout)
             for unit, size in zip(units_, sizes, strict=True):  # the root stays gathered where outputs are made ahead
                 gathered[size] += often * (1 + (unit.name in again) + (ahead and bool(unit.name)))
-        trains = [4 * sum(padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
+        width = DTYPE_BYTES[summed]
+        trains = [width * sum(padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
         scattered += [size for size in trains if size]
     if shards > 1:
         dtype = low_dtype(place.job) if low_copy(place.job) else "float32"
         del gathered[0]
         yield _data("all_gather", "parameters", gathered, dtype)
-        yield _data("reduce_scatter", "gradients", scattered, times=1 if sharding.accumulate else microbatches)
+        times = 1 if sharding.accumulate else microbatches
+        if summed == "float16":
+            yield _data("all_reduce", SCALE, [4] * len(scattered), times=times)
+        yield _data("reduce_scatter", "gradients", scattered, summed, times)
     if sharding.replicas > 1:
-        yield _data("all_reduce", "gradients", [size // shards for size in scattered])
+        yield _data("all_reduce", "gradients", [size // shards for size in scattered], summed)
     if searches(place.model, sharding) and place.layout.sizes["data"] > 1:
         yield _data("all_reduce", "which parameters were used", [4 * len(place.whole.trained)], "int32")
+
+
+def summed_in(sharding: Sharding) -> str:
+    """Returns the dtype in which `fully_shard` sums gradients."""
+    return ROUNDED.get(sharding.exchange.kind, "float32") if sharding.exchange is not None else "float32"
 
 
 def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.cost.traffic import Coordinate, buckets, exchanged, in_buckets, padded, units_by_stage
+from dslc.compiler.cost.exchange_traffic import factors_of
+from dslc.compiler.cost.traffic import Coordinate, by_bucket, exchanged, padded, units_by_stage
 from dslc.compiler.ir.records import SharedWeight, Weights
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.sharding import low_copy, low_dtype, with_copies
@@ -25,11 +26,12 @@ def weights(place: Coordinate) -> Iterator[Weights]:
             pieces = any(_partial(place, q.name) for layer in layers for q in layer.parameters)
             yield Weights(stage=stage, numbers=numbers(place, stage), shards=1, pieces=pieces)
     else:
-        sizes = [size // 4 for size in buckets(4 * q.count for q in in_buckets(place))]
-        if place.sharding.engine == "local":
-            sizes = [sum(q.count for q in bucket) for bucket in exchanged(place)]
-        rest = numbers(place, 0) - sum(sizes)
-        yield from (Weights(stage=0, numbers=size, shards=1, trained=size) for size in sizes)
+        held = exchanged(place) if place.sharding.engine == "local" else by_bucket(place)
+        rest = numbers(place, 0)
+        for bucket in held:
+            size, factors = sum(q.count for q in bucket), factors_of(bucket, place.sharding.exchange)
+            rest -= size
+            yield Weights(stage=0, numbers=size, shards=1, trained=size, factors=factors)
         if rest:
             yield Weights(stage=0, numbers=rest, shards=1, trained=0)
 

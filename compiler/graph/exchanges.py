@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from dslc.compiler.cost.exchange_traffic import SCALE, SECOND
 from dslc.compiler.cost.tensor_traffic import SUMMED
 from dslc.compiler.cost.traffic import SHARED, Coordinate, gathered_again, over_tensor, units_by_stage
 from dslc.compiler.graph.graph import PlanGraph
@@ -47,7 +48,12 @@ class Placing:
         match traffic.operation, traffic.what:
             case "all_gather", "parameters":
                 yield from self._gathers(traffic)
+            case _, what if what == SECOND:
+                own = [name for each in self._weights.values() for name, found in each.items() if found.factors]
+                yield Spot(self._update, False), self._all_of(traffic, own)
             case _, "gradients":
+                yield from self._sums(traffic)
+            case _, what if what == SCALE and self._place.sharding.engine == "fsdp":
                 yield from self._sums(traffic)
             case _, "momenta":
                 yield Spot(self._update, False), self._all_of(traffic, list(self._trained()))
@@ -104,13 +110,15 @@ class Placing:
         if self._place.sharding.engine != "fsdp":
             yield Spot(self._update, False), self._all_of(traffic, list(self._trained()))
             return
-        over_replicas = traffic.operation == "all_reduce"
+        over_replicas = (traffic.operation, traffic.what) == ("all_reduce", "gradients")
         shards = self._place.sharding.shards if over_replicas else 1
         complete = self._complete()
         for n in complete[-1:] if over_replicas and "REDUCE_GRAD" not in self._at else complete:
             own = {name: each for name, each in self._weights[self._line[n].stage].items() if each.trained}
             if own:
-                size = 4 * sum(each.trained or 0 for each in own.values()) // shards
+                size = sum(each.trained or 0 for each in own.values()) * DTYPE_BYTES[traffic.dtype] // shards
+                if traffic.what == SCALE:
+                    size = 4 * len(own)
                 yield Spot(n, True), self._action(traffic, len(own), size, list(own))
 
     def _complete(self) -> list[int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import SCALE
+from dslc.compiler.cost.exchange_traffic import HEADER, SCALE, SECOND
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Weights
@@ -26,7 +26,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, When
 from dslc.dsl.record import Record, record
 
-AGREED = ("gradients", "momenta", "weights", SCALE)
+AGREED = ("gradients", "momenta", "weights", SCALE, SECOND)
 
 
 @record
@@ -75,7 +75,7 @@ class _Agreement:
         if exchange.agrees == "gradients":
             if exchange.alone or exchange.every != 1:
                 return f"{exchange.kind} exchanges the gradients of each step"
-            return self._scales() or self._follow("gradients", ALWAYS, _Held(), self._ranks)
+            return self._scales() or self._factors() or self._follow("gradients", ALWAYS, _Held(), self._ranks)
         reason = ""
         if exchange.alone:
             reason = self._follow("gradients", When(until=exchange.alone), _Held(), self._ranks)
@@ -92,6 +92,21 @@ class _Agreement:
         told = [(a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride) for a in found]
         sound = [("all_reduce", ("float32",), wanted, 4 * wanted, self._ranks, 1)] if wanted else []
         return "" if told == sound else f"the scales of {wanted} groups of gradients are agreed on by {told}"
+
+    def _factors(self) -> str:
+        """Checks that the second factors of all matrices are agreed on, after the first ones and what is summed
+        exactly, which go with the gradients.
+        """
+        own = {name: each.factors for name, each in self._own.items() if each.factors is not None}
+        bytes_ = 4 * sum(each.second for each in own.values())
+        found = [action for _, _, action in self._mine(SECOND, ALWAYS)]
+        told = [(a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride, set(a.weights)) for a in found]
+        sound = [("all_reduce", ("float32",), len(own), bytes_, self._ranks, 1, set(own))] if own else []
+        if told != sound:
+            return f"the second factors of {len(own)} groups of gradients are agreed on by {told}"
+        first = [n for n, _, _ in self._mine("gradients", ALWAYS)]
+        late = all(n > max(first, default=0) for n, _, _ in self._mine(SECOND, ALWAYS))
+        return "" if late else "second factors are agreed on before the first ones"
 
     def _wanted(self) -> int:
         """Returns the ranks over which the rule of an exchange of weights or momenta takes a mean."""
@@ -154,6 +169,8 @@ class _Agreement:
 
     def _numbers(self, group: Weights, held: _Held, action: Action) -> int:
         numbers = group.trained or 0
+        if group.factors is not None:
+            numbers += group.factors.first - group.factors.numbers
         for ranks, _ in held.cut:
             numbers = largest(numbers, ranks)
         return action.ranks * largest(numbers, action.ranks) if action.what == "reduce_scatter" else numbers
@@ -161,7 +178,10 @@ class _Agreement:
 
 def sent_bytes(numbers: int, action: Action, members: int) -> int:
     """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
-    return numbers * DTYPE_BYTES.get(action.dtypes[0], 0)
+    if action.dtypes[0] != "uint8":
+        return numbers * DTYPE_BYTES.get(action.dtypes[0], 0)
+    # Codes, in a row for each member, or the row of one.
+    return members * (HEADER + largest(numbers, members)) if action.what == "all_to_all" else HEADER + numbers
 
 
 def _moved(held: _Held, action: Action) -> _Held | None:

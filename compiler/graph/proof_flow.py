@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
+from dslc.compiler.cost.exchange_traffic import SCALE
+from dslc.compiler.cost.traffic import ROUNDED
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
 from dslc.compiler.ir import program as p
@@ -162,11 +164,12 @@ def summed(view: View) -> str:
     """
     of_stage = weights_by_stage(view)
     step = view.plan.find(p.GradientStep)
-    if step is not None and step.exchange is not None and step.kind != "fsdp":
+    agreed = step is not None and step.exchange is not None and step.kind != "fsdp"
+    if agreed and step is not None and step.kind == "local":
         return _averages(view)
     for process in view.lines:
-        reason = _Sums(view, process, {s: own for s, own in of_stage.items() if _is_on(view, process, s)}).reason()
-        if reason:
+        sums = _Sums(view, process, {s: own for s, own in of_stage.items() if _is_on(view, process, s)})
+        if reason := sums.after() if agreed else sums.reason():
             return reason
     return _averages(view)
 
@@ -196,6 +199,10 @@ class _Sums:
         self._holders = holders(view.plan)
         self._over: dict[str, dict[int, str]] = {name: {} for name, each in self._own.items() if each.trained}
         self._partial: dict[str, str] = {}
+        step = view.plan.find(p.GradientStep)
+        exchange = step.exchange if step is not None else None
+        self._dtype = ROUNDED.get(exchange.kind, "") if exchange is not None else "float32"
+        self._scaled: set[str] = set()  # weights whose gradients have a scale for their next sum
         self._told: list[str] = []  # what has been told to the holders of shared weights
         self._sent = 0
 
@@ -215,6 +222,8 @@ class _Sums:
                 reason = reason or self._nothing(name, self._of_stage.get(due, {}))
             elif action.carries == "gradients":
                 reason = self._sum(name, action)
+            elif action.carries == SCALE:
+                reason = self._scale(name, action)
             elif action.carries == PARTIAL and action.weights:
                 reason = self._along_tensor(name, action)
             elif action.carries == SHARED:
@@ -224,6 +233,12 @@ class _Sums:
             if reason:
                 return reason
         return ""
+
+    def after(self) -> str:
+        """Returns the reason why ranks do not have what was updated."""
+        line = self._view.lines[self._process]
+        update = next(n for n, (_, action) in enumerate(line) if action.what == "update")
+        return self._after(line[update][0], line[update + 1 :])
 
     def _make(self, name: str, own: dict[str, Weights]) -> None:
         for group, each in own.items():
@@ -242,12 +257,26 @@ class _Sums:
                 return f"{name} sums gradients of {group}, of which there are none, or not over {covered} ranks"
             levels[covered * action.ranks] = levels.pop(covered)
         own = [self._own[group] for group in action.weights]
-        size = sum(4 * (each.trained or 0) // covered for each in own)
-        if (action.count, action.bytes, action.dtypes) != (len(own), size, ("float32",)):
+        size = sum(DTYPE_BYTES.get(self._dtype, 0) * (each.trained or 0) // covered for each in own)
+        if (action.count, action.bytes, action.dtypes) != (len(own), size, (self._dtype,)):
             return f"{name} sums {action.count} gradients of {action.bytes} bytes, and they are {len(own)} of {size}"
+        if self._dtype == "float16":  # of which those over replicas have no scale
+            if unscaled := set(action.weights) - self._scaled:
+                return f"{name} sums gradients of {min(unscaled)} in half precision, without a scale"
+            self._scaled -= set(action.weights)
         scatters = [covered == 1 and each.shards > 1 for each in own]
         if any((action.what == "reduce_scatter") != scatter for scatter in scatters):
             return f"{name} leaves gradients of other numbers than a rank updates"
+        return ""
+
+    def _scale(self, name: str, action: Action) -> str:
+        """Checks that those who sum gradients in half precision agree on a scale for each group first."""
+        count = len(action.weights)
+        told = (action.what, action.dtypes, action.count, action.bytes, action.ranks, action.stride)
+        sound = ("all_reduce", ("float32",), count, 4 * count, self._holders.ranks, self._holders.stride)
+        if told != sound or self._dtype != "float16" or not action.weights:
+            return f"{name} agrees on the scale of {count} groups by {told}"
+        self._scaled |= set(action.weights)
         return ""
 
     def _along_tensor(self, name: str, action: Action) -> str:
@@ -306,6 +335,8 @@ class _Sums:
         ]
         if sorted(shared) != sorted(self._told):
             return f"{name} comes with other gradients of shared weights than {shared}: {self._told}"
+        if self._scaled:
+            return f"{name} comes before the gradients of {min(self._scaled)} are summed by the scale that is agreed on"
         return self._missing(name)
 
     def _after(self, update: str, rest: list[tuple[str, Action]]) -> str:

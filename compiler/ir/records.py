@@ -91,13 +91,23 @@ class Stage(Record):
 
 
 @record
+class Factors(Record):
+    """Matrices whose gradients are exchanged as two factors: their numbers, and those of the first and the second."""
+
+    numbers: int
+    first: int
+    second: int
+
+
+@record
 class Weights(Record):
     """Parameters of a stage that are gathered together, and whose gradients are summed together.
 
     `numbers` are those of a rank of the tensor axis, in rows that are filled up to equal shares. Each of `shards`
     neighbours along the data and context axes keeps one share, and gathers the others as `dtype` (None: it keeps them
     all); `freed`: a forward pass frees what was gathered. `trained` of the numbers have a gradient, which other ranks
-    have too (None: none has). `pieces`: gradients among them are partial sums on each rank of the tensor axis.
+    have too (None: none has), some of them as `factors`. `pieces`: gradients among them are partial sums on each rank
+    of the tensor axis.
     """
 
     stage: int
@@ -107,6 +117,7 @@ class Weights(Record):
     freed: bool = False
     trained: int | None = None
     pieces: bool = False
+    factors: Factors | None = None
 
 
 @record

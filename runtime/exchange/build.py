@@ -6,13 +6,15 @@ import torch.distributed as dist
 from torch import nn
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.runtime.exchange.bytegrad import ByteGrad
 from dslc.runtime.exchange.exchange import Exchange, GradientExchange, LocalExchange
 from dslc.runtime.exchange.local_sgd import LocalSGD
+from dslc.runtime.exchange.powersgd import PowerSGD
 from dslc.runtime.exchange.rounded import Bf16, Fp16
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.engine import Engine
 
-GRADIENTS: dict[str, type[GradientExchange]] = {"fp16": Fp16, "bf16": Bf16}
+GRADIENTS: dict[str, type[GradientExchange]] = {"fp16": Fp16, "bf16": Bf16, "powersgd": PowerSGD, "bytegrad": ByteGrad}
 LOCAL: dict[str, type[LocalExchange]] = {"local_sgd": LocalSGD}
 
 
@@ -24,7 +26,7 @@ def exchange_of(job: JobProgram, model: nn.Module) -> Exchange | None:
     if step is None or job.task != "train" or job.gradients.kind == "fsdp":
         return None
     if step.kind in GRADIENTS:
-        return GRADIENTS[step.kind](job, step)
+        return GRADIENTS[step.kind](job, step, model)
     return LOCAL[step.kind](job, step, model)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -66,15 +66,30 @@ class Exchange:
 
 
 class GradientExchange(Exchange):
-    """An exchange of gradients in DistributedDataParallel's buckets, by the rule that a subclass gives.
+    """An exchange of gradients in DistributedDataParallel's buckets, by the rule that a subclass gives, or in its own.
 
     The first collective of a bucket begins as soon as the backward pass has filled it, and `gradients` waits for the
     last. A bucket's numbers are those of its gradients, in place.
+
+    `spreads` is true of a rule by which a number that is not finite makes others nan, on all ranks. If such an exchange
+    is `watched`, `unsound` says after `gradients` that it was so, and `broken` names the parameters whose gradients on
+    this rank were not finite before. `scaler` is that of the loss.
     """
 
-    def __init__(self, job: JobProgram, step: ExchangeStep) -> None:
+    spreads: ClassVar[bool] = False
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step)
         self._going = InOrder()
+        self.names = {id(tensor): name for name, tensor in named_tensors(model).items()}
+        self.scaler: torch.amp.GradScaler | None = None
+        self.watched = self.unsound = False
+        self.broken: list[str] = []
+        self._watching: list[Tensor] = []
+
+    def begin(self) -> None:
+        super().begin()
+        self.unsound, self.broken = False, []
 
     def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
         """Makes `bucket` what all members agree on, in place: their mean, as the exchange sends it."""
@@ -82,7 +97,17 @@ class GradientExchange(Exchange):
 
     def hook(self, bucket: dist.GradBucket) -> None:
         """Takes a bucket of gradients that is complete (parallel/ddp.py)."""
+        self.look(bucket)
         self._going.begin(self._through(bucket.buffer(), bucket.index()))
+
+    def look(self, bucket: dist.GradBucket) -> None:
+        """Looks whether a bucket is finite, if the exchange is watched."""
+        if not (self.watched and self.spreads):
+            return
+        self._watching.append(bucket.buffer())
+        if _broken(bucket.buffer()):
+            found = zip(bucket.parameters(), bucket.gradients(), strict=True)
+            self.broken += [self.names[id(parameter)] for parameter, gradient in found if _broken(gradient)]
 
     def _through(self, numbers: Tensor, index: int) -> Iterator[Any]:
         """Goes through the rule with a bucket, filled up to equal pieces."""
@@ -96,6 +121,13 @@ class GradientExchange(Exchange):
     @torch.no_grad()
     def gradients(self) -> None:
         self._going.finish()
+        self.unsound = any(_broken(each) for each in self._watching)
+        self._watching.clear()
+
+
+def _broken(numbers: Tensor) -> bool:
+    """True if a number is not finite; of numbers on a CPU."""
+    return not (numbers.sum().isfinite() or numbers.isfinite().all())
 
 
 class Bucket:

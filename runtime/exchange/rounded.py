@@ -4,7 +4,7 @@ Rule: each rank's gradient is cast and the sum taken in 16 bits; the result is c
 range: gradients are first multiplied by a power of two, the same on all ranks, so that no sum over the ranks overflows
 and small numbers keep their bits. It follows from the largest number of any rank, which the ranks agree on first.
 
-bfloat16 has the range of float32, and needs no scale.
+Sharded gradients are summed likewise by parallel/rounded_sums.py. bfloat16 has the range of float32, and needs no scale.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.runtime.exchange.exchange import GradientExchange
-
-_MOST = 2.0**15  # a half of the largest power of two in half precision, as sums are rounded
+from dslc.runtime.parallel.rounded_sums import scale_of
 
 
 class Bf16(GradientExchange):
@@ -36,9 +35,7 @@ class Fp16(GradientExchange):
     def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
         largest = bucket.abs().max()
         yield dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.where.far, async_op=True)
-        # Infinity and nan stay what they are; of zeros alone any scale is right.
-        scale = torch.exp2(torch.floor(torch.log2(_MOST / largest.clamp(min=2.0**-100))))
-        scale = torch.where(largest.isfinite(), scale, torch.ones_like(scale))
+        scale = scale_of(largest)
         low = (bucket * (scale / self.where.members)).half()
         yield dist.all_reduce(low, group=self.where.far, async_op=True)
         torch.div(low, scale, out=bucket)

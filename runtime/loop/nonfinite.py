@@ -17,6 +17,9 @@ Gradients are checked when their norm is known (`clip`, on CPUs) and before an u
 they are saved, and when a loss is not finite. With loss scaling an overflowing gradient is left to the scaler, and is
 no fault.
 
+An exchange that makes other numbers nan by one (exchange/) says so itself on CPUs, before the update, and which
+gradients were at fault.
+
 Limits: a gradient that is not finite under a finite loss shows in the next loss, unless it is clipped or saved first.
 All ranks read the board in time only if each of them trains something, which the compiler ensures for the stages of a
 pipeline.
@@ -36,6 +39,7 @@ from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.exchange.exchange import GradientExchange
 from dslc.runtime.loop.nonfinite_cause import (
     Seen,
     broken,
@@ -85,6 +89,10 @@ class Guard:
         self._said = int(self._skipping.skipped) if self._skipping else 0  # skipped updates
         self._scaled = parts.scaler.is_enabled()
         self.loss: Callable[[Tensor], None] = self._look_at_loss if self.at_once else _nothing_of
+        exchange = parts.exchange
+        self._exchange = exchange if isinstance(exchange, GradientExchange) else None
+        if self._exchange is not None:
+            self._exchange.watched = self.at_once and not self._scaled
         self.norm: Callable[[Tensor], None] = self._look_at_norm if self.at_once and not self._scaled else _nothing_of
 
     # ----------------------------------------------------------------------------------------------------- in a step
@@ -119,6 +127,8 @@ class Guard:
         if self.at_once:
             if 0 < self.board.not_finite <= self.step:
                 self._end(batch)
+            if self._exchange is not None and self._exchange.unsound:
+                self.gradients()
         elif self.hears_in_logs:
             self._totals.append(total.detach().reshape(1))
             if len(self._totals) == _FOLDED:
@@ -158,6 +168,8 @@ class Guard:
             return
         named = [(name, each.grad) for name, each in self._parameters.items() if each.grad is not None]
         found = broken(named)
+        if self._exchange is not None and self._exchange.unsound:  # others are nan by now
+            found = [name for name, _ in named if name in self._exchange.broken]
         if not self._any(found):
             return
         self.checkpoints.finish()

@@ -72,11 +72,14 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
     # Of a user's own step some parameters are sharded, and others whole.
     mixed = job.own_step is not None and job.gradients.kind == "fsdp" and job.world_size > 1
     agreed = several_axes(job) or job.gradients.kind == "local" or mixed
+    scaler = grad_scaler(job.precision, device, engine.scale, agreed=agreed, skips=skips)
+    if isinstance(exchange, GradientExchange):
+        exchange.scaler = scaler
     return Parts(
         plain=plain,
         engine=engine,
         optimizer=optimizer,
-        scaler=grad_scaler(job.precision, device, engine.scale, agreed=agreed, skips=skips),
+        scaler=scaler,
         loss=loss_sum(job.loss),
         device=device,
         pipeline=axis,

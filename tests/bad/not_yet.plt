@@ -1,9 +1,5 @@
 import "base/gpt.plt"
 
-parallelism {
-  gradients = powersgd(rank = 2) #! W0801
-}
-
 devices {
-  backend = mpi
+  backend = mpi #! W0801
 }

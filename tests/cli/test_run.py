@@ -161,7 +161,7 @@ def test_a_deterministic_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_carried_out_yet_is_refused_before_a_process_starts(tmp_path: Path) -> None:
-    run = dslc("run", EXAMPLES / "digits.plt", "--out", tmp_path / "run", "--set", "parallelism.gradients=bytegrad()")
+    run = dslc("run", EXAMPLES / "digits.plt", "--out", tmp_path / "run", "--set", "devices.backend=mpi")
     assert run.returncode == 1
     assert "error[E0801]" in run.stderr
     assert not (tmp_path / "run").exists()

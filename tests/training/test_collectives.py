@@ -84,6 +84,7 @@ parallelism {
   zero         = ZERO
   replicas     = REPLICAS
   microbatches = MICROBATCHES
+  gradients    = GRADIENTS
 }
 memory {
   recompute = RECOMPUTE
@@ -176,6 +177,7 @@ PLAIN = {
     "zero": "0",
     "replicas": "1",
     "microbatches": "1",
+    "gradients": "allreduce()",
     "recompute": "none",
     "precision": "fp32",
     "clip": "none",
@@ -211,8 +213,24 @@ JOBS: list[dict[str, str]] = [
     {"network": "normed embeddings", "microbatches": "2"},
     {"network": "whole", "microbatches": "2", "zero": "2", "clip": "1.0"},
     {"network": "views", "tensor": "2", "ranks": "4", "microbatches": "2"},
+    {"gradients": "bytegrad()", "network": "wide", "ranks": "4", "microbatches": "2", "clip": "1.0"},
+    {"gradients": "powersgd(rank = 3)", "network": "tied", "ranks": "4", "precision": "fp16", "clip": "1.0"},
+    {"gradients": "fp16()", "zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
+    {"gradients": "bf16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
+    {"gradients": "fp16()", "pipeline": "2", "ranks": "4", "zero": "3", "network": "tied", "clip": "1.0"},
 ]
 MORE: list[dict[str, str]] = [
+    {"gradients": "bytegrad()", "zero": "1", "ranks": "4", "network": "normed"},
+    {"gradients": "powersgd(rank = 2)", "zero": "1", "network": "conv", "freeze": '["0.*", "1.*"]'},
+    {"gradients": "powersgd(rank = 2)", "network": "unused", "microbatches": "2"},
+    {"gradients": "fp16()", "zero": "1", "clip": "1.0", "precision": "fp16"},
+    {"gradients": "fp16()", "tensor": "2", "ranks": "4", "zero": "3", "microbatches": "2"},
+    {"gradients": "bf16()", "tensor": "2", "ranks": "4", "microbatches": "2"},
+    {"gradients": "bf16()", "context": "2", "ranks": "4", "zero": "3", "recompute": "full"},
+    {"gradients": "fp16()", "zero": "3", "precision": "fp16", "freeze": '["embedding*", "position*", "blocks.0.*"]'},
+    {"gradients": "fp16()", "zero": "2", "precision": "bf16(level = O2)"},
+    {"gradients": "bf16()", "pipeline": "2", "ranks": "4", "network": "tied", "zero": "0"},
+    {"gradients": "bf16()", "pipeline": "2", "ranks": "4", "schedule": "zbv", "network": "deep", "zero": "2"},
     {"tensor": "2", "context": "2", "ranks": "4", "ignore": "0", "clip": "1.0"},
     {"pipeline": "2", "ranks": "4", "zero": "3", "clip": "1.0"},
     {"tensor": "2", "network": "vit", "dropout": "0.1", "recompute": "full"},

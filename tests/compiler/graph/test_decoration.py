@@ -96,7 +96,7 @@ PLANS: dict[str, tuple[str, ...]] = {
             *("devices.nodes=2", "devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=4"),
             f"parallelism.gradients={exchange}",
         )
-        for exchange in ("fp16()", "bf16()", "local_sgd(period = 4)")
+        for exchange in ("fp16()", "bf16()", "powersgd(rank = 2)", "bytegrad()", "local_sgd(period = 4)")
     },
     "samples compared": (
         "devices.cpus=4",
@@ -119,6 +119,20 @@ PLANS: dict[str, tuple[str, ...]] = {
         "model.network=[flatten(), linear(10)]",
         "model.loss=contrastive(over = node)",
     ),
+    "bf16 over replicas": (
+        *("devices.cpus=4", "parallelism.pipeline=1", "parallelism.data=4", "parallelism.zero=3"),
+        *("parallelism.replicas=2", "parallelism.gradients=bf16()"),
+    ),
+    "fp16 of shards": (
+        *("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", "parallelism.zero=2"),
+        *("parallelism.gradients=fp16()", "parallelism.microbatches=2"),
+    ),
+    "fp16 of sharded stages": ("parallelism.zero=2", "parallelism.schedule=zbv", "model.network.layers=6")
+    + ("parallelism.gradients=fp16()",),
+    "powersgd beside zero 1": (
+        *("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", "parallelism.zero=1"),
+        "parallelism.gradients=powersgd(rank = 1)",
+    ),
     "sharded stages": ("parallelism.zero=2", "parallelism.schedule=zbv", "model.network.layers=6"),
 }
 
@@ -133,7 +147,7 @@ CONTENTS = {
     *("gradients of keys and values", "parts of the loss", "parameters", "gradients", "gradients beside pieces"),
     *("gradients of shared weights", "which parameters were used", "buffers", "batch statistics"),
     *("count of what is kept", "norm of the gradient", "whether a gradient is not finite"),
-    *("scale of the gradients", "weights"),
+    *("scale of the gradients", "second factors of the gradients", "weights"),
     *("outputs", "targets", "gradients of outputs"),
 }
 

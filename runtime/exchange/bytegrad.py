@@ -1,0 +1,71 @@
+"""Gradients in 8 bits: `bytegrad()`.
+
+Rule: each member cuts the bucket in as many rows as there are members, compresses each row (codes.py) and sends it to
+its owner. The owner takes the mean of what it has received, compresses that, and all gather it. A bucket that does not
+divide is filled up with zeros.
+
+Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `ByteGrad`.
+
+Model: a number's code depends on the others in its row. DistributedDataParallel lays its buckets out anew after the
+first steps of a process, so that a resumed training would not go on to the bit in them: gradients are copied to buckets
+of their own, in an order that follows from their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.common.buckets import in_buckets, last_first
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.codes import compress, restore
+from dslc.runtime.exchange.exchange import GradientExchange
+from dslc.runtime.model.names import named_tensors
+
+
+class ByteGrad(GradientExchange):
+    """Gradients as codes between minimum and maximum. A number that is not finite makes its row nan on all ranks."""
+
+    spreads = True
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step, model)
+        named = {name: each for name, each in named_tensors(model).items() if each.requires_grad}
+        order = last_first(named)
+        self._buckets = [order[bucket.start : bucket.stop] for bucket in in_buckets(named[n].numel() for n in order)]
+        self._bucket_of = {name: index for index, names in enumerate(self._buckets) for name in names}
+        self._arrived: list[dict[str, Tensor]] = [{} for _ in self._buckets]  # this step's gradients, by name
+
+    def hook(self, bucket: dist.GradBucket) -> None:
+        self.look(bucket)
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            name = self.names[id(parameter)]
+            index = self._bucket_of[name]
+            arrived = self._arrived[index]
+            arrived[name] = gradient
+            if len(arrived) == len(self._buckets[index]):
+                self._arrived[index] = {}
+                self._going.begin(self._own(index, [arrived[name] for name in self._buckets[index]]))
+
+    def _own(self, index: int, gradients: list[Tensor]) -> Iterator[Any]:
+        """Goes through the rule with the gradients of a bucket of its own."""
+        sizes = [gradient.numel() for gradient in gradients]
+        numbers = gradients[0].new_empty(sum(sizes))
+        for gradient, part in zip(gradients, numbers.split(sizes), strict=True):
+            part.view(gradient.shape).copy_(gradient)
+        yield from self._through(numbers, index)
+        for gradient, part in zip(gradients, numbers.split(sizes), strict=True):
+            gradient.copy_(part.view(gradient.shape))
+
+    def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
+        far, members, count = self.where.far, self.where.members, bucket.numel()
+        sent = compress(nn.functional.pad(bucket, (0, -count % members)).view(members, -1))
+        received = sent.new_empty(sent.shape)
+        yield dist.all_to_all_single(received, sent, group=far, async_op=True)
+        agreed = compress(restore(received).mean(dim=0, keepdim=True))
+        # Each row is as long as the owner's.
+        yield dist.all_gather_into_tensor(received, agreed, group=far, async_op=True)
+        bucket.copy_(restore(received).view(-1)[:count])

@@ -1,0 +1,128 @@
+"""Gradients as matrices of low rank: `powersgd(rank)`.
+
+Rule: the gradient of a parameter of two or more dimensions is a matrix M of (first, rest) numbers. With the error e of
+this rank and Q, both kept from the step before,
+
+    D = M + e,  P = mean over ranks of D Q,  P' = an orthonormal basis of P's columns (by QR)
+    Q = mean over ranks of D^T P',  M' = P' Q^T,  e = D - M'
+
+and M' is the gradient on all ranks. A matrix for which P and Q are no fewer numbers than itself is summed exactly, as
+is every other parameter. The first Q is drawn from the seed and the parameter's name.
+
+Source: Vogels et al. 2019, arXiv:1905.13727, algorithms 1 and 2, with the error that the authors' code keeps: of the
+mean, as torch's hook does. That hook (`powerSGD_hook`) is not used: it keeps its state by bucket, and the layout of
+buckets changes after the first step and after a training is resumed, which could so not go on to the bit.
+
+Model: each bucket takes two collectives: P, with all that is summed exactly, and then Q. Matrices of one shape are
+multiplied and factorised together. Errors are those of gradients without the scale of half precision, which may change
+from step to step.
+
+Contract: where a gradient is not finite every number of its matrix becomes nan, and e and Q stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.common.low_rank import matrix_of
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.among import mean
+from dslc.runtime.exchange.exchange import GradientExchange
+from dslc.runtime.model.names import named_tensors
+
+
+class _Alike(NamedTuple):
+    """Parameters of a bucket whose matrices have one shape: their names and gradients."""
+
+    names: list[str]
+    gradients: list[Tensor]
+    shape: tuple[int, int]
+
+
+class PowerSGD(GradientExchange):
+    """Gradients of matrices in two factors, with error feedback and a warm start."""
+
+    spreads = True
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step, model)
+        self._rank = int(step.arguments["rank"])
+        self._shapes: dict[str, tuple[int, int]] = {}
+        for name, each in named_tensors(model).items():
+            shape = matrix_of(each.shape, self._rank)
+            if shape is not None and each.requires_grad and name not in job.gradients.unused:
+                self._shapes[name] = shape
+                self.own[f"error.{name}"] = torch.zeros(shape, device=each.device)
+                self.shared[f"factor.{name}"] = _drawn(job.seed, name, shape[1], self._rank).to(each.device)
+
+    def hook(self, bucket: dist.GradBucket) -> None:
+        self.look(bucket)
+        self._going.begin(self._factors(bucket.buffer(), bucket.parameters(), bucket.gradients()))
+
+    def _factors(self, bucket: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[Any]:
+        groups, exact = self._groups(parameters, gradients)
+        if not groups:
+            yield from mean(bucket, self.where.everyone, self.where.ranks)
+            return
+        scale = self._scale(bucket)
+        wholes, bases = list[Tensor](), list[Tensor]()
+        for group in groups:
+            errors = torch.stack([self.own[f"error.{name}"] for name in group.names])
+            found = torch.stack([each.reshape(group.shape) for each in group.gradients])
+            wholes.append(torch.addcmul(found, errors, scale))
+            bases.append(torch.bmm(wholes[-1], torch.stack([self.shared[f"factor.{name}"] for name in group.names])))
+        first = torch.cat([each.reshape(-1) for each in (*exact, *bases)])
+        yield from mean(first, self.where.everyone, self.where.ranks)
+        parts = first.split([each.numel() for each in (*exact, *bases)])
+        for gradient, part in zip(exact, parts, strict=False):
+            gradient.copy_(part.view(gradient.shape))
+        factors = list[Tensor]()
+        for n, part in enumerate(parts[len(exact) :]):
+            bases[n] = torch.linalg.qr(part.view(bases[n].shape))[0]
+            factors.append(torch.bmm(wholes[n].mT, bases[n]))
+        second = torch.cat([each.view(-1) for each in factors])
+        yield from mean(second, self.where.everyone, self.where.ranks)
+        for n, part in enumerate(second.split([each.numel() for each in factors])):
+            self._take(groups[n], wholes[n], bases[n], part.view(factors[n].shape), scale)
+
+    def _take(self, group: _Alike, whole: Tensor, basis: Tensor, factor: Tensor, scale: Tensor) -> None:
+        """Takes the factors that are agreed on: sets the gradients of a group, and what is kept of it."""
+        agreed = torch.bmm(basis, factor.mT)
+        errors = whole.sub_(agreed).div_(scale)
+        for n, (name, gradient) in enumerate(zip(group.names, group.gradients, strict=True)):
+            sound = agreed[n].isfinite().all()
+            gradient.copy_(torch.where(sound, agreed[n], torch.nan).view(gradient.shape))
+            for kept, new in ((self.own[f"error.{name}"], errors[n]), (self.shared[f"factor.{name}"], factor[n])):
+                kept.copy_(torch.where(sound, new, kept))
+
+    def _scale(self, like: Tensor) -> Tensor:
+        """Returns the scale of this step's loss; 1 if there is none."""
+        one = like.new_ones(())
+        return self.scaler.scale(one) if self.scaler is not None else one  # type: ignore[no-any-return]
+
+    def _groups(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[list[_Alike], list[Tensor]]:
+        """Returns the matrices of a bucket, those of one shape together, and all other gradients."""
+        groups: dict[tuple[int, int], _Alike] = {}
+        exact = list[Tensor]()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            name = self.names[id(parameter)]
+            if name not in self._shapes:
+                exact.append(gradient)
+                continue
+            group = groups.setdefault(self._shapes[name], _Alike([], [], self._shapes[name]))
+            group.names.append(name)
+            group.gradients.append(gradient)
+        return list(groups.values()), exact
+
+
+def _drawn(seed: int, name: str, columns: int, rank: int) -> Tensor:
+    """Returns the first Q of a parameter, the same on all ranks and devices."""
+    told = hashlib.sha256(f"powersgd {seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(told[:8], "little", signed=True))
+    return torch.randn((columns, rank), generator=generator)

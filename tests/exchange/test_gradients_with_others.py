@@ -1,0 +1,120 @@
+"""Exchanges of gradients together with what else a training may have, beside all ranks simulated in numpy; resumed; on
+one rank; and with numbers that are not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.exchanged_gradients import LowRank, in_codes
+from helpers.exchanges import JOB, Simulated, Weights, agree, descend, job, run, weights_of
+from helpers.launcher import Launcher
+from helpers.trained import Trained, ready, train
+
+STEPS = 6
+Agreed = Callable[[list[Weights]], Weights]
+EXCHANGES = ("bytegrad()", "powersgd(rank = 1)")
+
+
+def rule_of(exchange: str, ranks: int) -> Agreed:
+    return LowRank(ranks, 1).agreed if exchange.startswith("powersgd") else in_codes
+
+
+def follow(trained: Trained, ranks: int, agreed: Agreed, atol: float) -> None:
+    simulated = Simulated(weights_of(trained, 0, 0), ranks)
+    for step in range(1, STEPS + 1):
+        found = agreed(simulated.gradients())
+        simulated.weights = [each | descend({n: each[n] for n in found}, found) for each in simulated.weights]
+        agree(trained, simulated, step, atol)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_clipping_is_by_the_norm_of_what_is_agreed_on(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    trained = run(launcher, job(tmp_path / "job", 2, exchange), "train.clip=0.1")
+    rule = rule_of(exchange, 2)
+
+    def clipped(gradients: list[Weights]) -> Weights:
+        found = rule(gradients)
+        norm = np.sqrt(sum(float(np.square(each).sum()) for each in found.values()))
+        return {name: each * np.float32(min(1.0, 0.1 / (norm + 1e-6))) for name, each in found.items()}
+
+    follow(trained, 2, clipped, 2e-6)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_micro_batches_are_summed_first(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    trained = run(launcher, job(tmp_path / "job", 2, exchange), "parallelism.microbatches=2")
+    # A code may be the next one, where sums are rounded otherwise.
+    follow(trained, 2, rule_of(exchange, 2), 2e-6 if exchange != "bytegrad()" else 3e-4)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_beside_a_sharded_optimizer(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    trained = run(launcher, job(tmp_path / "job", 3, exchange), "parallelism.zero=1")
+    follow(trained, 3, rule_of(exchange, 3), 2e-6)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_frozen_parameters_take_no_part(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    trained = run(launcher, job(tmp_path / "job", 2, exchange), 'model.freeze=["0.*"]')
+    rule = LowRank(2, 1).agreed if exchange != "bytegrad()" else lambda each: in_codes(each, ("2.weight", "2.bias"))
+
+    def of_the_last(gradients: list[Weights]) -> Weights:
+        return rule([{name: each for name, each in found.items() if name[0] == "2"} for found in gradients])
+
+    follow(trained, 2, of_the_last, 2e-6)
+
+
+@pytest.mark.parametrize("exchange", (*EXCHANGES, "fp16()", "bf16()"))
+def test_under_loss_scaling_steps_that_overflow_leave_no_trace(
+    launcher: Launcher, tmp_path: Path, exchange: str
+) -> None:
+    text = JOB.replace("lr = 0.1)", "lr = 0.1)\n  precision = fp16").replace("[linear(7)", "[linear(7)")
+    exact, found = (
+        run(launcher, job(tmp_path / word, 2, each, text))
+        for word, each in (("exact", "allreduce()"), ("found", exchange))
+    )
+    np.testing.assert_allclose(found.losses(), exact.losses(), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("exchange", (*EXCHANGES, "fp16()", "bf16()"))
+def test_one_rank_trains_as_without_an_exchange(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    exact, found = (run(launcher, job(tmp_path / each[:2], 1, each)) for each in ("allreduce()", exchange))
+    one, other = weights_of(exact, 0, STEPS), weights_of(found, 0, STEPS)
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("exchange", (*EXCHANGES, "fp16()"))
+def test_a_resumed_training_goes_on_to_the_bit(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    made, kept = job(tmp_path / "job", 2, exchange), f"checkpoint.dir={tmp_path / 'kept'}"
+    settings = ("train.optimizer.momentum=0.9", "checkpoint.every=3 steps")
+    whole = run(launcher, made, *settings)
+    run(launcher, made, *settings, kept, steps=3)
+    parts = run(launcher, made, *settings, kept, "checkpoint.resume=auto")
+    for rank in range(2):
+        for step in (4, 5, 6):
+            one, other = weights_of(whole, rank, step), weights_of(parts, rank, step)
+            assert all(np.array_equal(one[name], other[name]) for name in one), step
+
+
+def test_on_another_number_of_ranks_errors_begin_anew(launcher: Launcher, tmp_path: Path) -> None:
+    kept = f"checkpoint.dir={tmp_path / 'kept'}"
+    run(launcher, job(tmp_path / "two", 2, "powersgd(rank = 1)"), "checkpoint.every=3 steps", kept, steps=3)
+    three = run(launcher, job(tmp_path / "three", 3, "powersgd(rank = 1)"), "checkpoint.resume=auto", kept)
+    assert "error.0.weight" in three.shown and "factor.0.weight" not in three.shown
+
+
+@pytest.mark.parametrize("exchange", ("fp16()", "bf16()"))
+@pytest.mark.parametrize("zero", (1, 2, 3))
+def test_shards_are_summed_in_16_bits(launcher: Launcher, tmp_path: Path, exchange: str, zero: int) -> None:
+    text = JOB.replace('hooks     = python("own_hooks:Weights", ranks = all)', "")
+    exact, plain, found = (
+        run(launcher, job(tmp_path / word, 2, each, text), f"parallelism.zero={z}")
+        for word, each, z in (("exact", "allreduce()", 0), ("plain", exchange, 0), ("found", exchange, zero))
+    )
+    for name, each in found.weights.items():
+        np.testing.assert_allclose(each, plain.weights[name], rtol=0, atol=1e-6, err_msg=name)
+    assert any(not np.allclose(found.weights[n], each, rtol=0, atol=1e-6) for n, each in exact.weights.items())

@@ -1,0 +1,73 @@
+"""`bytegrad()` and `powersgd(rank)` by the book: what all ranks agree on, in numpy."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from helpers.exchanges import Array, Weights, apart, flat, mean_of
+
+ORDER = ("2.weight", "2.bias", "0.weight", "0.bias")  # in the only bucket of `bytegrad`
+SEED = 0
+
+
+def drawn(name: str, columns: int, rank: int, seed: int = SEED) -> Array:
+    told = hashlib.sha256(f"powersgd {seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(told[:8], "little", signed=True))
+    return torch.randn((columns, rank), generator=generator).numpy()
+
+
+class LowRank:
+    """The state of all ranks, by the name of a matrix."""
+
+    def __init__(self, ranks: int, rank: int) -> None:
+        self.rank = rank
+        self.errors: dict[str, list[Array]] = {}
+        self.factors: dict[str, Array] = {}
+        self.ranks = ranks
+
+    def agreed(self, gradients: list[Weights]) -> Weights:
+        found = mean_of(gradients)
+        for name, whole in found.items():
+            rows, columns = whole.shape[0], int(np.prod(whole.shape[1:]))
+            if whole.ndim < 2 or (rows + columns) * self.rank >= rows * columns:
+                continue
+            errors = self.errors.setdefault(name, [np.zeros((rows, columns), np.float32) for _ in range(self.ranks)])
+            right = self.factors.get(name, drawn(name, columns, self.rank))
+            matrices = [each[name].reshape(rows, columns) + e for each, e in zip(gradients, errors, strict=True)]
+            left, _ = np.linalg.qr(np.mean([each @ right for each in matrices], axis=0, dtype=np.float32))
+            self.factors[name] = np.mean([each.T @ left for each in matrices], axis=0, dtype=np.float32)
+            low = left @ self.factors[name].T
+            self.errors[name] = [each - low for each in matrices]
+            found[name] = low.reshape(whole.shape)
+        return found
+
+
+def coded(row: Array) -> Array:
+    """Returns a row after MinMaxUInt8, as docs/exchanges.md has it."""
+    low, high = row.min(), row.max()
+    scale = np.float32(255) / (high - low + np.float32(1e-7))
+    upper = np.round(high * scale)
+    lower = upper - 255
+    code = (np.minimum(np.round(row * scale), upper) - lower).astype(np.uint8)
+    return (code.astype(np.float32) + lower) / scale
+
+
+def exchanged(buckets: list[Array]) -> Array:
+    """Returns what all members agree on."""
+    members, count = len(buckets), buckets[0].size
+    rows = [np.pad(each, (0, -count % members)).reshape(members, -1) for each in buckets]
+    agreed = [
+        coded(np.mean([coded(each[owner]) for each in rows], axis=0, dtype=np.float32)) for owner in range(members)
+    ]
+    return np.concatenate(agreed)[:count]
+
+
+def in_codes(gradients: list[Weights], names: tuple[str, ...] = ORDER, pieces: int = 1) -> Weights:
+    whole = [flat(each, names) for each in gradients]
+    nodes = [np.mean(whole[n : n + pieces], axis=0, dtype=np.float32) for n in range(0, len(whole), pieces)]
+    cut = [np.pad(each, (0, -each.size % pieces)).reshape(pieces, -1) for each in nodes]
+    found = np.concatenate([exchanged([each[piece] for each in cut]) for piece in range(pieces)])
+    return apart(found[: whole[0].size], gradients[0], names)
