@@ -82,6 +82,7 @@ class Agreed:
         if job.world_size > 1:
             dist.all_reduce(together)
         summed, *said = together.tolist()
+        self.stopped = self._stops()  # rank 0 has answered before it took part (process/stop.py)
         counted = float(number)
         self.loss = summed / counted if counted else math.nan
         self.late = bool(job.checkpoint.seconds and said.pop(0))
@@ -103,8 +104,10 @@ def _logged(job: JobProgram, step: int) -> bool:
 
 
 def _waits(job: JobProgram, step: int) -> bool:
-    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py)."""
-    return job.device == "cpu" or _logged(job, step)
+    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py). Ranks that
+    each have a gradient of their own may not, but where they agree on the loss.
+    """
+    return (job.device == "cpu" and job.gradients.kind != "local") or _logged(job, step)
 
 
 def next_wait(job: JobProgram, step: int) -> int:

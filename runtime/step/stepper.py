@@ -190,8 +190,8 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
             scaler.update()
         else:
             plain_step()
-        after()
         optimizer.zero_grad(set_to_none=True)
+        after()
         return norm
 
     return update
