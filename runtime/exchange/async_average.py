@@ -2,9 +2,10 @@
 
 Rule: a round begins with a copy c_i of each member's weights, which a thread sums over the members, and ends with
 x_i <- x_i + (mean of c - c_i). A member copies and adds between two steps of its own. It begins a round at the first
-such moment at which `interval` of time has passed since the last one began, and that one has ended. So the mean over the
-members stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed
-exactly.
+such moment at which `interval` of time has passed since the last one began, and that one has ended. So the mean over
+the members stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed
+exactly. Where the number of targets that count differs from rank to rank, later steps divide by a rank's own times the
+ranks, as they wait for no sum.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `AsyncModelAverageAlgorithm`.
 
@@ -57,6 +58,10 @@ class AsyncAverage(WeightExchange):
         self._thread: _Averaging | None = None
         self._round: Future[bool] | None = None
 
+    @property
+    def waits_never(self) -> bool:
+        return not self.together
+
     @torch.no_grad()
     def begin(self) -> None:
         super().begin()
@@ -64,6 +69,7 @@ class AsyncAverage(WeightExchange):
             return
         if self._thread is None:
             self._thread = _Averaging(self._group, self.where.members, self._copies, self._messages)
+            self._began = time.monotonic()
         ended = self._round is not None and self._round.done()
         begins = (ended or self._round is None) and time.monotonic() - self._began >= self._interval
         if self.where.near is not None:

@@ -43,6 +43,11 @@ class Exchange:
         self.held: list[Tensor] = []
         self.ready = False  # `own` and `shared` are set: by a checkpoint, or in the first `begin`
 
+    @property
+    def waits_never(self) -> bool:
+        """True in a step that waits for no other rank, and so divides losses by a count of this rank's own."""
+        return False
+
     def begin(self) -> None:
         """Begins the next step."""
         self.step += 1

@@ -6,8 +6,8 @@ exchange. After a step whose number is a multiple of `interval`, with x' its wei
     d = x' + l / 3 + r / 3 - 5 x / 3
 
 is sent to both neighbours as MinMaxUInt8 (codes.py). Each of x, l and r advances by the restored difference of the
-member that it is of, and the weights become x. So they are (x + l + r) / 3 + (x' - x) but for the rounding of codes: the
-average of neighbours before the step, and the step. Replicas follow what was restored, not what was meant, so that
+member that it is of, and the weights become x. So they are (x + l + r) / 3 + (x' - x) but for the rounding of codes:
+the average of neighbours before the step, and the step. Replicas follow what was restored, not what was meant, so that
 rounding never sets them apart from the weights that they stand for.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `LowPrecisionDecentralizedAlgorithm`, after Tang et al. 2018,
