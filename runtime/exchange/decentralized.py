@@ -10,7 +10,7 @@ optimizer applies g_i to that. Other steps apply g_i alone. The peers of the s-t
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `DecentralizedAlgorithm`. It counts s as here: from the first step.
 
 Model: a step begins with a copy of the weights, of which the average is under way during its passes; the update waits
-for it. The copy's memory is kept between steps. A hierarchical exchange has each rank of a node copy its piece.
+for it. Their memory is kept between steps. A hierarchical exchange has each rank of a node copy its piece.
 """
 
 from __future__ import annotations
@@ -32,32 +32,34 @@ class Decentralized(WeightExchange):
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step, model)
         self._pairs = step.arguments["peers"] == "shift_one"
-        self.held = [torch.empty_like(self.piece(bucket.numbers)) for bucket in self.buckets]
+        self._copies = [torch.empty_like(self.piece(bucket.numbers)) for bucket in self.buckets]
+        self._received = [torch.empty_like(copy) for copy in self._copies] if self._pairs else []
+        self.held = [*self._copies, *self._received]
         self._ahead = InOrder()
 
     @torch.no_grad()
     def begin(self) -> None:
         super().begin()
         if self.due:
-            for bucket, copy in zip(self.buckets, self.held, strict=True):
+            for index, (bucket, copy) in enumerate(zip(self.buckets, self._copies, strict=True)):
                 copy.copy_(self.piece(bucket.numbers))
-                self._ahead.also(self._averaged_into(bucket, copy))
+                self._ahead.also(self._averaged_into(bucket, copy, index))
 
     @torch.no_grad()
     def before_update(self) -> None:
         self._ahead.finish()
 
-    def _averaged_into(self, bucket: Bucket, copy: Tensor) -> Iterator[Waited]:
+    def _averaged_into(self, bucket: Bucket, copy: Tensor, index: int) -> Iterator[Waited]:
         """Puts the average of the copies in the place of the weights."""
         where = self.where
-        yield from self._with_one(copy) if self._pairs else mean(copy, where.far, where.members)
+        yield from self._with_one(copy, self._received[index]) if self._pairs else mean(copy, where.far, where.members)
         if where.near is None:
             bucket.numbers.copy_(copy)
         else:
             yield dist.all_gather_into_tensor(bucket.numbers, copy, group=where.near, async_op=True)
 
-    def _with_one(self, copy: Tensor) -> Iterator[Waited]:
-        far, received = self.where.far, torch.empty_like(copy)
+    def _with_one(self, copy: Tensor, received: Tensor) -> Iterator[Waited]:
+        far = self.where.far
         other = peer(self.where.member, self.where.members, self.step // self.how.every - 1)
         works = dist.batch_isend_irecv(
             [
