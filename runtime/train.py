@@ -65,6 +65,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         if hooks is not None:
             hooks.end()
     except BaseException as error:
+        if parts.exchange is not None:
+            parts.exchange.abandon()
         if hooks is not None:
             hooks.failed(error)
         if loggers is not None:

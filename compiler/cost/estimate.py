@@ -145,6 +145,8 @@ class _Links:
         """Returns the bytes over the link of a rank, and over its network port."""
         if traffic.operation == "receive":
             return 0.0, 0.0  # incoming traffic takes the same links the other way
+        if traffic.operation == "send" and traffic.axis == "data":
+            return self._sent_to_peers(traffic)
         if traffic.operation == "send":
             return (0.0, traffic.bytes) if self.layout.crosses_nodes(traffic.axis) else (traffic.bytes, 0.0)
         ranks, near = self._ranks(traffic)
@@ -159,6 +161,18 @@ class _Links:
         nodes = -(-ranks // near)
         return ways * whole * (ranks - 1) / ranks * (near > 1), ways * whole * (nodes - 1) / nodes / near
 
+    def _sent_to_peers(self, traffic: TrafficNode) -> tuple[float, float]:
+        """Returns the bytes that a rank sends its peers, over the same two. In a ring of all ranks two of a node have a
+        neighbour elsewhere, each one; pairs are of ranks far apart.
+        """
+        layout, exchange = self.layout, self.sharding.exchange
+        if not layout.crosses_nodes("data"):
+            return traffic.bytes, 0.0
+        ring = exchange is not None and exchange.kind == "low_precision_decentralized"
+        if ring and not traffic.among:
+            return traffic.bytes * (layout.processes > 1), traffic.bytes
+        return 0.0, traffic.bytes * layout.processes
+
     def seconds(self, traffic: TrafficNode) -> float:
         """Returns the seconds of a step, in the mean over later steps."""
         near, far = self._moved(traffic)
@@ -166,7 +180,7 @@ class _Links:
 
     def message(self, cost: RankCost) -> float:
         """Returns the seconds of one message between stages."""
-        found = [self.seconds(t) / t.count for t in cost.traffic if t.operation == "send" and t.what != SHARED]
+        found = [self.seconds(t) / t.count for t in cost.traffic if t.operation == "send" and t.axis == "pipeline"]
         return max(found, default=0.0)
 
     def exposed(self, cost: RankCost, arithmetic: float, microbatches: int) -> float:

@@ -23,15 +23,19 @@ SCALE = "scale of the gradients"
 SECOND = "second factors of the gradients"
 OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
+ROUNDS = "whether a round of averages is over"
 
 
 class Sent(NamedTuple):
-    """A collective: the dtype and bytes of its input, and what it carries if that is not what is agreed on."""
+    """A collective: the dtype and bytes of its input, what it carries if that is not what is agreed on, and how often
+    it takes place.
+    """
 
     operation: str
     dtype: str
     bytes: int
     what: str = ""
+    times: int = 1
 
 
 Rule = Callable[[int, Exchange], Iterable[Sent]]  # of so many numbers
@@ -44,6 +48,8 @@ def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode
         yield _node("all_reduce", "gradients", "float32", [4 * size for size in sizes], when=When(until=exchange.alone))
     if exchange.pieces > 1:
         yield _node("all_reduce", "gradients", "float32", [4 * size for size in sizes], "node", steadily)
+        if not exchange.every:
+            yield _node("all_reduce", ROUNDS, "float32", [8], "node", steadily)
     when = When(every=exchange.every, after=exchange.alone)
     yield from _by_rule(exchange, [largest(size, exchange.pieces) for size in sizes], when)
     if exchange.pieces > 1:
@@ -72,7 +78,12 @@ def _by_rule(exchange: Exchange, sizes: Sequence[int], when: When) -> Iterator[T
     for each in zip(*sent, strict=True):  # the same collective of all buckets
         first = each[0]
         yield _node(
-            first.operation, first.what or exchange.agrees, first.dtype, [one.bytes for one in each], among, when
+            first.operation,
+            first.what or exchange.agrees,
+            first.dtype,
+            [one.bytes for one in each] * first.times,
+            among,
+            when,
         )
 
 
@@ -130,6 +141,19 @@ def _factors(buckets: Sequence[tuple[int, Factors | None]]) -> Iterator[TrafficN
     first = [numbers if found is None else numbers - found.numbers + found.first for numbers, found in buckets]
     yield _node("all_reduce", "gradients", "float32", [4 * numbers for numbers in first])
     yield _node("all_reduce", SECOND, "float32", [4 * found.second for _, found in buckets if found is not None])
+def _with_peers(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    if exchange.arguments["peers"] == "all":
+        return _mean(numbers, exchange)
+    return Sent("send", "float32", 4 * numbers), Sent("receive", "float32", 4 * numbers)
+
+
+def _in_a_ring(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    coded = HEADER + numbers
+    return Sent("send", "uint8", coded, times=2), Sent("receive", "uint8", coded, times=2)
+
+
+def _mean_of_round(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    return (Sent("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
 
 
 RULES: dict[str, Rule] = {
@@ -137,4 +161,8 @@ RULES: dict[str, Rule] = {
     "fp16": _fp16,
     "bf16": _bf16,
     "local_sgd": _mean,
+    "diloco": _mean,
+    "decentralized": _with_peers,
+    "low_precision_decentralized": _in_a_ring,
+    "async_average": _mean_of_round,
 }

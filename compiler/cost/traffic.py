@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import groupby, pairwise
 from math import prod
 
@@ -34,7 +34,7 @@ from dslc.compiler.cost.tensor_traffic import FORWARD, Exchanged, TensorTraffic
 from dslc.compiler.cost.whole_loss import over_outputs
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import ALWAYS, TrafficNode, When
 from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.placement.lowering import Issue, row_of
 from dslc.compiler.placement.seams import sent
@@ -134,10 +134,14 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
         yield from _ddp(place)
     if not place.model.unsynced_batch_norm and not alone:
         yield _data("all_reduce", "batch statistics", _statistics(place), "float64", layout.microbatches)
-    if place.workload.counts == "kept" and layout.sizes["data"] > 1:
-        yield _data("all_reduce", "count of what is kept", [8], "int64")
-    if place.workload.counts == "own" and layout.sizes["data"] > 1:
-        yield _data("all_reduce", "count of the losses", [8], "float64")
+    when, exchange = ALWAYS, sharding.exchange
+    if exchange is not None and not exchange.every:  # later no step waits for another rank
+        when = When(until=exchange.alone)
+    summed = layout.sizes["data"] > 1 and (when == ALWAYS or when.until > 0)
+    if place.workload.counts == "kept" and summed:
+        yield replace(_data("all_reduce", "count of what is kept", [8], "int64"), when=when)
+    if place.workload.counts == "own" and summed:
+        yield replace(_data("all_reduce", "count of the losses", [8], "float64"), when=when)
     yield from over_outputs(place)
 
 

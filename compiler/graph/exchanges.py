@@ -171,7 +171,7 @@ class Placing:
                 return [Spot(n, True) for n in sorted(forward + backward)]
             case what if what in EXCHANGED:
                 return [Spot(self._at.get("E", self._at["F"])[-1], True)]
-            case "buffers" | "count of what is kept":
+            case "buffers" | "count of what is kept" | "whether a round of averages is over":
                 return [Spot(forward[0], False)]
         return [Spot(self._update, False)]
 
@@ -202,9 +202,10 @@ class Placing:
         )
 
     def _group(self, traffic: TrafficNode) -> tuple[int, int]:
-        """Returns the ranks of a collective's group, and how far they are apart; nothing for a message."""
+        """Returns the ranks of a collective's group, and how far they are apart; nothing for a message
+        between stages."""
         layout, sharding = self._place.layout, self._place.sharding
-        if traffic.operation in ("send", "receive"):
+        if traffic.operation in ("send", "receive") and traffic.axis == "pipeline":
             return 0, 0
         if traffic.axis == "all":
             return layout.world_size, 1

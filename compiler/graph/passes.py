@@ -233,7 +233,8 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
         placing = Placing(p, place_of(analysis.staging, p), plan, [plan.at(name, Action) for name in lines[p]])
         beside: dict[tuple[int, bool], list[str]] = {}
         # The messages between stages have been added already.
-        others = [t for t in cost.traffic if t.operation not in ("send", "receive") or t.what == SHARED]
+        between = [t for t in cost.traffic if t.operation in ("send", "receive") and t.axis == "pipeline"]
+        others = [t for t in cost.traffic if t not in between or t.what == SHARED]
         for n, traffic in enumerate(others):
             for k, (spot, action) in enumerate(placing.exchanges(traffic)):
                 name = f"exchange {p}.{n}.{k}"

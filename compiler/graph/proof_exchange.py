@@ -16,9 +16,10 @@ are summed over the ranks of a member, and in the first steps over all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import HEADER, SCALE, SECOND
+from dslc.compiler.cost.exchange_traffic import HEADER, ROUNDS, SCALE, SECOND
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Weights
@@ -26,7 +27,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, When
 from dslc.dsl.record import Record, record
 
-AGREED = ("gradients", "momenta", "weights", SCALE, SECOND)
+AGREED = ("gradients", "momenta", "weights", SCALE, SECOND, ROUNDS)
 
 
 @record
@@ -36,6 +37,7 @@ class _Held(Record):
     over: int = 1
     cut: tuple[tuple[int, int], ...] = ()
     heard: int = 1  # whose numbers a rank has by messages, itself included
+    told: int = 0  # to how many it has sent its own
     of_node: bool = False  # the ranks of a node hold the same
 
     @property
@@ -82,6 +84,7 @@ class _Agreement:
         if pieces > 1:
             reason = reason or self._follow("gradients", begun, _Held(), pieces)
         when = When(every=exchange.every, after=exchange.alone)
+        reason = reason or self._rounds(begun)
         held = _Held(over=pieces, of_node=pieces > 1, cut=((pieces, 1),) if pieces > 1 else ())
         return reason or self._follow(exchange.agrees, when, held, self._wanted()) or self._others()
 
@@ -107,6 +110,15 @@ class _Agreement:
         first = [n for n, _, _ in self._mine("gradients", ALWAYS)]
         late = all(n > max(first, default=0) for n, _, _ in self._mine(SECOND, ALWAYS))
         return "" if late else "second factors are agreed on before the first ones"
+    def _rounds(self, begun: When) -> str:
+        """Checks that the ranks of a node agree in each step whether a round by the clock is over."""
+        first = next(n for n, (_, action) in enumerate(self._line) if action.what == "F")
+        told = [
+            (a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride, n < first) for n, _, a in self._mine(ROUNDS, begun)
+        ]
+        asked = self._exchange.every == 0 and self._exchange.pieces > 1
+        sound = [("all_reduce", ("float32",), 1, 8, self._exchange.pieces, 1, True)] if asked else []
+        return "" if told == sound else f"whether a round is over is agreed on by {told}"
 
     def _wanted(self) -> int:
         """Returns the ranks over which the rule of an exchange of weights or momenta takes a mean."""
@@ -124,6 +136,7 @@ class _Agreement:
         """Checks that nothing of it takes place in steps that no rule names."""
         exchange = self._exchange
         known = {("gradients", When(until=exchange.alone)), ("gradients", When(after=exchange.alone))}
+        known.add((ROUNDS, When(after=exchange.alone)))
         known.add((exchange.agrees, When(every=exchange.every, after=exchange.alone)))
         for name, action in self._line:
             if action.carries in AGREED and (action.carries, action.when) not in known:
@@ -142,12 +155,14 @@ class _Agreement:
             if reason := self._size(name, action, held):
                 return reason
             for group in action.weights:
-                moved = _moved(held[group], action)
+                moved = _moved(held[group], action, self._members)
                 if moved is None:
                     return f"{name} is not among ranks that have something to exchange: {held[group]}"
                 held[group] = moved
         for group, each in held.items():
             over = each.over * each.heard
+            if each.told != each.heard - 1:
+                return f"{what} of {group} are sent to {each.told} ranks, and received from {each.heard - 1}"
             if each.cut or over != wanted:
                 return f"{what} of {group} end in {each.pieces} pieces, over {over} ranks, and not {wanted}"
         return ""
@@ -178,14 +193,17 @@ class _Agreement:
 
 def sent_bytes(numbers: int, action: Action, members: int) -> int:
     """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
+    told = 4 if action.carries == "weights" and action.what == "all_reduce" and not action.when.every else 0
     if action.dtypes[0] != "uint8":
-        return numbers * DTYPE_BYTES.get(action.dtypes[0], 0)
+        return numbers * DTYPE_BYTES.get(action.dtypes[0], 0) + told
     # Codes, in a row for each member, or the row of one.
     return members * (HEADER + largest(numbers, members)) if action.what == "all_to_all" else HEADER + numbers
 
 
-def _moved(held: _Held, action: Action) -> _Held | None:
+def _moved(held: _Held, action: Action, members: int) -> _Held | None:
     """Returns what a rank has after the action; None if it is not possible."""
+    if action.what in ("send", "receive") and (action.ranks, action.stride) != (members, held.over):
+        return None
     group = (action.ranks, action.stride)
     whole = held.pieces if not held.of_node else 1
     match action.what:
@@ -196,17 +214,17 @@ def _moved(held: _Held, action: Action) -> _Held | None:
             cut = held.cut if action.what == "all_reduce" else (*held.cut, group)
             return _Held(over=held.over * action.ranks, cut=cut, of_node=held.of_node)
         case "all_gather" if held.cut and held.cut[-1] == group:
-            return _Held(over=held.over, cut=held.cut[:-1], heard=held.heard, of_node=held.of_node)
+            return replace(held, cut=held.cut[:-1])
         case "send":
-            return held
+            return replace(held, told=held.told + action.count // len(action.weights))
         case "receive":
-            return _Held(over=held.over, cut=held.cut, heard=held.heard + action.count, of_node=held.of_node)
+            return replace(held, heard=held.heard + action.count // len(action.weights))
     return None
 
 
 # Exchanges, or their peers, that do not take a mean over all members: over how many.
-WANTED: dict[str, int] = {}
+WANTED: dict[str, int] = {"shift_one": 2, "low_precision_decentralized": 3}
 # How many neighbours each rank sends a message to.
-_TIMES: dict[str, int] = {}
+_TIMES: dict[str, int] = {"low_precision_decentralized": 2}
 # Exchanges of weights that begin before the passes of a step; the others come after its update.
 AHEAD: tuple[str, ...] = ("decentralized",)

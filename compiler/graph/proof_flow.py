@@ -17,6 +17,7 @@ from dslc.compiler.graph.proof_view import View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Process, SharedWeight, Stage, Training, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.ir.traffic import ALWAYS, When
 from dslc.dsl.record import Record, record
 
 PARTIAL = "gradients beside pieces"
@@ -401,12 +402,16 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
     spread = spread or gradients.kind == "local"  # each rank has a gradient of its own
     skips = precision.scaled or training.on_nonfinite == "skip"
     searches = gradients.search and data.size > 1
+    exchange, when = gradients.exchange, ALWAYS
+    if exchange is not None and not exchange.every:  # each rank divides by a count of its own after the first steps
+        when = When(until=exchange.alone)
+    shares = data.size > 1 and (when == ALWAYS or when.until > 0)
 
     def of_samples(action: Action) -> bool:
-        return of_parameters(action) and (action.dtypes, action.bytes) == (("int64",), 8)
+        return of_parameters(action) and (action.dtypes, action.bytes) == (("int64",), 8) and action.when == when
 
     def of_losses(action: Action) -> bool:
-        return of_parameters(action) and (action.dtypes, action.bytes) == (("float64",), 8)
+        return of_parameters(action) and (action.dtypes, action.bytes) == (("float64",), 8) and action.when == when
 
     def of_parameters(action: Action) -> bool:
         return (action.ranks, action.stride, action.count) == (data.size, data.stride, 1)
@@ -419,8 +424,8 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
         return group and (action.dtypes, action.count, action.bytes) == (("float32",), 1, 4)
 
     return {
-        "count of what is kept": (loss.counts == "kept" and data.size > 1, True, of_samples),
-        "count of the losses": (loss.counts == "own" and data.size > 1, False, of_losses),
+        "count of what is kept": (loss.counts == "kept" and shares, True, of_samples),
+        "count of the losses": (loss.counts == "own" and shares, False, of_losses),
         "which parameters were used": (searches, False, of_parameters),
         "norm of the gradient": (
             training.clip is not None and spread and gradients.kind != "local",

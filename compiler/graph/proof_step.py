@@ -202,7 +202,7 @@ def groups(view: View) -> str:
     for name, action in view.actions.items():
         if not action.axis:
             continue
-        if action.what in ("send", "receive"):
+        if action.what in ("send", "receive") and action.axis == "pipeline":
             sound = (action.ranks, action.stride) == (0, 0)
         else:
             wider = action.axis == "data" and action.carries in _OF_ALL_HOLDERS

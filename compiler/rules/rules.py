@@ -298,7 +298,10 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
 
 
-RUNS = ("fp16", "bf16", "powersgd", "bytegrad", "local_sgd")  # exchanges
+RUNS = (
+    *("fp16", "bf16", "powersgd", "bytegrad", "local_sgd", "diloco", "decentralized"),
+    *("low_precision_decentralized", "async_average"),
+)
 _MPI = "`gloo` on CPUs, `nccl` on GPUs: `mpi` needs a torch that was built with MPI, which none from PyPI is"
 
 

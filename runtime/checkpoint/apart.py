@@ -34,6 +34,7 @@ class Apart:
         """Puts the mean over the ranks in the place of those that differ, while the context lasts."""
         if not self._exchange.differ:
             return contextlib.nullcontext()
+        self._exchange.settle()
         differing = {name: each for name, each in tensors.items() if each.is_floating_point()}
         return in_place_of(differing, self._exchange.where)
 
@@ -60,6 +61,7 @@ class Apart:
                 wanted[key] = each
             else:
                 anew.append(name)
+        self._exchange.ready = not anew
         return wanted, anew
 
     def loaded(self) -> None:

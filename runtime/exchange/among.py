@@ -91,6 +91,10 @@ class InOrder:
         self._further()
         self._enter(steps)
 
+    def also(self, steps: Iterator[Waited]) -> None:
+        """Begins with a bucket, and waits for no other."""
+        self._enter(steps)
+
     def finish(self) -> None:
         """Returns once all buckets are done."""
         while self._going:

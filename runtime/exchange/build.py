@@ -6,16 +6,26 @@ import torch.distributed as dist
 from torch import nn
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.runtime.exchange.async_average import AsyncAverage
 from dslc.runtime.exchange.bytegrad import ByteGrad
+from dslc.runtime.exchange.decentralized import Decentralized
+from dslc.runtime.exchange.diloco import DiLoCo
 from dslc.runtime.exchange.exchange import Exchange, GradientExchange, LocalExchange
 from dslc.runtime.exchange.local_sgd import LocalSGD
+from dslc.runtime.exchange.low_precision import LowPrecisionDecentralized
 from dslc.runtime.exchange.powersgd import PowerSGD
 from dslc.runtime.exchange.rounded import Bf16, Fp16
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.engine import Engine
 
 GRADIENTS: dict[str, type[GradientExchange]] = {"fp16": Fp16, "bf16": Bf16, "powersgd": PowerSGD, "bytegrad": ByteGrad}
-LOCAL: dict[str, type[LocalExchange]] = {"local_sgd": LocalSGD}
+LOCAL: dict[str, type[LocalExchange]] = {
+    "local_sgd": LocalSGD,
+    "diloco": DiLoCo,
+    "decentralized": Decentralized,
+    "low_precision_decentralized": LowPrecisionDecentralized,
+    "async_average": AsyncAverage,
+}
 
 
 def exchange_of(job: JobProgram, model: nn.Module) -> Exchange | None:

@@ -8,7 +8,8 @@ global batch. A rank that steps by itself so takes a step as long as that of all
 plain SGD is the step of the mean.
 
 Contract: what an exchange keeps from step to step is by name in `own`, which differs from rank to rank, or in `shared`;
-a checkpoint has both, and fills them in place.
+a checkpoint has both, and fills them in place. What follows from the weights with which a training begins is set in the
+first `begin`: before it ranks may still be given rank 0's weights. `held` is further memory that it keeps.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ class Exchange:
         self.where: Among = among(job, step)
         self.own: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
+        self.held: list[Tensor] = []
+        self.ready = False  # `own` and `shared` are set: by a checkpoint, or in the first `begin`
+
+    @property
+    def waits_never(self) -> bool:
+        """True in a step that waits for no other rank, and so divides losses by a count of this rank's own."""
+        return False
 
     def begin(self) -> None:
         """Begins the next step."""
@@ -56,8 +64,14 @@ class Exchange:
     def close(self) -> None:
         """Ends the exchange after the last step, on all ranks."""
 
+    def abandon(self) -> None:
+        """Ends it on this rank alone, whose training fails."""
+
     def loaded(self) -> None:
         """Follows a checkpoint that has filled `own` and `shared`."""
+
+    def settle(self) -> None:
+        """Completes what is under way, on all ranks after the same step."""
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -132,13 +146,14 @@ def _broken(numbers: Tensor) -> bool:
 
 class Bucket:
     """Parameters that are exchanged together: `numbers` is their memory, one after another, filled up to `pieces` equal
-    parts.
+    parts. The first `size` are the parameters'.
     """
 
     @torch.no_grad()
     def __init__(self, parameters: Sequence[nn.Parameter], pieces: int) -> None:
         self.parameters = parameters
         flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        self.size = flat.numel()
         self.numbers = nn.functional.pad(flat, (0, -flat.numel() % pieces))
         for parameter, part in zip(parameters, self.cut(self.numbers), strict=True):
             parameter.data = part
@@ -220,8 +235,13 @@ class WeightExchange(LocalExchange):
         """True in a step that exchanges weights."""
         return not self.together and self.how.every > 0 and self.step % self.how.every == 0
 
+    def piece(self, numbers: Tensor) -> Tensor:
+        """Returns this rank's piece of a bucket's numbers, in place."""
+        return numbers.view(self.where.pieces, -1)[self.where.piece]
+
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
+        self.settle()
         with in_place_of(self._differing(), self.where):
             yield
 

@@ -75,6 +75,10 @@ class Agreed:
             told.append(told[0].new_full((), float(self._checkpoints.late and self._place.rank == 0)))
         if (guarded := self._guard.tells()) is not None:
             told.append(guarded.double())
+        exchange = self._parts.exchange
+        by_itself = exchange is not None and exchange.waits_never
+        if by_itself:  # the ranks' own counts, each times the ranks
+            told.append(told[0].new_tensor(float(number) / job.world_size))
         further = sorted(self._parts.further)  # the same names on all ranks
         told += [self._parts.further[name].to(told[0].device) * mesh_of(job).leads for name in further]
         self._parts.further.clear()
@@ -82,10 +86,11 @@ class Agreed:
         if job.world_size > 1:
             dist.all_reduce(together)
         summed, *said = together.tolist()
-        counted = float(number)
-        self.loss = summed / counted if counted else math.nan
+        self.stopped = self._stops()  # rank 0 has answered before it took part (process/stop.py)
         self.late = bool(job.checkpoint.seconds and said.pop(0))
         self.guarded = int(said.pop(0)) if guarded is not None else 0
+        counted = said.pop(0) if by_itself else float(number)
+        self.loss = summed / counted if counted else math.nan
         self.further = {name: value / self._samples for name, value in zip(further, said, strict=True)}
 
     def _may_be_saved(self) -> bool:
@@ -103,8 +108,10 @@ def _logged(job: JobProgram, step: int) -> bool:
 
 
 def _waits(job: JobProgram, step: int) -> bool:
-    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py)."""
-    return job.device == "cpu" or _logged(job, step)
+    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py). Ranks that
+    each have a gradient of their own may not, but where they agree on the loss.
+    """
+    return (job.device == "cpu" and job.gradients.kind != "local") or _logged(job, step)
 
 
 def next_wait(job: JobProgram, step: int) -> int:

@@ -11,7 +11,8 @@ When `stop` finds a loss, without a new wait of the host:
                writes the step on the board before its backward pass, and the other ranks read that after the exchange
                of gradients, to which it contributed later: all of them end before the same update.
     else       in the next step that is logged, before its update, where the ranks exchange the loss anyway. By then
-               parameters may have become not finite: the first of these is named.
+               parameters may have become not finite: the first of these is named. So it is on CPUs, too, if each rank
+               has a gradient of its own (exchange/), as nothing then holds a rank up in each step.
 
 Gradients are checked when their norm is known (`clip`, on CPUs) and before an update that is saved; parameters before
 they are saved, and when a loss is not finite. With loss scaling an overflowing gradient is left to the scaler, and is
@@ -76,7 +77,8 @@ class Guard:
         self.job, self.place, self.parts, self.board, self.checkpoints = job, place, parts, board, checkpoints
         self.step = 0
         self.stops = job.on_nonfinite == "stop"
-        self.at_once = self.stops and job.device == "cpu" and job.world_size == len(board.ranks)
+        in_step = job.device == "cpu" and job.gradients.kind != "local"
+        self.at_once = self.stops and in_step and job.world_size == len(board.ranks)
         self.hears_in_logs = self.stops and not self.at_once
         self._totals: list[Tensor] = []  # the losses since the last step that was logged
         self._own = 0.0  # a loss of this rank that is not finite

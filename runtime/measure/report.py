@@ -67,7 +67,7 @@ def tracker_of(parts: Parts) -> Tracker:
         schedule, exchange = parts.pipeline and parts.pipeline.schedule, parts.exchange
         yield from schedule.received if schedule else ()
         if exchange is not None:
-            yield from (*exchange.own.values(), *exchange.shared.values())
+            yield from (*exchange.own.values(), *exchange.shared.values(), *exchange.held)
 
     averages = parts.average.tensors.values() if parts.average is not None else ()
     return Tracker(parts.plain, parts.optimizer, parts.device, received, averages)

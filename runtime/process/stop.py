@@ -14,7 +14,8 @@ Why all ranks leave after the same step. Rank 0 reads the request before it begi
 - At the end of step s a rank has completed the exchange of gradients of step s, to which rank 0 contributed after its
   write: the rank finds `stop_at = s` and leaves.
 - At the end of a step before s it finds 0 or s, neither of which is its own step: it goes on.
-This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step. On
+This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step,
+unless each rank has a gradient of its own (exchange/): then it is each that is logged, where they agree on the loss. On
 a GPU the host runs ahead of the device and waits only where it reads a number back: there rank 0 answers with the next
 such step (`answer` takes it as an argument).
 

@@ -75,7 +75,8 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     cut = context_parallel.piece_of(job)
     aside = offload.activations(job, device)
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
-    begin = parts.exchange.begin if parts.exchange is not None else _nothing
+    exchange = parts.exchange
+    begin = exchange.begin if exchange is not None else _nothing
 
     together: WholeBatch | None = None
     if job.loss.together:  # the loss compares samples
@@ -117,7 +118,8 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
 
     def step(batch: StepBatch) -> Done:
         begin()
-        number, agreed = global_count(job, place, batch, parts.device)
+        by_itself = exchange is not None and exchange.waits_never
+        number, agreed = global_count(job, place, batch, parts.device, by_itself=by_itself)
         if together is not None:
             together.begin(batch)
         *others, (input, target) = batch.micro
@@ -134,7 +136,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         if varying is not None:
             varying.drop()
         if counted is not None:
-            number = counted(batch.samples, parameters)
+            number = counted(batch.samples, parameters, by_itself)
         looks.between(batch, total, number)
         return Done(total, number, update())
 
@@ -150,9 +152,10 @@ def connected(loss: Tensor, output: Any) -> Tensor:
     return loss + 0 * output.reshape(-1)[:1].sum()
 
 
-def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]], int | Tensor] | None:
+def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor], bool], int | Tensor] | None:
     """Returns, for a loss that counts by itself, the function that returns the number of all ranks' losses in a step,
-    after it has divided gradients by it that were divided by a number of samples; else None.
+    after it has divided gradients by it that were divided by a number of samples; else None. The function's last
+    argument is true in a step in which the rank takes its own number, times the ranks.
     """
     if job.loss.counts != "own":
         return None
@@ -160,13 +163,15 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]]
     loss, group = parts.loss, mesh_of(job).group("data") if job.world_size > 1 else None
 
     @torch.no_grad()
-    def counted(samples: int, parameters: Sequence[Tensor]) -> int | Tensor:
+    def counted(samples: int, parameters: Sequence[Tensor], by_itself: bool) -> int | Tensor:
         number, further = loss.taken()
         parts.further.update(further)
         if group is None and isinstance(number, int) and number == samples:
             return number
         number = torch.as_tensor(number, dtype=torch.float64, device=parts.device)
-        if group is not None:
+        if by_itself:
+            number *= job.world_size
+        elif group is not None:
             dist.all_reduce(number, group=group)
         gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
         rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
@@ -204,8 +209,8 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
             scaler.update()
         else:
             plain_step()
-        after()
         optimizer.zero_grad(set_to_none=True)
+        after()
         return norm
 
     return update
@@ -263,9 +268,11 @@ def share_of_mean(summed: Tensor, ranks: int, number: int | Tensor) -> Tensor:
 
 
 def global_count(
-    job: JobProgram, place: RankPlace, batch: StepBatch, device: torch.device
+    job: JobProgram, place: RankPlace, batch: StepBatch, device: torch.device, *, by_itself: bool = False
 ) -> tuple[int | Tensor, Callable[[], None]]:
-    """Returns the divisor of a step's losses, and a function to call before it is used."""
+    """Returns the divisor of a step's losses, and a function to call before it is used. `by_itself`: where it would be
+    a sum over the ranks, the rank takes its own part times their number.
+    """
     match job.loss.counts:
         case "samples" | "own":
             return batch.samples, _nothing
@@ -275,8 +282,8 @@ def global_count(
             number = torch.zeros((), dtype=torch.int64, device=device)
             for _, target in batch.micro:
                 number += count(job.loss, target)
-            if place.data_ranks == 1:
-                return number, _nothing
+            if place.data_ranks == 1 or by_itself:
+                return number * place.data_ranks, _nothing
             pending = dist.all_reduce(number, group=mesh_of(job).group("data"), async_op=True)
 
             def agreed() -> None:

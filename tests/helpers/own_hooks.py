@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -126,5 +127,46 @@ class Weights:
         self.after_step(context)
 
     def after_step(self, context: Any) -> None:
+        self._leave(context, f"weights-{context.rank}-{context.step}")
+
+    def _leave(self, context: Any, name: str) -> None:
         found = {name: each.detach().numpy().copy() for name, each in context.model.named_parameters()}
-        np.savez(os.path.join(context.folder, f"weights-{context.rank}-{context.step}.npz"), **found)
+        np.savez(os.path.join(context.folder, f"{name}.npz"), **found)
+
+
+class Course(Weights):
+    """Leaves also the weights with which a rank computes a step, and those in the end."""
+
+    def after_backward(self, context: Any) -> None:
+        self._leave(context, f"begun-{context.rank}-{context.step}")
+
+    def end(self, context: Any) -> None:
+        self._leave(context, f"end-{context.rank}")
+
+
+class HeldBack:
+    """Holds a rank back at the beginning of a step until rank 0 has done another, by a named pipe."""
+
+    def __init__(self, pipe: str, rank: int, at: int, until: int) -> None:
+        self.pipe, self.rank, self.at, self.until = pipe, rank, at, until
+
+    def before_step(self, context: Any) -> None:
+        if (context.rank, context.step) == (self.rank, self.at):
+            with open(self.pipe, "rb") as pipe:
+                pipe.read()
+
+    def after_step(self, context: Any) -> None:
+        if (context.rank, context.step) == (0, self.until):
+            with open(self.pipe, "wb"):
+                pass
+
+
+class Asks:
+    """Asks the launcher to stop, as Ctrl-C does."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def after_step(self, context: Any) -> None:
+        if context.step == self.at:
+            os.kill(os.getppid(), signal.SIGINT)

@@ -96,7 +96,13 @@ PLANS: dict[str, tuple[str, ...]] = {
             *("devices.nodes=2", "devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=4"),
             f"parallelism.gradients={exchange}",
         )
-        for exchange in ("fp16()", "bf16()", "powersgd(rank = 2)", "bytegrad()", "local_sgd(period = 4)")
+        for exchange in (
+            *("fp16()", "bf16()", "powersgd(rank = 2)", "bytegrad()"),
+            *("local_sgd(period = 4)", "diloco(period = 4)", "decentralized(interval = 2)"),
+            *("decentralized(peers = shift_one)", "decentralized(peers = shift_one, hierarchical = false)"),
+            *("low_precision_decentralized()", "low_precision_decentralized(interval = 2, hierarchical = false)"),
+            *("async_average(warmup = 3 steps)", "async_average(hierarchical = false)"),
+        )
     },
     "samples compared": (
         "devices.cpus=4",
@@ -148,7 +154,7 @@ CONTENTS = {
     *("gradients of shared weights", "which parameters were used", "buffers", "batch statistics"),
     *("count of what is kept", "norm of the gradient", "whether a gradient is not finite"),
     *("scale of the gradients", "second factors of the gradients", "weights"),
-    *("outputs", "targets", "gradients of outputs"),
+    *("outputs", "targets", "gradients of outputs", "whether a round of averages is over"),
 }
 
 

@@ -1,0 +1,188 @@
+"""Averages in the background: no step waits for another rank.
+
+Rule: a round begins with a copy c_i of each member's weights, which a thread sums over the members, and ends with
+x_i <- x_i + (mean of c - c_i). A member copies and adds between two steps of its own. It begins a round at the first
+such moment at which `interval` of time has passed since the last one began, and that one has ended. So the mean over
+the members stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed
+exactly. Where the number of targets that count differs from rank to rank, later steps divide by a rank's own times the
+ranks, as they wait for no sum.
+
+Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `AsyncModelAverageAlgorithm`.
+
+Model: rounds are counted, and each takes place on all members, on process groups that only the threads use. A member
+that is late to begin a round holds up the rounds, never a step. The ranks of a node step together, and so do their
+rounds: in each step they agree on whether all of them end, or begin, one.
+
+    settle  before weights are averaged to be evaluated or saved: all ranks, after the same step, complete the rounds
+            that any has begun
+    close   after the last step: a member goes on taking part, at once each time, until all of them have told in one
+            round that they are done
+
+Contract: an error in the thread is raised in the training, before the next step. A training that fails tells the
+thread to end; if it is within a round it ends with the process, at the latest. Waits remain where ranks exchange
+numbers in any case: in the steps that are logged, for evaluations, and for checkpoints.
+
+Limits: what is under way when a process fails is lost, with its round. A resumed training begins with a new round.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.exchange import WeightExchange
+
+
+class AsyncAverage(WeightExchange):
+    """Averages weights in a thread, every so much time."""
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step, model)
+        self._interval, self._began, self._rounds = float(step.arguments["interval"]), 0.0, 0
+        pieces = [self.piece(bucket.numbers) for bucket in self.buckets]
+        self._copies = [torch.empty_like(piece) for piece in pieces]
+        # Each has one more number: whether the member is done.
+        self._messages = [piece.new_empty(piece.numel() + 1) for piece in pieces]
+        self.held = [*self._copies, *self._messages]
+        # Not of `where`, in which the training has collectives of its own.
+        self._group = dist.new_group() if self.where.near is None else self.where.far
+        self._thread: _Averaging | None = None
+        self._round: Future[bool] | None = None
+
+    @property
+    def waits_never(self) -> bool:
+        return not self.together
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        super().begin()
+        if self.together or not self.buckets:
+            return
+        if self._thread is None:
+            self._thread = _Averaging(self._group, self.where.members, self._copies, self._messages)
+            self._began = time.monotonic()
+        ended = self._round is not None and self._round.done()
+        begins = (ended or self._round is None) and time.monotonic() - self._began >= self._interval
+        if self.where.near is not None:
+            agreed = torch.tensor([ended, begins], dtype=torch.float32, device=self._copies[0].device)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self.where.near)
+            ended, begins = (bool(each) for each in agreed.tolist())
+        if ended:
+            self._end_round()
+        if begins:
+            self._begin_round()
+
+    def _begin_round(self, *, done: bool = False) -> None:
+        assert self._thread is not None
+        for bucket, copy in zip(self.buckets, self._copies, strict=True):
+            copy.copy_(self.piece(bucket.numbers))
+        self._began, self._rounds = time.monotonic(), self._rounds + 1
+        self._round = self._thread.begin(done)
+
+    def _end_round(self) -> bool:
+        """Waits for the round, and adds what it has found. Returns True if all members are done."""
+        assert self._round is not None
+        round_, self._round = self._round, None
+        done = round_.result()
+        near = self.where.near
+        for bucket, message in zip(self.buckets, self._messages, strict=True):
+            moved = message[:-1]
+            if near is not None:
+                whole = torch.empty_like(bucket.numbers)
+                dist.all_gather_into_tensor(whole, moved.contiguous(), group=near)
+                moved = whole
+            bucket.numbers.add_(moved)
+        return done
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        if self._thread is None:
+            return
+        most = torch.tensor(float(self._rounds), device=self._copies[0].device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.where.everyone)
+        while self._round is not None or self._rounds < most:
+            if self._round is None:
+                self._begin_round()
+            self._end_round()
+
+    @torch.no_grad()
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        done = False
+        while not done:
+            if self._round is None:
+                self._begin_round(done=True)
+            done = self._end_round()
+        self._thread.end()
+        self._thread.join()
+        self._thread = None
+
+    def abandon(self) -> None:
+        if self._thread is not None:
+            self._thread.end()
+
+
+class _Averaging(threading.Thread):
+    """Sums copies over the members, a round at a time: `messages` are then what a member has to add."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, members: int, copies: Sequence[Tensor], messages: Sequence[Tensor]
+    ) -> None:
+        super().__init__(name="dslc-average", daemon=True)
+        self._group, self._members, self._copies, self._messages = group, members, copies, messages
+        self._asked: queue.SimpleQueue[tuple[bool, Future[bool], Any] | None] = queue.SimpleQueue()
+        self._device = copies[0].device
+        self.start()
+
+    def begin(self, done: bool) -> Future[bool]:
+        """Begins a round with the copies; `done`: this member has no more steps. The result is whether none has."""
+        made = None
+        if self._device.type == "cuda":
+            made = torch.cuda.Event()
+            made.record()
+        told: Future[bool] = Future()
+        self._asked.put((done, told, made))
+        return told
+
+    def end(self) -> None:
+        """Has the thread end once its round has."""
+        self._asked.put(None)
+
+    def run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            with torch.cuda.stream(torch.cuda.Stream()):  # beside the steps
+                self._work()
+        else:
+            self._work()
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            done, told, made = asked
+            try:
+                if made is not None:
+                    torch.cuda.current_stream().wait_event(made)
+                told.set_result(self._average(done))
+            except BaseException as error:
+                told.set_exception(error)
+
+    @torch.no_grad()
+    def _average(self, done: bool) -> bool:
+        count = 0.0
+        for copy, message in zip(self._copies, self._messages, strict=True):
+            message[:-1].copy_(copy)
+            message[-1] = float(done)
+            dist.all_reduce(message, group=self._group)
+            message[:-1].div_(self._members).sub_(copy)
+            count = float(message[-1])  # waits for the device, too
+        return count == self._members

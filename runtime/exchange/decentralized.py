@@ -1,0 +1,77 @@
+"""Decentralized averages: weights are averaged with peers while a step computes.
+
+Rule: in a step whose number is a multiple of `interval`, with x_i the weights of member i before the step and g_i the
+gradient that it computes with them meanwhile, x_i becomes the average of the x_j of its peers and itself, and the
+optimizer applies g_i to that. Other steps apply g_i alone. The peers of the s-th such step, from 0, among n members:
+
+    all          all others
+    shift_one    one other, n is even: member i < n / 2 meets n / 2 + (s + i) mod n / 2
+
+Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `DecentralizedAlgorithm`. It counts s as here: from the first step.
+
+Model: a step begins with a copy of the weights, of which the average is under way during its passes; the update waits
+for it. Their memory is kept between steps. A hierarchical exchange has each rank of a node copy its piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.among import InOrder, Together, Waited, mean
+from dslc.runtime.exchange.exchange import Bucket, WeightExchange
+
+
+class Decentralized(WeightExchange):
+    """Averages weights with peers while the passes run."""
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step, model)
+        self._pairs = step.arguments["peers"] == "shift_one"
+        self._copies = [torch.empty_like(self.piece(bucket.numbers)) for bucket in self.buckets]
+        self._received = [torch.empty_like(copy) for copy in self._copies] if self._pairs else []
+        self.held = [*self._copies, *self._received]
+        self._ahead = InOrder()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        super().begin()
+        if self.due:
+            for index, (bucket, copy) in enumerate(zip(self.buckets, self._copies, strict=True)):
+                copy.copy_(self.piece(bucket.numbers))
+                self._ahead.also(self._averaged_into(bucket, copy, index))
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        self._ahead.finish()
+
+    def _averaged_into(self, bucket: Bucket, copy: Tensor, index: int) -> Iterator[Waited]:
+        """Puts the average of the copies in the place of the weights."""
+        where = self.where
+        yield from self._with_one(copy, self._received[index]) if self._pairs else mean(copy, where.far, where.members)
+        if where.near is None:
+            bucket.numbers.copy_(copy)
+        else:
+            yield dist.all_gather_into_tensor(bucket.numbers, copy, group=where.near, async_op=True)
+
+    def _with_one(self, copy: Tensor, received: Tensor) -> Iterator[Waited]:
+        far = self.where.far
+        other = peer(self.where.member, self.where.members, self.step // self.how.every - 1)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, copy, group=far, group_peer=other),
+                dist.P2POp(dist.irecv, received, group=far, group_peer=other),
+            ]
+        )
+        yield Together(works)
+        copy.add_(received).mul_(0.5)
+
+
+def peer(member: int, members: int, turn: int) -> int:
+    """Returns whom a member meets in a turn, counted from 0."""
+    half = members // 2
+    return half + (turn + member) % half if member < half else (member - half - turn) % half

@@ -1,0 +1,64 @@
+"""DiLoCo: ranks step alone, and every few steps what they changed is the gradient of an outer step.
+
+Rule: after a step whose number is a multiple of `period`, with x_i the weights of member i and y the outer weights,
+
+    d = mean of (y - x_i)        v <- momentum v + d        y <- y - lr (d + momentum v)        x_i <- y
+
+which is a step of `torch.optim.SGD(lr, momentum, nesterov=True)` on y. At the beginning y are the weights and v is 0.
+The inner optimizer's state stays each rank's own.
+
+Source: Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
+
+Model: y and v are alike on all ranks, so that a training goes on with them on any number of ranks. They have the
+layout of the model alone: a bucket without what fills it up to equal pieces. The differences take the place of the
+weights while they are exchanged, and need no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.among import Waited, mean
+from dslc.runtime.exchange.exchange import WeightExchange
+
+
+class DiLoCo(WeightExchange):
+    """Takes an outer step with Nesterov's momentum every so many steps."""
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step, model)
+        self._lr, self._momentum = float(step.arguments["lr"]), float(step.arguments["momentum"])
+        for n, bucket in enumerate(self.buckets):
+            self.shared[f"outer_weights.{n}"] = bucket.numbers.new_empty(bucket.size)
+            self.shared[f"outer_momentum.{n}"] = bucket.numbers.new_empty(bucket.size)
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        super().begin()
+        if not self.ready:
+            self.ready = True
+            for n, bucket in enumerate(self.buckets):
+                self.shared[f"outer_weights.{n}"].copy_(bucket.numbers[: bucket.size])
+                self.shared[f"outer_momentum.{n}"].zero_()
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        if not self.due:
+            return
+        for n, bucket in enumerate(self.buckets):
+            changed = bucket.numbers[: bucket.size]
+            torch.sub(self.shared[f"outer_weights.{n}"], changed, out=changed)
+        self.exchanged(self._mean, [bucket.numbers for bucket in self.buckets])
+        for n, bucket in enumerate(self.buckets):
+            outer, momentum = self.shared[f"outer_weights.{n}"], self.shared[f"outer_momentum.{n}"]
+            numbers = bucket.numbers[: bucket.size]
+            momentum.mul_(self._momentum).add_(numbers)
+            outer.sub_(numbers.add_(momentum, alpha=self._momentum), alpha=self._lr)
+            numbers.copy_(outer)
+
+    def _mean(self, numbers: Tensor, index: int) -> Iterator[Waited]:
+        return mean(numbers, self.where.far, self.where.members)

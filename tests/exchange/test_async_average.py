@@ -1,0 +1,154 @@
+"""`async_average()`: no step waits, weights come together, and it ends on every path."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.exchanges import Array, Simulated, Weights, agree, descend, flat, job, mean_of, run, shares, weights_of
+from helpers.launcher import Launcher
+from helpers.trained import Trained, ready
+
+STEPS = 12
+OFTEN, NEVER = "async_average(interval = 1us)", "async_average(interval = 10h)"
+SELDOM = "log.every=1000 steps"  # so that no step waits for a loss
+
+
+def hooks(*more: str) -> str:
+    made = ['python("own_hooks:Course", ranks = all)', *more]
+    return f"train.hooks=[{', '.join(made)}]"
+
+
+def held_back(folder: Path, at: int, until: int) -> str:
+    """Returns the hook that holds rank 1 back in step `at` until rank 0 has done step `until`."""
+    os.mkfifo(folder / "pipe")
+    return (
+        f'python("own_hooks:HeldBack", ranks = all, pipe = "{folder / "pipe"}", rank = 1, at = {at}, until = {until})'
+    )
+
+
+def alone(simulated: Simulated) -> list[Weights]:
+    """Returns the gradients of ranks in the next step, each of the mean over its own samples."""
+    gradients = simulated.gradients()
+    count = 24 if simulated.step % 4 else 10
+    sizes = [stop - start for start, stop in shares(count, simulated.ranks)]
+    factors = [np.float32(count / (simulated.ranks * size)) for size in sizes]
+    return [{n: f * g for n, g in each.items()} for each, f in zip(gradients, factors, strict=True)]
+
+
+def left(trained: Trained, name: str) -> Array:
+    with np.load(trained.folder / f"{name}.npz") as found:
+        return flat(dict(found))
+
+
+def hold_the_rule(trained: Trained, ranks: int, steps: int = STEPS) -> Array:
+    """Asserts that each rank's steps are its own, and that what is added between them leaves the mean as it was.
+    Returns what each rank was given in all.
+    """
+    simulated = Simulated(weights_of(trained, 0, 0), ranks)
+    given = np.zeros((ranks, flat(simulated.weights[0]).size))
+    for step in range(1, steps + 1):
+        for rank in range(ranks):
+            begun = left(trained, f"begun-{rank}-{step}")
+            given[rank] += begun - flat(weights_of(trained, rank, step - 1))
+            with np.load(trained.folder / f"begun-{rank}-{step}.npz") as found:
+                simulated.weights[rank] = dict(found)
+        taken = zip(simulated.weights, alone(simulated), strict=True)
+        simulated.weights = [descend(weights, gradient) for weights, gradient in taken]
+        agree(trained, simulated, step)
+    for rank in range(ranks):
+        given[rank] += left(trained, f"end-{rank}") - flat(weights_of(trained, rank, steps))
+    np.testing.assert_allclose(given.sum(0), 0, atol=2e-5)
+    return given
+
+
+def are_together(trained: Trained, ranks: int) -> None:
+    saved = flat(dict(trained.weights))
+    for rank in range(ranks):
+        np.testing.assert_allclose(left(trained, f"end-{rank}"), saved, rtol=0, atol=1e-6)
+
+
+def test_no_step_waits_for_a_rank_that_is_held_back(launcher: Launcher, tmp_path: Path) -> None:
+    made = job(tmp_path / "job", 3, OFTEN)
+    held = hooks(held_back(tmp_path, at=3, until=STEPS - 1))
+    trained = run(launcher, made, held, SELDOM, f"train.steps={STEPS}")
+    given = hold_the_rule(trained, 3)
+    assert np.abs(given).max() > 1e-3
+    are_together(trained, 3)
+
+
+def test_a_rank_that_is_done_goes_on_taking_part(launcher: Launcher, tmp_path: Path) -> None:
+    made = job(tmp_path / "job", 2, NEVER)
+    trained = run(launcher, made, hooks(), SELDOM, f"train.steps={STEPS}")
+    apart = [flat(weights_of(trained, rank, STEPS)) for rank in range(2)]
+    assert np.abs(apart[0] - apart[1]).max() > 1e-3
+    hold_the_rule(trained, 2)
+    are_together(trained, 2)
+
+
+def test_steps_alone_are_those_of_each_rank(launcher: Launcher, tmp_path: Path) -> None:
+    """With exact sums in the first three steps."""
+    exchange = NEVER.replace(")", ", warmup = 3 steps)")
+    trained = run(launcher, job(tmp_path / "job", 3, exchange))
+    simulated = Simulated(weights_of(trained, 0, 0), 3)
+    for step in range(1, 7):
+        gradients = [mean_of(simulated.gradients())] * 3 if step <= 3 else alone(simulated)
+        simulated.weights = [descend(w, g) for w, g in zip(simulated.weights, gradients, strict=True)]
+        agree(trained, simulated, step)
+
+
+def test_ranks_of_a_node_stay_alike(launcher: Launcher, tmp_path: Path) -> None:
+    made = job(tmp_path / "job", 4, OFTEN)
+    trained = run(launcher, made, hooks(), SELDOM, f"train.steps={STEPS}", pieces=2)
+    for step in range(1, STEPS + 1):
+        weights = [flat(weights_of(trained, rank, step)) for rank in range(4)]
+        assert np.array_equal(weights[0], weights[1]) and np.array_equal(weights[2], weights[3])
+    are_together(trained, 4)
+
+
+def test_evaluations_and_checkpoints_complete_the_rounds(launcher: Launcher, tmp_path: Path) -> None:
+    made = job(tmp_path / "job", 3, OFTEN)
+    kept = (f"checkpoint.dir={tmp_path / 'kept'}", "checkpoint.every=2 steps", "data.validation=10/82")
+    more = ("evaluate.every=3 steps", SELDOM, hooks())
+    trained = run(launcher, made, *kept, *more, f"train.steps={STEPS}")
+    assert len(trained.losses("validation")) == 4
+    resumed = run(launcher, made, *kept, *more, "checkpoint.resume=auto", "train.steps=20")
+    mean = np.mean([flat(weights_of(resumed, rank, STEPS)) for rank in range(3)], axis=0)
+    np.testing.assert_allclose(mean, flat(dict(trained.weights)), rtol=0, atol=1e-6)
+    are_together(resumed, 3)
+
+
+def test_a_training_without_rounds_goes_on_to_the_bit(launcher: Launcher, tmp_path: Path) -> None:
+    made = job(tmp_path / "job", 2, NEVER)
+    settings = ("train.optimizer.momentum=0.9", "checkpoint.every=4 steps")
+    whole = run(launcher, made, *settings)
+    run(launcher, made, *settings, f"checkpoint.dir={tmp_path / 'kept'}", steps=4)
+    parts = run(launcher, made, *settings, f"checkpoint.dir={tmp_path / 'kept'}", "checkpoint.resume=auto")
+    for rank in range(2):
+        assert np.array_equal(flat(weights_of(whole, rank, 6)), flat(weights_of(parts, rank, 6)))
+
+
+@pytest.mark.parametrize("exchange", (OFTEN, NEVER, "local_sgd(period = 7)"))
+def test_ctrl_c_ends_it_after_one_step(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    """Ranks that do not wait for each other find the step to leave after where they agree on the loss."""
+    asks = hooks('python("own_hooks:Asks", at = 5)').replace("Course", "Diary")
+    ready_ = ready(job(tmp_path / "job", 2, exchange), asks, "log.every=10 steps", "train.steps=100000")
+    (tmp_path / "run").mkdir()
+    outcome, shown = launcher.launch(ready_.program, ready_.places, tmp_path / "run")
+    assert outcome is not None and outcome.failure is None and 0 < outcome.steps < 100000, (outcome, shown)
+    assert outcome.steps % 10 == 0
+    assert (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_a_failing_rank_ends_all(launcher: Launcher, tmp_path: Path) -> None:
+    """Rank 0 is done, and waits in its last rounds for rank 1, which fails."""
+    made = job(tmp_path / "job", 2, OFTEN)
+    fails = hooks('python("own_hooks:Fails", at = 9)').replace("Course", "Diary")
+    ready_ = ready(made, fails, SELDOM, "train.steps=100000")
+    (tmp_path / "run").mkdir()
+    outcome, shown = launcher.launch(replace(ready_.program), ready_.places, tmp_path / "run")
+    assert outcome is not None and outcome.failure is not None, shown
+    assert (outcome.failure.rank, outcome.failure.message) == (0, "ValueError: no more")
