@@ -22,6 +22,7 @@ from dslc.compiler.placement.exchange import Exchange
 SCALE = "scale of the gradients"
 SECOND = "second factors of the gradients"
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
+MAGNITUDE = 4  # bytes in front of a row of signs
 
 
 class Sent(NamedTuple):
@@ -110,6 +111,11 @@ def _bytegrad(numbers: int, exchange: Exchange) -> Iterable[Sent]:
     return Sent("all_to_all", "uint8", exchange.members * row), Sent("all_gather", "uint8", row)
 
 
+def _signs(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    row = MAGNITUDE + largest(largest(numbers, exchange.members), 8)
+    return Sent("all_to_all", "uint8", exchange.members * row), Sent("all_gather", "uint8", row)
+
+
 def factors_of(parameters: Iterable[ParameterNode], exchange: Exchange | None) -> Factors | None:
     """Returns the factors of parameters whose gradients are exchanged together; None unless some are matrices."""
     if exchange is None or exchange.kind != "powersgd":
@@ -136,4 +142,6 @@ RULES: dict[str, Rule] = {
     "fp16": _fp16,
     "bf16": _bf16,
     "local_sgd": _mean,
+    "qadam": _bytegrad,
+    "onebit_adam": _signs,
 }

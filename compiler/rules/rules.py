@@ -290,7 +290,7 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
 
 
-RUNS = ("fp16", "bf16", "powersgd", "bytegrad", "local_sgd")  # exchanges
+RUNS = ("fp16", "bf16", "powersgd", "bytegrad", "local_sgd", "qadam", "onebit_adam")  # exchanges
 _MPI = "`gloo` on CPUs, `nccl` on GPUs: `mpi` needs a torch that was built with MPI, which none from PyPI is"
 
 

@@ -9,13 +9,18 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.exchange.bytegrad import ByteGrad
 from dslc.runtime.exchange.exchange import Exchange, GradientExchange, LocalExchange
 from dslc.runtime.exchange.local_sgd import LocalSGD
+from dslc.runtime.exchange.momenta import OnebitAdamExchange, QAdamExchange
 from dslc.runtime.exchange.powersgd import PowerSGD
 from dslc.runtime.exchange.rounded import Bf16, Fp16
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.engine import Engine
 
 GRADIENTS: dict[str, type[GradientExchange]] = {"fp16": Fp16, "bf16": Bf16, "powersgd": PowerSGD, "bytegrad": ByteGrad}
-LOCAL: dict[str, type[LocalExchange]] = {"local_sgd": LocalSGD}
+LOCAL: dict[str, type[LocalExchange]] = {
+    "local_sgd": LocalSGD,
+    "qadam": QAdamExchange,
+    "onebit_adam": OnebitAdamExchange,
+}
 
 
 def exchange_of(job: JobProgram, model: nn.Module) -> Exchange | None:
