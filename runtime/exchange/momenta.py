@@ -113,6 +113,7 @@ class OnebitAdamExchange(MomentumExchange):
         received = torch.empty_like(sent)
         yield dist.all_to_all_single(received, sent, group=where.far, async_op=True)
         own += signs.restore(received).mean(dim=0, keepdim=True)
+        signs.clear(own, mine)
         agreed = signs.compress(own, mine)
         signs.subtract(own, agreed, mine)
         yield dist.all_gather_into_tensor(received, agreed, group=where.far, async_op=True)

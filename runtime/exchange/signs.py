@@ -44,6 +44,11 @@ def restore(packed: Tensor) -> Tensor:
 def subtract(rows: Tensor, packed: Tensor, real: Tensor) -> None:
     """Subtracts from rows what was made of them, in place; filling stays 0."""
     rows.sub_(restore(packed))
+    clear(rows, real)
+
+
+def clear(rows: Tensor, real: Tensor) -> None:
+    """Sets filling to 0, in place."""
     rows.masked_fill_(torch.arange(rows.shape[1], device=rows.device) >= real.unsqueeze(1), 0)
 
 
