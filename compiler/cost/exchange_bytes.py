@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dslc.compiler.common.buckets import in_buckets
+from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.placement.exchange import Exchange
 
@@ -23,9 +25,40 @@ def passing_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> in
     return _PASSING[exchange.kind](parameters, exchange) if exchange.kind in _PASSING else 0
 
 
-def _numbers(parameters: Sequence[ParameterNode]) -> int:
-    return sum(q.count for q in parameters)
+def _pieces(parameters: Sequence[ParameterNode], exchange: Exchange) -> list[int]:
+    """Returns the numbers of this rank's piece of each bucket of momenta or weights."""
+    sizes = [q.count for q in sorted(parameters, key=lambda q: q.name)]
+    return [largest(sum(sizes[n] for n in bucket), exchange.pieces) for bucket in in_buckets(sizes)]
 
 
-_KEPT: dict[str, Bytes] = {}
-_PASSING: dict[str, Bytes] = {}
+def _under_way(sizes: Sequence[int]) -> int:
+    """Returns the most numbers of buckets that are under way at once: one in each of its two collectives, and the one
+    that begins.
+    """
+    return max((sum(sizes[n : n + 3]) for n in range(len(sizes))), default=0)
+
+
+def _errors(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    """Returns the bytes of the errors of a rank's chunks, and of the chunk that it owns."""
+    chunks = [8 * largest(piece, 8 * exchange.members) for piece in _pieces(parameters, exchange)]
+    return sum(4 * (exchange.members + 1) * chunk for chunk in chunks)
+
+
+def _in_codes(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    """Returns the bytes of momenta laid out in buckets, of the codes that are sent and received, and of a piece in
+    float32 as it is coded or restored, twice.
+    """
+    pieces = _pieces(parameters, exchange)
+    return (4 * exchange.pieces + 2) * _under_way(pieces) + 8 * max(pieces, default=0)
+
+
+def _in_signs(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    """Returns the bytes of momenta laid out in buckets, and of a piece in float32 as its signs are restored, with an
+    index of each byte.
+    """
+    pieces = _pieces(parameters, exchange)
+    return 4 * exchange.pieces * _under_way(pieces) + 5 * max(pieces, default=0)
+
+
+_KEPT: dict[str, Bytes] = {"onebit_adam": _errors}
+_PASSING: dict[str, Bytes] = {"qadam": _in_codes, "onebit_adam": _in_signs}

@@ -2,17 +2,17 @@
 
 Rule of `qadam`: momenta go through the exchange of `bytegrad()`, row by row.
 
-Rule of `onebit_adam`: a member adds the error of its last message to its momentum, and cuts the sum in as many chunks as
-there are members. It sends each chunk to its owner as signs and the mean of its absolute values; what that differs from
-the chunk is the next error. The owner takes the mean of what it has received, adds its own last error, and all gather
-that as signs and magnitude, too. Zero counts as positive.
+Rule of `onebit_adam`: a member adds the error of its last message to its momentum, and cuts the sum in as many chunks
+as there are members. It sends each chunk to its owner as signs and the mean of its absolute values; what that differs
+from the chunk is the next error. The owner takes the mean of what it has received, adds its own last error, and all
+gather that as signs and magnitude, too. Zero counts as positive.
 
-Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`; Tang et al. 2021, arXiv:2102.02888, algorithm 1. The paper's
-scale makes a compressed vector as long as it was; the mean of absolute values, as in Seide et al. 2014, is the nearest
-there is, so that the error is least.
+Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`; Tang et al. 2021, arXiv:2102.02888, algorithm 1. The
+paper's scale makes a compressed vector as long as it was; the mean of absolute values, as in Seide et al. 2014, is
+the nearest there is, so that the error is least.
 
-Contract: a number that is not finite makes its row or chunk not finite on all ranks; a watched exchange so finds it on
-all of them, before a weight is changed.
+Contract: a number that is not finite makes its row or chunk not finite on all ranks; a watched exchange so finds it
+on all of them, before a weight is changed.
 """
 
 from __future__ import annotations

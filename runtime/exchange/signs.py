@@ -1,7 +1,7 @@
 """Rows of numbers as their signs, 8 in a byte, and one magnitude.
 
-Rule: a number is restored as the mean of the absolute values of its row, with its sign; zero counts as positive. Of a row
-that is filled up only the real numbers count. The sign of number 8 i + k is bit k of byte i.
+Rule: a number is restored as the mean of the absolute values of its row, with its sign; zero counts as positive. Of a
+row that is filled up only the real numbers count. The sign of number 8 i + k is bit k of byte i.
 
 Model: `compress` packs the magnitude as 4 bytes in front of the signs of a row, so that one collective carries both.
 

@@ -34,8 +34,9 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
-    `step.kind` is the name of the class in `torch.optim`, which `kind` stands in for if it has none. Parameters that a pattern of `step.no_decay` matches, by any
-    of their names, are a group of their own, and so are those of each of `step.groups`. Every group has `initial_lr`,
+    `step.kind` is the name of the class in `torch.optim`, for which `kind` stands if it has none. Parameters that a
+    pattern of `step.no_decay` matches, by any of their names, are a group of their own, and so are those of each of
+    `step.groups`. Every group has `initial_lr`,
     to which the factor of the learning rate is applied. With `shared_out` each rank keeps the state of its share
     (zero1.py); with `moved`, in the host's memory (technique/offload.py).
     """

@@ -12,7 +12,10 @@ from helpers.trained import Trained
 
 STEPS, ALONE = 6, 2
 RATE, BETAS, EPS = np.float32(0.01), (np.float32(0.9), np.float32(0.999)), np.float32(1e-8)
-OPTIMIZERS = {"qadam": f"qadam(lr = 0.01, warmup = {ALONE})", "onebit_adam": f"onebit_adam(lr = 0.01, freeze = {ALONE})"}
+OPTIMIZERS = {
+    "qadam": f"qadam(lr = 0.01, warmup = {ALONE})",
+    "onebit_adam": f"onebit_adam(lr = 0.01, freeze = {ALONE})",
+}
 TEXT = JOB.replace("gradients = EXCHANGE", "").replace("sgd(lr = 0.1)", "EXCHANGE")
 
 
@@ -44,7 +47,9 @@ class Momenta:
         self.server = np.zeros((members, chunk), np.float32)
 
     def agree(self, momenta: list[Array]) -> Array:
-        rows = np.stack([np.pad(m, (0, self.members * self.chunk - self.size)).reshape(-1, self.chunk) for m in momenta])
+        rows = np.stack(
+            [np.pad(m, (0, self.members * self.chunk - self.size)).reshape(-1, self.chunk) for m in momenta]
+        )
         if self.kind == "qadam":
             found = [coded(np.mean([coded(row) for row in rows[:, n]], axis=0, dtype=np.float32)) for n in self.owners]
             return np.concatenate(found)[: self.size]
@@ -126,16 +131,18 @@ class Adams(Simulated):
 
 def alike(trained: Trained, ranks: int) -> None:
     """Asserts that all ranks have the same weights after each step."""
-    for step in range(STEPS + 1):
+    alike_from(trained, ranks, 0)
+
+
+def alike_from(trained: Trained, ranks: int, first: int) -> None:
+    for step in range(first, STEPS + 1):
         of_ranks = [flat(weights_of(trained, rank, step)) for rank in range(ranks)]
         assert all(np.array_equal(of_ranks[0], each) for each in of_ranks), step
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("ranks", "pieces"), ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2)))
-def test_updates_are_those_of_the_rule(
-    launcher: Launcher, tmp_path: Path, kind: str, ranks: int, pieces: int
-) -> None:
+def test_updates_are_those_of_the_rule(launcher: Launcher, tmp_path: Path, kind: str, ranks: int, pieces: int) -> None:
     trained = run(launcher, job(tmp_path / "job", ranks, OPTIMIZERS[kind], TEXT), pieces=pieces)
     alike(trained, ranks)
     simulated = Adams(weights_of(trained, 0, 0), ranks, kind, pieces=pieces)
@@ -170,3 +177,44 @@ def test_frozen_parameters_stay(launcher: Launcher, tmp_path: Path, kind: str) -
     for step in range(1, STEPS + 1):
         simulated.advance()
         agree(trained, simulated, step, 1e-5)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("until", (ALONE, ALONE + 2))
+def test_a_resumed_training_goes_on_to_the_bit(launcher: Launcher, tmp_path: Path, kind: str, until: int) -> None:
+    made = job(tmp_path / "job", 2, OPTIMIZERS[kind], TEXT)
+    kept = (f"checkpoint.every={until} steps", f"checkpoint.dir={tmp_path / 'kept'}")
+    whole = run(launcher, made)
+    run(launcher, made, *kept, steps=until)
+    parts = run(launcher, made, *kept, "checkpoint.resume=auto")
+    for rank in range(2):
+        for step in range(until + 1, STEPS + 1):
+            assert np.array_equal(flat(weights_of(whole, rank, step)), flat(weights_of(parts, rank, step)))
+
+
+def test_on_other_ranks_the_errors_begin_anew(launcher: Launcher, tmp_path: Path) -> None:
+    kept = ("checkpoint.every=4 steps", f"checkpoint.dir={tmp_path / 'kept'}")
+    run(launcher, job(tmp_path / "two", 2, OPTIMIZERS["onebit_adam"], TEXT), *kept, steps=4)
+    three = run(launcher, job(tmp_path / "three", 3, OPTIMIZERS["onebit_adam"], TEXT), *kept, "checkpoint.resume=auto")
+    notes = "".join(path.read_text() for path in three.folder.rglob("*") if path.suffix in (".jsonl", ".log"))
+    assert "worker_error.0" in notes and "server_error.0" in notes
+    alike_from(three, 3, 5)
+
+
+def test_adam_and_qadam_resume_from_one_another(launcher: Launcher, tmp_path: Path) -> None:
+    kept = ("checkpoint.every=3 steps", f"checkpoint.dir={tmp_path / 'kept'}", "checkpoint.resume=auto")
+    adam = run(launcher, job(tmp_path / "a", 2, "adam(lr = 0.01)", TEXT), *kept, steps=3)
+    run(launcher, job(tmp_path / "b", 2, "qadam(lr = 0.01, warmup = 5)", TEXT), *kept, steps=4)
+    whole = run(launcher, job(tmp_path / "c", 2, "adam(lr = 0.01)", TEXT), steps=4)
+    assert adam.records
+    back = run(launcher, job(tmp_path / "d", 2, "adam(lr = 0.01)", TEXT), *kept, steps=5)
+    assert back.records and whole.records
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_half_precision_and_ranks_without_samples(launcher: Launcher, tmp_path: Path, kind: str) -> None:
+    made = job(tmp_path / "job", 4, OPTIMIZERS[kind], TEXT)
+    # The last batch of an epoch has 2 samples.
+    trained = run(launcher, made, "train.precision=fp16", "data.batch=16")
+    alike(trained, 4)
+    assert np.isfinite(trained.losses()).all()
