@@ -25,19 +25,14 @@ def passing_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> in
     return _PASSING[exchange.kind](parameters, exchange) if exchange.kind in _PASSING else 0
 
 
-def _numbers(parameters: Sequence[ParameterNode]) -> int:
-    return sum(q.count for q in parameters)
-
-
 def _pieces(parameters: Sequence[ParameterNode], exchange: Exchange) -> list[int]:
-    """Returns the numbers of a rank's piece of each bucket (runtime/exchange/exchange.py)."""
-    order = sorted(parameters, key=lambda q: q.name)
-    buckets = in_buckets(q.count for q in order)
-    return [largest(_numbers(order[each.start : each.stop]), exchange.pieces) for each in buckets]
+    """Returns the numbers of this rank's piece of each bucket of momenta or weights."""
+    sizes = [q.count for q in sorted(parameters, key=lambda q: q.name)]
+    return [largest(sum(sizes[n] for n in bucket), exchange.pieces) for bucket in in_buckets(sizes)]
 
 
 def _outer(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
-    return 2 * 4 * _numbers(parameters)  # weights and momentum, whole on each rank
+    return 2 * 4 * sum(q.count for q in parameters)  # weights and momentum, whole on each rank
 
 
 def _copy(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
@@ -61,10 +56,44 @@ def _coded(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
     return 9 * max(_pieces(parameters, exchange), default=0)
 
 
+def _under_way(sizes: Sequence[int]) -> int:
+    """Returns the most numbers of buckets that are under way at once: one in each of its two collectives, and the one
+    that begins.
+    """
+    return max((sum(sizes[n : n + 3]) for n in range(len(sizes))), default=0)
+
+
+def _errors(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    """Returns the bytes of the errors of a rank's chunks, and of the chunk that it owns."""
+    chunks = [8 * largest(piece, 8 * exchange.members) for piece in _pieces(parameters, exchange)]
+    return sum(4 * (exchange.members + 1) * chunk for chunk in chunks)
+
+
+def _in_codes(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    """Returns the bytes of momenta laid out in buckets, of the codes that are sent and received, and of a piece in
+    float32 as it is coded or restored, twice.
+    """
+    pieces = _pieces(parameters, exchange)
+    return (4 * exchange.pieces + 2) * _under_way(pieces) + 8 * max(pieces, default=0)
+
+
+def _in_signs(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    """Returns the bytes of momenta laid out in buckets, and of a piece in float32 as its signs are restored, with an
+    index of each byte.
+    """
+    pieces = _pieces(parameters, exchange)
+    return 4 * exchange.pieces * _under_way(pieces) + 5 * max(pieces, default=0)
+
+
 _KEPT: dict[str, Bytes] = {
     "diloco": _outer,
     "decentralized": _averaged,
     "low_precision_decentralized": _replicas,
     "async_average": _copies,
+    "onebit_adam": _errors,
 }
-_PASSING: dict[str, Bytes] = {"low_precision_decentralized": _coded}
+_PASSING: dict[str, Bytes] = {
+    "low_precision_decentralized": _coded,
+    "qadam": _in_codes,
+    "onebit_adam": _in_signs,
+}

@@ -24,6 +24,7 @@ SECOND = "second factors of the gradients"
 OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
 ROUNDS = "whether a round of averages is over"
+MAGNITUDE = 4  # bytes in front of a row of signs
 
 
 class Sent(NamedTuple):
@@ -122,6 +123,11 @@ def _bytegrad(numbers: int, exchange: Exchange) -> Iterable[Sent]:
     return Sent("all_to_all", "uint8", exchange.members * row), Sent("all_gather", "uint8", row)
 
 
+def _signs(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+    row = MAGNITUDE + largest(largest(numbers, exchange.members), 8)
+    return Sent("all_to_all", "uint8", exchange.members * row), Sent("all_gather", "uint8", row)
+
+
 def factors_of(parameters: Iterable[ParameterNode], exchange: Exchange | None) -> Factors | None:
     """Returns the factors of parameters whose gradients are exchanged together; None unless some are matrices."""
     if exchange is None or exchange.kind != "powersgd":
@@ -141,6 +147,8 @@ def _factors(buckets: Sequence[tuple[int, Factors | None]]) -> Iterator[TrafficN
     first = [numbers if found is None else numbers - found.numbers + found.first for numbers, found in buckets]
     yield _node("all_reduce", "gradients", "float32", [4 * numbers for numbers in first])
     yield _node("all_reduce", SECOND, "float32", [4 * found.second for _, found in buckets if found is not None])
+
+
 def _with_peers(numbers: int, exchange: Exchange) -> Iterable[Sent]:
     if exchange.arguments["peers"] == "all":
         return _mean(numbers, exchange)
@@ -165,4 +173,6 @@ RULES: dict[str, Rule] = {
     "decentralized": _with_peers,
     "low_precision_decentralized": _in_a_ring,
     "async_average": _mean_of_round,
+    "qadam": _bytegrad,
+    "onebit_adam": _signs,
 }

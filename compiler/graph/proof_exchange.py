@@ -110,6 +110,7 @@ class _Agreement:
         first = [n for n, _, _ in self._mine("gradients", ALWAYS)]
         late = all(n > max(first, default=0) for n, _, _ in self._mine(SECOND, ALWAYS))
         return "" if late else "second factors are agreed on before the first ones"
+
     def _rounds(self, begun: When) -> str:
         """Checks that the ranks of a node agree in each step whether a round by the clock is over."""
         first = next(n for n, (_, action) in enumerate(self._line) if action.what == "F")
@@ -176,7 +177,7 @@ class _Agreement:
 
     def _size(self, name: str, action: Action, held: Mapping[str, _Held]) -> str:
         sizes = [self._numbers(self._own[group], held[group], action) for group in action.weights]
-        total = sum(sent_bytes(numbers, action, self._members) for numbers in sizes)
+        total = sum(sent_bytes(numbers, action, self._members, self._exchange.kind) for numbers in sizes)
         times = _TIMES.get(self._peers(), 1) if action.what in ("send", "receive") else 1
         if (action.count, action.bytes) != (times * len(sizes), times * total):
             return f"{name} exchanges {action.count} of {action.bytes} bytes; they are {len(sizes)} of {total}"
@@ -191,11 +192,15 @@ class _Agreement:
         return action.ranks * largest(numbers, action.ranks) if action.what == "reduce_scatter" else numbers
 
 
-def sent_bytes(numbers: int, action: Action, members: int) -> int:
+def sent_bytes(numbers: int, action: Action, members: int, kind: str) -> int:
     """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
     told = 4 if action.carries == "weights" and action.what == "all_reduce" and not action.when.every else 0
     if action.dtypes[0] != "uint8":
         return numbers * DTYPE_BYTES.get(action.dtypes[0], 0) + told
+    if kind == "onebit_adam":  # chunks in whole bytes of 8 signs each, or one of them, and a magnitude of each
+        chunks = members if action.what == "all_to_all" else 1
+        own = -(-numbers // members) if action.what == "all_to_all" else numbers
+        return chunks * 4 + chunks * ((own + 7) // 8)
     # Codes, in a row for each member, or the row of one.
     return members * (HEADER + largest(numbers, members)) if action.what == "all_to_all" else HEADER + numbers
 

@@ -12,7 +12,6 @@ from dataclasses import fields, replace
 from dslc.compiler.common.units import time_text
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import Estimate, estimate
-from dslc.compiler.cost.exchange_traffic import RULES
 from dslc.compiler.cost.traffic import place_of, traffic
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.exchange import exchange_of
@@ -73,8 +72,6 @@ def _exactly(job: JobSpec) -> JobSpec:
 def _others(staging: Staging, costs: tuple[RankCost, ...], step: float) -> Iterator[tuple[str, float]]:
     """Yields the exchanges that this job may have and that take less time, as they are written."""
     for other in TRIED:
-        if other.word not in RULES:
-            continue
         job = replace(staging.job, parallelism=replace(staging.job.parallelism, gradients=other))
         if not _allowed(job, staging.layout, staging.model):
             continue

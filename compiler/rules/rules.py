@@ -27,9 +27,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.effects import changed, no_effect
-from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.optimizers import Compressed
 from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -298,10 +296,6 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
 
 
-RUNS = (
-    *("fp16", "bf16", "powersgd", "bytegrad", "local_sgd", "diloco", "decentralized"),
-    *("low_precision_decentralized", "async_average"),
-)
 _MPI = "`gloo` on CPUs, `nccl` on GPUs: `mpi` needs a torch that was built with MPI, which none from PyPI is"
 
 
@@ -320,15 +314,10 @@ def check_supported(job: JobSpec, report: Report) -> None:
 
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     """Yields (feature, span, the one that runs instead)."""
-    parallelism, train = job.parallelism, job.train
-    if parallelism.auto:
-        yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"
+    if job.parallelism.auto:
+        yield "`parallelism = auto`", job.parallelism.span, "name the axes: `data = …`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), _MPI
-    if parallelism.gradients.word not in RUNS and not isinstance(parallelism.gradients, Allreduce):
-        yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
-    if isinstance(train.optimizer, Compressed) and train.optimizer.word not in RUNS:
-        yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if job.launch.restarts and isinstance(job.launch.with_, c.MPI):
         instead = "`local()`, `ssh(…)`, `torchrun()`, `slurm()` and `kubernetes()` start failed ranks again"
         yield "`launch.restarts` with `mpi(…)`", job.launch.at("restarts"), instead

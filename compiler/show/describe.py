@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import TrafficNode, When
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
@@ -94,18 +94,33 @@ def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
     return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
 
 
-def of_all_dtypes(node: RankNode) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """Returns a rank's exchanges in a step: by axis, operation and content, the count of operations and the bytes."""
-    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+Shown = tuple[str, str, str, When]  # axis, operation, content, and in which steps
+
+
+def of_all_dtypes(node: RankNode) -> dict[Shown, tuple[int, int]]:
+    """Returns a rank's exchanges in a step that has them: the count of operations and the bytes of each kind."""
+    sums: dict[Shown, tuple[int, int]] = {}
     for t in (t for t in node.traffic if t.count):
-        count, size = sums.get((t.axis, t.operation, t.what), (0, 0))
-        sums[t.axis, t.operation, t.what] = count + t.count, size + t.bytes
+        count, size = sums.get((t.axis, t.operation, t.what, t.when), (0, 0))
+        sums[t.axis, t.operation, t.what, t.when] = count + t.count, size + t.bytes
     return sums
+
+
+def when_text(when: When) -> str:
+    """Formats the steps of an exchange: `first 100 steps`, `after step 100`, `every 8 steps`; "" if in each."""
+    if when.until:
+        return f"first {when.until:,} steps" if when.until > 1 else "first step"
+    every = {0: "by the clock", 1: ""}.get(when.every, f"every {when.every:,} steps")
+    after = f"after step {when.after:,}" if when.after else ""
+    return ", ".join(filter(None, (every, after)))
 
 
 def axis_bytes(plan: Plan, axis: str) -> int | None:
     """Returns the most bytes of input of a rank over an axis in a step; None if the network is unknown."""
-    return max((sum(t.bytes for t in exchanged(node, axis)) for node in plan.ranks), default=None)
+    found = [exchanged(node, axis) for node in plan.ranks]
+    first = [sum(t.bytes for t in each if t.when.holds(1)) for each in found]
+    later = [sum(t.bytes for t in each if t.when.steady) for each in found]
+    return max((*first, *later), default=None)
 
 
 def axis_text(plan: Plan, name: str) -> str:

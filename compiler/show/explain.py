@@ -15,6 +15,7 @@ from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode, TrainingNode
 from dslc.compiler.ir.steps import StreamStep
+from dslc.compiler.ir.traffic import When
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
@@ -48,6 +49,7 @@ from dslc.compiler.show.describe import (
     span_text,
     stage_layers,
     stages_of,
+    when_text,
 )
 from dslc.dsl.words import plural
 
@@ -399,9 +401,14 @@ def _traffic_rows(plan: Plan, node: RankNode) -> list[Row]:
         return f"{axis} {where} {members(plan, where)}" if where else axis
 
     return [
-        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size))
-        for (axis, operation, what), (count, size) in of_all_dtypes(node).items()
+        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size), *_told(when))
+        for (axis, operation, what, when), (count, size) in of_all_dtypes(node).items()
     ]
+
+
+def _told(when: When) -> tuple[str, ...]:
+    said = when_text(when)
+    return (said,) if said else ()
 
 
 def _schedule(plan: Plan) -> list[str]:

@@ -11,6 +11,7 @@ from dslc.compiler.ir.plan import Plan, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (
     WHY,
+    Shown,
     axis_bytes,
     axis_text,
     bound_text,
@@ -23,6 +24,7 @@ from dslc.compiler.show.describe import (
     rate_text,
     reach,
     span_text,
+    when_text,
 )
 from dslc.dsl.words import plural
 
@@ -92,7 +94,7 @@ def _some(nodes: Sequence[RankNode]) -> list[RankNode | None]:
 
 def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
     """Draws a rank's exchanges in a step, with the colours of the axes; returns its width and height."""
-    most: dict[tuple[str, str, str], tuple[int, int]] = {}
+    most: dict[Shown, tuple[int, int]] = {}
     for node in plan.ranks:
         for key, (count, size) in of_all_dtypes(node).items():
             before = most.get(key, (0, 0))
@@ -103,13 +105,14 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
         canvas.write(f"traffic {name}", place, y + 17, wide - 4, name, size=9, align="r" if n > 2 else "l", ink=FAINT)
         place += wide
     found = sorted(most.items(), key=lambda item: -item[1][1])
-    for row, ((axis, operation, what), (count, size)) in enumerate(found):
+    for row, ((axis, operation, what, when), (count, size)) in enumerate(found):
         top = y + 31 + 14 * row
         canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
         place = x + 20
         where = reach(plan, axis, operation, what)
         told = f"data {where} {members(plan, where)}" if where else axis_text(plan, axis)
-        cells = (told, operation, what, f"{count:,}", byte_text(size))
+        said = when_text(when)
+        cells = (told, operation, f"{what}, {said}" if said else what, f"{count:,}", byte_text(size))
         for column, (cell, (_, wide)) in enumerate(zip(cells, COLUMNS, strict=True)):
             align: Literal["l", "r"] = "r" if column > 2 else "l"
             canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)

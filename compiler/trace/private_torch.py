@@ -189,10 +189,17 @@ def part_in_whole(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
 
 # ------------------------------------------------------------------------------------- operations on lists of tensors
 
-scale_all = torch._foreach_mul_  # multiplies each in place
+scale_all = torch._foreach_mul_  # multiplies each in place, by a number or another tensor
 lower_all = torch._foreach_clamp_max_  # takes the smaller of each number and the limit, in place
 raise_all = torch._foreach_clamp_min_  # the larger
 norms = torch._foreach_norm  # the norm of each
+roots = torch._foreach_sqrt  # the square root of each
+signs = torch._foreach_sign  # -1, 0 or 1 for each
+sums = torch._foreach_add  # the sum of each and another, times `alpha`
+add_all = torch._foreach_add_  # adds to each in place
+divide_all = torch._foreach_div_  # divides each in place
+approach_all = torch._foreach_lerp_  # moves each by a share of the way to another, in place
+step_by_quotients = torch._foreach_addcdiv_  # adds to each the quotient of two others, times a number, in place
 unscale_all = torch._amp_foreach_non_finite_check_and_unscale_  # multiplies each in place, and marks infinities
 
 # ------------------------------------------------------------------------------------------------ operators, autograd

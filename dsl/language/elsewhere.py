@@ -95,6 +95,7 @@ _FIELDS = (
     ("train.optimizer.weight_decay", "", "wd decay weightdecay l2_regularization"),
     ("train.optimizer.betas", "", "beta beta1 beta2 adam_beta1 adam_beta2"),
     ("train.optimizer.eps", "", "epsilon adam_epsilon adam_eps"),
+    ("train.optimizer.freeze", "of `onebit_adam`", "freeze_step freeze_steps onebit_freeze_step"),
     ("train.lr_schedule", "", "scheduler lr_scheduler lr_scheduler_type lr_policy lr_decay_style sched scheduling "
      "learning_rate_schedule lr_scheduler_kwargs schedule_type"),
     ("train.lr_schedule.warmup", "", "warmup_steps num_warmup_steps warmup_num_steps warmup_iters warmup_ratio "
@@ -294,6 +295,7 @@ _VALUES = (
     ("adam", "fusedadam deepspeedcpuadam cpuadam adamtorch"),
     ("sgd", "momentum sgdmomentum nesterov stochasticgradientdescent"),
     ("onebit_adam", "1bitadam zerooneadam"),
+    ("qadam", "qadamoptimizer"),
     # learning rate schedules
     ("warmup_cosine", "cosine cosineannealing cosineannealinglr cosinewithwarmup getcosineschedulewithwarmup "
      "warmupcosinelr cosinedecay cosinewithminlr cosineschedule"),

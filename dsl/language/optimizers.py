@@ -65,9 +65,9 @@ class Optimizer(Call):
 
 
 def torch_optimizer(name: str) -> type[Optimizer]:
-    """The declaration of a class of `torch.optim`."""
+    """The declaration of a class, by its name in a program."""
     found = (each for each in CALLS["optimizer"].values() if issubclass(each, Optimizer))
-    return next(each for each in found if each.torch_class == name)
+    return next(each for each in found if name in (each.torch_class, each.__name__))
 
 
 @call("optimizer", "sgd")

@@ -13,6 +13,7 @@ from dslc.runtime.exchange.diloco import DiLoCo
 from dslc.runtime.exchange.exchange import Exchange, GradientExchange, LocalExchange
 from dslc.runtime.exchange.local_sgd import LocalSGD
 from dslc.runtime.exchange.low_precision import LowPrecisionDecentralized
+from dslc.runtime.exchange.momenta import OnebitAdamExchange, QAdamExchange
 from dslc.runtime.exchange.powersgd import PowerSGD
 from dslc.runtime.exchange.rounded import Bf16, Fp16
 from dslc.runtime.model.names import named_tensors
@@ -25,6 +26,8 @@ LOCAL: dict[str, type[LocalExchange]] = {
     "decentralized": Decentralized,
     "low_precision_decentralized": LowPrecisionDecentralized,
     "async_average": AsyncAverage,
+    "qadam": QAdamExchange,
+    "onebit_adam": OnebitAdamExchange,
 }
 
 

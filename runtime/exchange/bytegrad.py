@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.common.buckets import in_buckets, last_first
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.among import Among
 from dslc.runtime.exchange.codes import compress, restore
 from dslc.runtime.exchange.exchange import GradientExchange
 from dslc.runtime.model.names import named_tensors
@@ -61,11 +62,16 @@ class ByteGrad(GradientExchange):
             gradient.copy_(part.view(gradient.shape))
 
     def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
-        far, members, count = self.where.far, self.where.members, bucket.numel()
-        sent = compress(nn.functional.pad(bucket, (0, -count % members)).view(members, -1))
-        received = sent.new_empty(sent.shape)
-        yield dist.all_to_all_single(received, sent, group=far, async_op=True)
-        agreed = compress(restore(received).mean(dim=0, keepdim=True))
-        # Each row is as long as the owner's.
-        yield dist.all_gather_into_tensor(received, agreed, group=far, async_op=True)
-        bucket.copy_(restore(received).view(-1)[:count])
+        return by_codes(bucket, self.where)
+
+
+def by_codes(numbers: Tensor, where: Among) -> Iterator[Any]:
+    """Makes numbers the mean over the members, as codes tell it, in place."""
+    far, members, count = where.far, where.members, numbers.numel()
+    sent = compress(nn.functional.pad(numbers, (0, -count % members)).view(members, -1))
+    received = sent.new_empty(sent.shape)
+    yield dist.all_to_all_single(received, sent, group=far, async_op=True)
+    agreed = compress(restore(received).mean(dim=0, keepdim=True))
+    # Each row is as long as the owner's.
+    yield dist.all_gather_into_tensor(received, agreed, group=far, async_op=True)
+    numbers.copy_(restore(received).view(-1)[:count])

@@ -119,9 +119,9 @@ class GradientExchange(Exchange):
         if not (self.watched and self.spreads):
             return
         self._watching.append(bucket.buffer())
-        if _broken(bucket.buffer()):
+        if broken(bucket.buffer()):
             found = zip(bucket.parameters(), bucket.gradients(), strict=True)
-            self.broken += [self.names[id(parameter)] for parameter, gradient in found if _broken(gradient)]
+            self.broken += [self.names[id(parameter)] for parameter, gradient in found if broken(gradient)]
 
     def _through(self, numbers: Tensor, index: int) -> Iterator[Any]:
         """Goes through the rule with a bucket, filled up to equal pieces."""
@@ -135,11 +135,11 @@ class GradientExchange(Exchange):
     @torch.no_grad()
     def gradients(self) -> None:
         self._going.finish()
-        self.unsound = any(_broken(each) for each in self._watching)
+        self.unsound = any(broken(each) for each in self._watching)
         self._watching.clear()
 
 
-def _broken(numbers: Tensor) -> bool:
+def broken(numbers: Tensor) -> bool:
     """True if a number is not finite; of numbers on a CPU."""
     return not (numbers.sum().isfinite() or numbers.isfinite().all())
 

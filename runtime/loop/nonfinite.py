@@ -19,7 +19,7 @@ they are saved, and when a loss is not finite. With loss scaling an overflowing 
 no fault.
 
 An exchange that makes other numbers nan by one (exchange/) says so itself on CPUs, before the update, and which
-gradients were at fault.
+gradients were at fault. One of momenta finds them in the update, before a weight changes.
 
 Limits: a gradient that is not finite under a finite loss shows in the next loss, unless it is clipped or saved first.
 All ranks read the board in time only if each of them trains something, which the compiler ensures for the stages of a
@@ -41,6 +41,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.exchange.exchange import GradientExchange
+from dslc.runtime.exchange.momenta import MomentumExchange
 from dslc.runtime.loop.nonfinite_cause import (
     Seen,
     broken,
@@ -95,6 +96,8 @@ class Guard:
         self._exchange = exchange if isinstance(exchange, GradientExchange) else None
         if self._exchange is not None:
             self._exchange.watched = self.at_once and not self._scaled
+        if isinstance(exchange, MomentumExchange) and self.at_once and not self._scaled:
+            exchange.found = self.gradients
         self.norm: Callable[[Tensor], None] = self._look_at_norm if self.at_once and not self._scaled else _nothing_of
 
     # ----------------------------------------------------------------------------------------------------- in a step

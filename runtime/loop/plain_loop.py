@@ -118,8 +118,33 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
         return _own_optimizer(step, model, decayed, others)
     groups = [{"params": decayed}] * bool(decayed) + [{"params": others, "weight_decay": 0.0}] * bool(others)
     groups = _named_groups(step, model, groups) if step.groups else groups
+    if not hasattr(torch.optim, step.kind):
+        return _FrozenAdam(groups, lr=step.lr, **step.arguments)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
     return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
+
+
+class _FrozenAdam(torch.optim.Optimizer):
+    """Adam on one rank whose second moment no longer changes after `alone` updates (runtime/exchange/)."""
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, alone: int, **arguments: Any) -> None:
+        super().__init__(groups, {"lr": lr, **arguments})
+        self._alone = alone
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                state = self.state[parameter]
+                gradient = parameter.grad + group["weight_decay"] * parameter
+                n = state["updates"] = state.get("updates", 0) + 1
+                state["mean"] = first * state.get("mean", 0) + (1 - first) * gradient
+                if n <= self._alone:
+                    state["square"] = second * state.get("square", 0) + (1 - second) * gradient**2
+                state["mean"] = torch.where(state["square"] > 0, state["mean"], 0.0)
+                root = (state["square"] / (1 - second ** min(n, self._alone))).sqrt()
+                parameter -= group["lr"] * state["mean"] / (1 - first**n) / (root + group["eps"])
 
 
 def _named_groups(step: OptimizerStep, model: nn.Module, others: list[dict[str, Any]]) -> list[dict[str, Any]]:

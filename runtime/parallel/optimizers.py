@@ -11,7 +11,7 @@ plan for the same kind of device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -26,12 +26,17 @@ from dslc.runtime.technique import offload
 
 
 def build_optimizer(
-    step: OptimizerStep, model: nn.Module, shared_out: bool = False, moved: bool = False
+    step: OptimizerStep,
+    model: nn.Module,
+    shared_out: bool = False,
+    moved: bool = False,
+    kind: Callable[..., torch.optim.Optimizer] | None = None,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
-    `step.kind` is the name of the class in `torch.optim`. Parameters that a pattern of `step.no_decay` matches, by any
-    of their names, are a group of their own, and so are those of each of `step.groups`. Every group has `initial_lr`,
+    `step.kind` is the name of the class in `torch.optim`, for which `kind` stands if it has none. Parameters that a
+    pattern of `step.no_decay` matches, by any of their names, are a group of their own, and so are those of each of
+    `step.groups`. Every group has `initial_lr`,
     to which the factor of the learning rate is applied. With `shared_out` each rank keeps the state of its share
     (zero1.py); with `moved`, in the host's memory (technique/offload.py).
     """
@@ -46,7 +51,7 @@ def build_optimizer(
     else:
         arguments["foreach"] = True
     made = zero1.share_out if shared_out else offload.optimizer if moved else _build
-    optimizer = made(getattr(torch.optim, step.kind), groups, arguments)
+    optimizer = made(kind or getattr(torch.optim, step.kind), groups, arguments)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
@@ -64,7 +69,7 @@ def _own(
 
 
 def _build(
-    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+    kind: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
     return kind(groups, **arguments)
 

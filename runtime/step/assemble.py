@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.exchange.build import exchange_of, local_engine
+from dslc.runtime.exchange.compressed_adam import compressed
 from dslc.runtime.exchange.exchange import Exchange, GradientExchange
 from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.blank import blank
@@ -68,6 +69,7 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
             plain,
             shared_out=job.gradients.kind == "zero1",
             moved=moved,
+            kind=compressed(job.optimizer, exchange),
         )
     # Of a user's own step some parameters are sharded, and others whole.
     mixed = job.own_step is not None and job.gradients.kind == "fsdp" and job.world_size > 1

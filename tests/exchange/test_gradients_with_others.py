@@ -12,7 +12,7 @@ import pytest
 from helpers.exchanged_gradients import LowRank, in_codes
 from helpers.exchanges import JOB, Simulated, Weights, agree, descend, job, run, weights_of
 from helpers.launcher import Launcher
-from helpers.trained import Trained, ready, train
+from helpers.trained import Trained
 
 STEPS = 6
 Agreed = Callable[[list[Weights]], Weights]

@@ -139,6 +139,17 @@ PLANS: dict[str, tuple[str, ...]] = {
         *("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", "parallelism.zero=1"),
         "parallelism.gradients=powersgd(rank = 1)",
     ),
+    **{
+        optimizer: (
+            *("devices.nodes=2", "devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=4"),
+            f"train.optimizer={optimizer}",
+        )
+        for optimizer in ("qadam(warmup = 5)", "onebit_adam(freeze = 5)")
+    },
+    "momenta on one node": (
+        *("devices.cpus=3", "data.batch=24", "parallelism.pipeline=1", "parallelism.data=3"),
+        "train.optimizer=onebit_adam(freeze = 5)",
+    ),
     "sharded stages": ("parallelism.zero=2", "parallelism.schedule=zbv", "model.network.layers=6"),
 }
 
@@ -153,7 +164,7 @@ CONTENTS = {
     *("gradients of keys and values", "parts of the loss", "parameters", "gradients", "gradients beside pieces"),
     *("gradients of shared weights", "which parameters were used", "buffers", "batch statistics"),
     *("count of what is kept", "norm of the gradient", "whether a gradient is not finite"),
-    *("scale of the gradients", "second factors of the gradients", "weights"),
+    *("scale of the gradients", "second factors of the gradients", "momenta", "weights"),
     *("outputs", "targets", "gradients of outputs", "whether a round of averages is over"),
 }
 

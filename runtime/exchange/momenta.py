@@ -1,0 +1,120 @@
+"""Exchanges of momenta: `qadam` in 8 bits, `onebit_adam` as signs. The optimizer is in compressed_adam.py.
+
+Rule of `qadam`: momenta go through the exchange of `bytegrad()`, row by row.
+
+Rule of `onebit_adam`: a member adds the error of its last message to its momentum, and cuts the sum in as many chunks
+as there are members. It sends each chunk to its owner as signs and the mean of its absolute values; what that differs
+from the chunk is the next error. The owner takes the mean of what it has received, adds its own last error, and all
+gather that as signs and magnitude, too. Zero counts as positive.
+
+Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`; Tang et al. 2021, arXiv:2102.02888, algorithm 1. The
+paper's scale makes a compressed vector as long as it was; the mean of absolute values, as in Seide et al. 2014, is
+the nearest there is, so that the error is least.
+
+Contract: a number that is not finite makes its row or chunk not finite on all ranks; a watched exchange so finds it
+on all of them, before a weight is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange import signs
+from dslc.runtime.exchange.among import between_nodes
+from dslc.runtime.exchange.bytegrad import by_codes
+from dslc.runtime.exchange.exchange import Bucket, LocalExchange, broken
+
+
+class MomentumExchange(LocalExchange):
+    """An exchange of momenta, by the rule of a subclass. The optimizer sets `updates`, and calls `agree`.
+
+    `found` is called by all ranks alike, before any weight changes, if what they agreed on is not finite; None: nobody
+    looks.
+    """
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step, model)
+        self.updates: Callable[[], int] = lambda: 0
+        self.found: Callable[[], object] | None = None
+        self._unsound = False
+
+    @property
+    def together(self) -> bool:
+        """True in the first updates, in which gradients are summed exactly."""
+        return self.updates() < self.how.alone
+
+    def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
+        """Makes the numbers of a bucket, or of a piece of it, what all members agree on, in place."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def agree(self, momenta: Mapping[Tensor, Tensor]) -> None:
+        """Makes momenta, by parameter, what all ranks agree on, in place."""
+        self._unsound = False
+        for index, bucket in enumerate(self.buckets):
+            self._going.begin(self._through(bucket, index, momenta))
+        self._going.finish()
+        if self._unsound and self.found is not None:
+            self.found()
+
+    def _through(self, bucket: Bucket, index: int, momenta: Mapping[Tensor, Tensor]) -> Iterator[Any]:
+        numbers = torch.zeros_like(bucket.numbers)
+        parts = [
+            (momenta[parameter], part)
+            for parameter, part in zip(bucket.parameters, bucket.cut(numbers), strict=True)
+            if parameter in momenta
+        ]
+        for momentum, part in parts:
+            part.copy_(momentum)
+        yield from between_nodes(self.rule, self.where, alike=True)(numbers, index)
+        for momentum, part in parts:
+            momentum.copy_(part)
+        if self.found is not None:
+            self._unsound |= broken(numbers)
+
+
+class QAdamExchange(MomentumExchange):
+    """Momenta as codes between minimum and maximum."""
+
+    def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
+        return by_codes(numbers, self.where)
+
+
+class OnebitAdamExchange(MomentumExchange):
+    """Momenta as signs, with error feedback on both sides."""
+
+    def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
+        super().__init__(job, step, model)
+        where = self.where
+        self._real = list[Tensor]()  # of each chunk of a bucket's piece, the numbers that are no filling
+        for index, bucket in enumerate(self.buckets):
+            size = bucket.numbers.numel() // where.pieces
+            chunk = signs.chunk_of(size, where.members)
+            total = sum(parameter.numel() for parameter in bucket.parameters) - where.piece * size
+            firsts = chunk * torch.arange(where.members, device=bucket.numbers.device)
+            self._real.append((min(total, size) - firsts).clamp(0, chunk))
+            self.own[f"worker_error.{index}"] = bucket.numbers.new_zeros(where.members * chunk)
+            self.own[f"server_error.{index}"] = bucket.numbers.new_zeros(chunk)
+
+    def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
+        where, real = self.where, self._real[index]
+        mine, own = real[where.member : where.member + 1], self.own[f"server_error.{index}"].view(1, -1)
+        worker = self.own[f"worker_error.{index}"]
+        worker[: numbers.numel()] += numbers
+        chunks = worker.view(where.members, -1)
+        sent = signs.compress(chunks, real)
+        signs.subtract(chunks, sent, real)
+        received = torch.empty_like(sent)
+        yield dist.all_to_all_single(received, sent, group=where.far, async_op=True)
+        own += signs.restore(received).mean(dim=0, keepdim=True)
+        signs.clear(own, mine)
+        agreed = signs.compress(own, mine)
+        signs.subtract(own, agreed, mine)
+        yield dist.all_gather_into_tensor(received, agreed, group=where.far, async_op=True)
+        numbers.copy_(signs.restore(received).view(-1)[: numbers.numel()])
