@@ -327,7 +327,7 @@ class _Account:
             self._stop("gradients of weights", None, gradients, engine.communication, self._in_weights)
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
         exchange = self._sharding.exchange
-        if exchange is not None:
+        if exchange is not None and self._sharding.engine != "fsdp":
             gradients = self._engine(last).update() if exchange.agrees != "weights" else 0
             self._stop("exchange", None, gradients, passing_bytes(exchange, self._exchanged), 0)
         return self._peak_node()

@@ -11,6 +11,7 @@ Contract: groups of an exchange are its own, so that its collectives never come 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,10 +82,11 @@ class Together:
 
 
 class InOrder:
-    """The rules of buckets that are under way, the oldest first."""
+    """The rules of buckets that are under way, the oldest first. `around` makes the context for what they do."""
 
     def __init__(self) -> None:
         self._going: list[tuple[Iterator[Waited], Waited]] = []
+        self.around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
     def begin(self, steps: Iterator[Waited]) -> None:
         """Takes the buckets that are under way one step further, then begins with another."""
@@ -107,7 +109,8 @@ class InOrder:
             self._enter(steps)
 
     def _enter(self, steps: Iterator[Waited]) -> None:
-        waited = next(steps, None)
+        with self.around():
+            waited = next(steps, None)
         if waited is not None:
             self._going.append((steps, waited))
 

@@ -71,6 +71,7 @@ def by_codes(numbers: Tensor, where: Among) -> Iterator[Any]:
     sent = compress(nn.functional.pad(numbers, (0, -count % members)).view(members, -1))
     received = sent.new_empty(sent.shape)
     yield dist.all_to_all_single(received, sent, group=far, async_op=True)
+    del sent
     agreed = compress(restore(received).mean(dim=0, keepdim=True))
     # Each row is as long as the owner's.
     yield dist.all_gather_into_tensor(received, agreed, group=far, async_op=True)

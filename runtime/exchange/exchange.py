@@ -21,11 +21,14 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 
 from dslc.compiler.common.buckets import in_buckets
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange.among import Among, InOrder, Rule, among, between_nodes, mean
 from dslc.runtime.model.names import named_tensors
+
+MARK = "dslc: exchange"
 
 
 class Exchange:
@@ -38,6 +41,7 @@ class Exchange:
     def __init__(self, job: JobProgram, step: ExchangeStep) -> None:
         self.job, self.how, self.step = job, step, 0
         self.where: Among = among(job, step)
+        self._going = InOrder()
         self.own: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
         self.held: list[Tensor] = []
@@ -60,6 +64,10 @@ class Exchange:
 
     def after_update(self) -> None:
         """Comes after it."""
+
+    def measure(self) -> None:
+        """Marks what the exchange does in the recordings of torch's profiler, as `MARK`."""
+        self._going.around = lambda: record_function(MARK)
 
     def close(self) -> None:
         """Ends the exchange after the last step, on all ranks."""
@@ -94,7 +102,6 @@ class GradientExchange(Exchange):
 
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step)
-        self._going = InOrder()
         self.names = {id(tensor): name for name, tensor in named_tensors(model).items()}
         self.scaler: torch.amp.GradScaler | None = None
         self.watched = self.unsound = False
@@ -194,7 +201,6 @@ class LocalExchange(Exchange):
         order = [named[name] for name in sorted(named) if named[name].requires_grad and name not in unused]
         places = in_buckets(each.numel() for each in order)
         self.buckets = [Bucket(order[place.start : place.stop], self.where.pieces) for place in places]
-        self._going = InOrder()
 
     @property
     def together(self) -> bool:

@@ -73,9 +73,9 @@ class PowerSGD(GradientExchange):
         scale = self._scale(bucket)
         wholes, bases = list[Tensor](), list[Tensor]()
         for group in groups:
-            errors = torch.stack([self.own[f"error.{name}"] for name in group.names])
-            found = torch.stack([each.reshape(group.shape) for each in group.gradients])
-            wholes.append(torch.addcmul(found, errors, scale))
+            wholes.append(torch.stack([each.reshape(group.shape) for each in group.gradients]))
+            for whole, name in zip(wholes[-1], group.names, strict=True):
+                whole.addcmul_(self.own[f"error.{name}"], scale)
             bases.append(torch.bmm(wholes[-1], torch.stack([self.shared[f"factor.{name}"] for name in group.names])))
         first = torch.cat([each.reshape(-1) for each in (*exact, *bases)])
         yield from mean(first, self.where.everyone, self.where.ranks)
@@ -95,11 +95,13 @@ class PowerSGD(GradientExchange):
         """Takes the factors that are agreed on: sets the gradients of a group, and what is kept of it."""
         agreed = torch.bmm(basis, factor.mT)
         errors = whole.sub_(agreed).div_(scale)
+        low, high = torch.aminmax(agreed.view(len(group.names), -1), dim=1)
+        finite = low.isfinite() & high.isfinite()
+        nothing = torch.where(finite, 0.0, torch.nan)  # added to what is finite
         for n, (name, gradient) in enumerate(zip(group.names, group.gradients, strict=True)):
-            sound = agreed[n].isfinite().all()
-            gradient.copy_(torch.where(sound, agreed[n], torch.nan).view(gradient.shape))
+            gradient.copy_(agreed[n].add_(nothing[n]).view(gradient.shape))
             for kept, new in ((self.own[f"error.{name}"], errors[n]), (self.shared[f"factor.{name}"], factor[n])):
-                kept.copy_(torch.where(sound, new, kept))
+                torch.where(finite[n], new, kept, out=kept)
 
     def _scale(self, like: Tensor) -> Tensor:
         """Returns the scale of this step's loss; 1 if there is none."""

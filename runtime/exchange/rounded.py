@@ -4,8 +4,7 @@ Rule: each rank's gradient is cast and the sum taken in 16 bits; the result is c
 range: gradients are first multiplied by a power of two, the same on all ranks, so that no sum over the ranks overflows
 and small numbers keep their bits. It follows from the largest number of any rank, which the ranks agree on first.
 
-bfloat16 has the range of float32, and needs no scale. Sharded gradients are summed likewise by
-parallel/rounded_sums.py.
+bfloat16 has the range of float32, and needs no scale. parallel/rounded_sums.py sums sharded gradients likewise.
 """
 
 from __future__ import annotations

@@ -69,6 +69,8 @@ def tracker_of(parts: Parts) -> Tracker:
         if exchange is not None:
             yield from (*exchange.own.values(), *exchange.shared.values(), *exchange.held)
 
+    if parts.exchange is not None:
+        parts.exchange.measure()
     averages = parts.average.tensors.values() if parts.average is not None else ()
     return Tracker(parts.plain, parts.optimizer, parts.device, received, averages)
 

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile, record_function
 
 from dslc.compiler.trace.private_torch import is_allocation, local_part
+from dslc.runtime.exchange.exchange import MARK
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
 _STATE = ("parameters", "optimizer", "buffers")
@@ -40,7 +41,7 @@ _UPDATED = "dslc: updated"  # marks, in the recording, the moment when gradients
 # Phases of `fully_shard`: forward, gathered memory is freed with the next gather or the end of the pass; backward, when
 # it is copied out.
 _GATHERED, _TAKEN_APART = "FSDP::all_gather", "FSDP::all_gather_copy_out"
-_EXCHANGE = ("FSDP::", "c10d::", "record_param_comms", "gloo:", "nccl:", "fsdp::", "_c10d_functional::")
+_EXCHANGE = ("FSDP::", MARK, "c10d::", "record_param_comms", "gloo:", "nccl:", "fsdp::", "_c10d_functional::")
 
 
 class _Event(NamedTuple):

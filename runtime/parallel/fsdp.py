@@ -3,8 +3,8 @@
 Model: the ranks that hold the same part of the model (mesh.py) are a mesh of `replicas` x shards. Each parameter is a
 DTensor of which a rank keeps some rows (`Shard(0)`: equal pieces, the last ones shorter or empty); if the tensor axis
 has cut it before (tensor_parallel.py), some rows of its share. A unit is a module that the program names, or the root
-with the rest. One all-gather gathers its parameters before it runs, and one reduce-scatter sums its gradients (in 16
-bits: rounded_sums.py). Under O2 a 16-bit copy is gathered, and gradients are summed in float32.
+with the rest. One all-gather gathers its parameters before it runs, and one reduce-scatter sums its gradients, in 16
+bits if the job says so (rounded_sums.py). Under O2 a 16-bit copy is gathered, and gradients are summed in float32.
 
 Contract: gradients are sums over the ranks, so that a loss needs no scale. `shard` takes a model on the meta device and
 leaves it there; `place` then fills in one value, of which a rank keeps only its rows. Parameters are DTensors whenever

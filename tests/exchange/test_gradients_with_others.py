@@ -12,7 +12,9 @@ import pytest
 from helpers.exchanged_gradients import LowRank, in_codes
 from helpers.exchanges import JOB, Simulated, Weights, agree, descend, job, run, weights_of
 from helpers.launcher import Launcher
-from helpers.trained import Trained
+from helpers.trained import Trained, ready
+
+from dslc.runtime.process.failure import describe
 
 STEPS = 6
 Agreed = Callable[[list[Weights]], Weights]
@@ -118,3 +120,35 @@ def test_shards_are_summed_in_16_bits(launcher: Launcher, tmp_path: Path, exchan
     for name, each in found.weights.items():
         np.testing.assert_allclose(each, plain.weights[name], rtol=0, atol=1e-6, err_msg=name)
     assert any(not np.allclose(found.weights[n], each, rtol=0, atol=1e-6) for n, each in exact.weights.items())
+
+
+NOT_FINITE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 7), nn.Linear(7, 4)
+        self.scale = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return self.last(self.first(x)) + (self.scale * x[:, :3]).abs().sum().sqrt()
+"""
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_gradient_that_is_not_finite_is_named_before_the_update(
+    launcher: Launcher, tmp_path: Path, exchange: str
+) -> None:
+    text = JOB.replace("[linear(7), relu(), linear(4)]", 'python("own:Net")')
+    made = job(tmp_path / "job", 2, exchange, text)
+    (made.parent / "own.py").write_text(NOT_FINITE)
+    found = ready(made)
+    (tmp_path / "run").mkdir()
+    outcome, _ = launcher.launch(found.program, found.places, tmp_path / "run")
+    assert outcome is not None and outcome.failure is not None
+    message = describe(outcome)
+    assert "the loss of step 1 is finite, and its gradient is not" in message
+    assert "as the backward pass goes, is `scale`" in message

@@ -76,6 +76,7 @@ class Case:
     batch: int = 16
     zero: int = 0
     replicas: int = 1
+    gradients: str = "allreduce()"
     microbatches: int = 1
     recompute: str = "none"
     precision: str = "fp32"
@@ -146,6 +147,10 @@ CASES = (
     Case(ranks=4, zero=3, replicas=2),
     Case(network="tied gpt", ranks=4, zero=1, clip="1.0"),
     Case(network="mlp", ranks=2, zero=1),
+    Case(network="mlp", ranks=2, gradients="bf16()"),
+    Case(network="mlp", ranks=2, gradients="bytegrad()"),
+    Case(network="mlp", ranks=2, gradients="powersgd(rank = 4)"),
+    Case(network="mlp", ranks=2, zero=2, gradients="fp16()"),
     Case(network="mlp", ranks=2, zero=2, optimizer="sgd(lr = 0.1)", ema="0.99"),
     Case(network="mlp", ranks=2, zero=3, microbatches=4),
     Case(network="mlp", ranks=4, zero=3, precision="bf16(level = O2)"),
