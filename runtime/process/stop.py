@@ -23,8 +23,8 @@ Several nodes have a board each; there the launchers agree on the step (hosts/to
 SIGTERM is sent to a whole process group by `timeout`, service managers and shells, and to a single rank by who wants to
 end that. A rank waits `ANSWER` seconds for the launcher to have got one too, and else ends by it.
 
-Limits: a rank that waits outside Python ends by SIGTERM only after that. A number on the board is 8 bytes, aligned, and has one writer, or writers of
-the same value (`not_finite`): no lock is needed.
+Limits: a rank that waits outside Python ends by SIGTERM only after that. A number on the board is 8 bytes, aligned, and
+has one writer, or writers of the same value (`not_finite`): no lock is needed.
 """
 
 from __future__ import annotations
