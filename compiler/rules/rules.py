@@ -329,6 +329,3 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""
-    if job.launch.restarts and isinstance(job.launch.with_, c.MPI):
-        instead = "`local()`, `ssh(…)`, `torchrun()`, `slurm()` and `kubernetes()` start failed ranks again"
-        yield "`launch.restarts` with `mpi(…)`", job.launch.at("restarts"), instead
