@@ -140,7 +140,11 @@ NO_IMAGE = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back
     ("told", "line", "status"),
     [
         (pods({"phase": "Running"}, {"phase": "Pending", "conditions": [TOO_FEW]}), "0/3 nodes are available", 0),
-        (pods({"phase": "Pending", "containerStatuses": [NO_IMAGE]}), "waiting in Kubernetes as job made (ImagePullBackOff: ", 0),
+        (
+            pods({"phase": "Pending", "containerStatuses": [NO_IMAGE]}),
+            "waiting in Kubernetes as job made (ImagePullBackOff: ",
+            0,
+        ),
         (pods({"phase": "Running"}), "starting", 0),
         (pods({"phase": "Failed", "reason": "Evicted"}), "its pods have ended (Failed), and left no word: Evicted", 3),
         (pods(), "waiting", 0),
