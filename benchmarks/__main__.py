@@ -209,10 +209,10 @@ def bench_programs(pairs: int) -> None:
 
 
 def bench_faults(pairs: int) -> None:
-    """Runs each drawn fault once on either side."""
+    """Runs `pairs` of the 14 drawn cases on either side."""
     from benchmarks import faults
 
-    faults.compare()
+    faults.compare(pairs)
 
 
 def bench_exchanges(pairs: int) -> None:

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -110,31 +111,36 @@ def train(side: str, folder: Path, faults: Sequence[Fault], wanted: list[tuple[i
 
 
 def drawn_cases(seed: int) -> list[list[Fault]]:
-    """Returns for each kind a single fault, and two of which the second follows at once or hits the restart."""
-    draw, cases = random.Random(seed), list[list[Fault]]()
+    """Returns a single fault of each kind, and then two of each, of which the second follows at once or hits the
+    restart.
+    """
+    draw, single, double = random.Random(seed), list[list[Fault]](), list[list[Fault]]()
     for kind in KINDS:
-        cases.append([drawn(draw, HOSTS, {kind: 1}, first=True)])
+        single.append([drawn(draw, HOSTS, {kind: 1}, first=True)])
         second = drawn(draw, HOSTS)
         while second.moment not in ("restart", "at once"):
             second = drawn(draw, HOSTS)
-        cases.append([drawn(draw, HOSTS, {kind: 1}, first=True), second])
-    return cases
+        double.append([drawn(draw, HOSTS, {kind: 1}, first=True), second])
+    return [*single, *double]
 
 
-def compare(sides: Sequence[str] = ("dslc", "torchrun"), show: Callable[[str], object] = print) -> None:
-    """Prints how each training ends, and the counts."""
+def compare(most: int, sides: Sequence[str] = ("dslc", "torchrun")) -> None:
+    """Prints how each training ends under the first `most` of the cases, and the counts."""
     if why := why_none():
         sys.exit(f"faults: {why}")
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    cases = drawn_cases(0)
-    for side in sides:
-        counts = Counter[str]()
-        with tempfile.TemporaryDirectory() as folder:
-            whole = Path(folder, "whole")
+    show = partial(print, flush=True)
+    counts = {side: Counter[str]() for side in sides}
+    wanted = dict[str, list[tuple[int, float]]]()
+    with tempfile.TemporaryDirectory() as folder:
+        for side in sides:
+            whole = Path(folder, f"{side}-whole")
             show(f"{side}, undisturbed: {train(side, whole, [], [])}")
-            wanted = losses(whole / "run")
-            for n, faults in enumerate(cases):
-                end = train(side, Path(folder, str(n)), faults, wanted)
-                counts[end] += 1
+            wanted[side] = losses(whole / "run")
+        for n, faults in enumerate(drawn_cases(0)[:most]):
+            for side in sides:
+                end = train(side, Path(folder, f"{side}-{n}"), faults, wanted[side])
+                counts[side][end] += 1
                 show(f"{side}: {' + '.join(map(str, faults))}: {end}")
-        show(f"{side}: " + ", ".join(f"{count} of {len(cases)} {end}" for end, count in counts.most_common()))
+    for side, ends in counts.items():
+        show(f"{side}: " + ", ".join(f"{count} of {ends.total()} {end}" for end, count in ends.most_common()))

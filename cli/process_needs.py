@@ -1,5 +1,5 @@
-"""Checks, before a rank starts, variables that torch would stumble over, and how many open files and how much shared
-memory the system lets a process have.
+"""Checks, before a rank starts, variables that torch would stumble over, what else has its name, and how many open
+files and how much shared memory the system lets a process have.
 
 Contract: an error names the host and the variable or the limit. A lower limit of open files than a training needs is
 raised where the system allows it.
@@ -7,6 +7,7 @@ raised where the system allows it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import resource
@@ -30,6 +31,8 @@ def check_needs(job: JobSpec, layout: Layout, environ: Mapping[str, str], report
     backend = "nccl" if layout.device == "cuda" else "gloo"
     for why, help in _variables(backend, environ):
         report.add("E0825", f"{why}, on {socket.gethostname()}", job.launch.at("with_"), help=help)
+    for why, help in _hidden(environ.get("PYTHONPATH", "")):
+        report.add("E0825", f"{why}, on {socket.gethostname()}", job.launch.at("with_"), help=help)
     for why, help in _limits(layout):
         report.add("E0826", f"{why}, on {socket.gethostname()}", job.launch.at("with_"), help=help)
 
@@ -49,6 +52,20 @@ def _variables(backend: str, environ: Mapping[str, str]) -> Iterator[tuple[str, 
     for missing in _missing(environ.get(name, ""), known, prefixes=backend == "nccl"):
         there = ", ".join(known)
         yield f"{name} is `{missing}`, and there is no such network interface (but {there})", f"`unset {name}`"
+
+
+def _hidden(search: str) -> Iterator[tuple[str, str]]:
+    """Yields, in words and with the remedy, what is found in place of PyTorch and is not it; imports nothing."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return
+    folder = os.path.dirname(found.origin)
+    if os.path.isdir(os.path.join(folder, "distributed")):
+        return
+    entry = folder if found.submodule_search_locations is None else os.path.dirname(folder)
+    named = os.path.abspath(entry) in map(os.path.abspath, filter(None, search.split(os.pathsep)))
+    where = f"PYTHONPATH names {entry}, where" if named else "there"
+    yield f"{where} is a `torch` that is not PyTorch ({found.origin})", "`unset PYTHONPATH`" if named else "rename it"
 
 
 def _missing(told: str, known: list[str], *, prefixes: bool) -> list[str]:

@@ -29,7 +29,7 @@ from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime.hosts.together import Together
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Ends, Failure
-from dslc.runtime.process.lifetime import Pauses, ending, is_stopped
+from dslc.runtime.process.lifetime import Pauses, Still, ending, is_stopped
 from dslc.runtime.process.progress import Watch
 from dslc.runtime.transport.meeting import Meeting
 from dslc.runtime.transport.rendezvous import OneNode
@@ -70,6 +70,9 @@ class Agent(LocalElasticAgent):
         self._watch, self._meeting, self._board = watch, meeting, meeting.board
         self._timeout, self._run_dir = program.timeout, run_dir  # a rank may be stopped for so many seconds
         self._pauses = Pauses(gap=2 * watch.interval)
+        self._trains = program.task == "train"
+        # Ranks that wait for another one find out by their collective, which tells more.
+        self._still = Still((1.0 if program.world_size == 1 else 1.5) * program.timeout, gap=2 * watch.interval)
         self._handles: list[int] = []
         self.ends = Ends()
         self.together: Together | None = None  # with the launchers of other hosts
@@ -84,6 +87,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._wait([*self._handles, self._meeting.news], self._watch.interval)
         self._watch.look()
+        if self._trains and self._still.look(self._done_so_far()):
+            self._watch.say_of_still(self._still.seconds, failure.places(self._run_dir, self._board))
         if self.together is not None:
             return self._monitor_with_others(self.together)
         if self._board.all_done:
@@ -145,6 +150,10 @@ class Agent(LocalElasticAgent):
         """
         paused = self._pauses.look(process.pid for process in self._processes())
         return any(seconds >= self._timeout for seconds in paused.values()) or not self._watch.has_folder()
+
+    def _done_so_far(self) -> tuple[int, ...]:
+        """Returns what changes as long as the ranks get on."""
+        return tuple(self._board.step(rank) for rank in self._ranks()) + (self._board.all_done,)
 
     def _settle(self) -> None:
         """Records the state of the ranks. After a lost connection it waits a moment for the cause to show: the system

@@ -68,9 +68,9 @@ def work(
 
     Raises SystemExit when all ranks are done; a training that fails ends the process.
     """
-    stop.deaf(in_group=in_group)
-    end_with(launcher)
     job, place, board = program.job, program.place, meeting.board
+    stop.deaf(board, in_group=in_group)
+    end_with(launcher)
     board.arrive(place.rank)
     parts: Parts | None = None
     splits: Splits | None = None

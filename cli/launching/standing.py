@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dslc.launching.submission import Queue, Submission, read_submission
+from dslc.launching.submission import Queue, Submission, pods_of, read_submission
 from dslc.runtime.process.run_status import ALIVE, RunStatus, read_status, silence
 
 _DEEP = 3  # folders between the one named and a run directory: runs/<job>/<time>/<values of a sweep>
@@ -153,6 +153,8 @@ def _standing(folder: str, told: RunStatus | None, submitted: Submission | None,
     silent = silence(folder, told)
     if submitted is not None and submitted.cluster == "slurm" and (silent or told.state == "waiting"):
         return _queued(found, submitted, queue, silent)
+    if submitted is not None and submitted.cluster == "kubernetes" and (silent or told.state == "waiting"):
+        return _of_pods(found, submitted, silent)
     return _as(found, "gone", silent) if silent else found
 
 
@@ -167,6 +169,22 @@ def _queued(found: Standing, submitted: Submission, queue: Queue, silent: str) -
         return _as(found, "waiting", state.lower() if reason in ("", "None") else reason)
     log = os.path.join(os.path.dirname(submitted.script), "slurm*.out")
     return _as(found, "gone", f"{silent or f'SLURM has job {submitted.job} no more, and it left no word'}; see {log}")
+
+
+def _of_pods(found: Standing, submitted: Submission, silent: str) -> Standing:
+    """Returns the same by Kubernetes' word on the pods."""
+    told = pods_of(submitted)
+    if told is None:
+        return _as(found, "gone", silent) if silent else found
+    phase, reason = told
+    if phase == "Running":
+        return _as(found, "starting", "")
+    if phase in ("", "Pending") and not silent:
+        return _as(found, "waiting", reason or phase.lower())
+    if phase == "Pending":
+        return _as(found, "restarting", "")
+    why = silent or f"its pods have ended ({phase}), and left no word"
+    return _as(found, "gone", f"{why}: {reason}" if reason else why)
 
 
 def _as(found: Standing, state: str, why: str) -> Standing:

@@ -1,6 +1,6 @@
-"""The job of a cluster that runs a run directory: `submitted.json` there, and SLURM's word on the job.
+"""The job of a cluster that runs a run directory: `submitted.json` there, and the cluster's word on the job.
 
-Limits: SLURM is asked by `squeue`, which a machine that sees the run directory need not have.
+Limits: SLURM is asked by `squeue` and Kubernetes by `kubectl`, which not each machine has that sees the run directory.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 NAME = "submitted.json"
 _PATIENCE = 30.0  # seconds that a command of the cluster may take
+_PHASES = ("Pending", "Running", "Failed", "Unknown", "Succeeded")
 _MOST = 1 << 20  # bytes of a file that is read
 
 
@@ -78,3 +80,29 @@ class Queue:
     def state(self, job: str) -> tuple[str, str]:
         """Returns the state of a job, "PENDING", and the reason for it, "Resources"; ("", "") if it is not queued."""
         return self._states.get(job, ("", ""))
+
+
+def pods_of(made: Submission) -> tuple[str, str] | None:
+    """Returns the phase of the pods of a job in Kubernetes, and why they are in it: that of those furthest from an end
+    well; ("", "") if there are none, None where nobody can be asked.
+    """
+    space = ["--namespace", made.space] if made.space else []
+    told = command(["kubectl", "get", "pods", "--selector", f"dslc-run={made.job}", "--output", "json", *space])
+    if told is None:
+        return None
+    found: dict[str, str] = {}
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        for pod in json.loads(told)["items"]:
+            status = pod["status"]
+            found.setdefault(str(status["phase"]), _reason(status))
+    return next(((phase, found[phase]) for phase in _PHASES if phase in found), ("", ""))
+
+
+def _reason(status: Mapping[str, Any]) -> str:
+    """Returns why a pod waits or has failed, in Kubernetes' words; "" if it does not say."""
+    waiting = [each.get("state", {}).get("waiting", {}) for each in status.get("containerStatuses", [])]
+    refused = [each for each in status.get("conditions", []) if each.get("status") == "False"]
+    for each in (*waiting, status, *refused):
+        if each.get("reason"):
+            return ": ".join(str(each[name]) for name in ("reason", "message") if each.get(name))
+    return ""

@@ -318,6 +318,3 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`parallelism = auto`", job.parallelism.span, "name the axes: `data = …`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), _MPI
-    if job.launch.restarts and isinstance(job.launch.with_, c.MPI):
-        instead = "`local()`, `ssh(…)`, `torchrun()`, `slurm()` and `kubernetes()` start failed ranks again"
-        yield "`launch.restarts` with `mpi(…)`", job.launch.at("restarts"), instead

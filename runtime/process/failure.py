@@ -382,6 +382,17 @@ def waiting(run_dir: str, board: Board, timeout: float) -> Failure:
     return Failure(rank=None, step=board.furthest, kind="timeout", message="", notes=notes, time=math.inf)
 
 
+def places(run_dir: str, board: Board) -> list[str]:
+    """Returns where each rank of this node is that is not done; has them write their stacks."""
+    show_stacks(board)
+    paths = {rank: log_path(run_dir, board, rank) for rank in board.ranks if not board.done(rank)}
+    return [
+        f"rank {rank} is {f'in step {step}' if (step := board.step(rank)) else 'before its first step'}, "
+        f"{_where(_end_of(path))} (all of it: {path})"
+        for rank, path in paths.items()
+    ]
+
+
 def better(found: Sequence[Failure]) -> Failure:
     """Returns the cause among failures, as above; of several timeouts the earliest, with the notes of all."""
     kinds: tuple[Kind, ...] = ("error", "ended", "timeout", "lost")

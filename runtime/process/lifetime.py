@@ -75,6 +75,30 @@ class Pauses:
         return self._seconds
 
 
+class Still:
+    """Notices, by looking now and then, that something has not changed for so many `seconds`, once each time.
+
+    At most `gap` seconds between two looks count, as this process may have been stopped.
+    """
+
+    def __init__(self, seconds: float, gap: float) -> None:
+        self.seconds, self._gap, self._at = seconds, gap, time.monotonic()
+        self._seen: object = None
+        self._passed, self._told = 0.0, False
+
+    def look(self, seen: object) -> bool:
+        now = time.monotonic()
+        passed, self._at = min(now - self._at, self._gap), now
+        if seen != self._seen:
+            self._seen, self._passed, self._told = seen, 0.0, False
+            return False
+        self._passed += passed
+        if self._told or self._passed < self.seconds:
+            return False
+        self._told = True
+        return True
+
+
 # ------------------------------------------------------------------------------------------------ those left behind
 
 

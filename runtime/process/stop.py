@@ -21,9 +21,11 @@ such step (`answer` takes it as an argument).
 
 Several nodes have a board each; there the launchers agree on the step (hosts/together.py), and `leaves` waits for them.
 
-Limits: SIGTERM sent to the ranks themselves, rather than to the launcher, ends them at once, except where torchrun,
-mpirun or SLURM send it to all processes. A number on the board is 8 bytes, aligned, and has one writer, or writers of
-the same value (`not_finite`): no lock is needed.
+SIGTERM is sent to a whole process group by `timeout`, service managers and shells, and to a single rank by who wants to
+end that. A rank waits `ANSWER` seconds for the launcher to have got one too, and else ends by it.
+
+Limits: a rank that waits outside Python ends by SIGTERM only after that. A number on the board is 8 bytes, aligned, and
+has one writer, or writers of the same value (`not_finite`): no lock is needed.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 _HELD = 0.001  # seconds between two looks of a rank that waits
+ANSWER = 1.0  # seconds that the launcher has to hear a signal that a rank has heard
 SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice in the same moment
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 NOTES = 1 << 14  # bytes reserved for what rank 0 has to say meanwhile
@@ -274,16 +277,27 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
             signal.signal(number, handler)
 
 
-def deaf(*, in_group: bool = False) -> None:
-    """Makes a rank ignore the signals that stop a training, which the launcher handles; SIGTERM and SIGQUIT end it at
-    once. `in_group`: those who stop the launcher send SIGTERM to its ranks as well, which then ignore that too.
+def deaf(board: Board, *, in_group: bool = False) -> None:
+    """Makes a rank ignore the signals that stop a training, which the launcher handles. SIGQUIT ends it at once, and
+    SIGTERM, unless the launcher has got one, too. `in_group`: those who stop the launcher always send it to both.
     """
+    owner = os.getpid()
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        until = time.monotonic() + ANSWER
+        while os.getpid() == owner and time.monotonic() < until:
+            if board.stop_requested:
+                return
+            time.sleep(_HELD)
+        signal.signal(number, signal.SIG_DFL)  # it was meant for this process, or for a child that has been forked
+        os.kill(os.getpid(), number)
+
     for name, answer in (
         ("SIGINT", signal.SIG_IGN),
         ("SIGHUP", signal.SIG_IGN),
         ("SIGUSR1", signal.SIG_IGN),  # until the log exists into which it writes stacks (worker.py)
         ("SIGUSR2", signal.SIG_IGN),
-        ("SIGTERM", signal.SIG_IGN if in_group else signal.SIG_DFL),
+        ("SIGTERM", signal.SIG_IGN if in_group else heard),
         ("SIGQUIT", signal.SIG_DFL),
     ):
         if hasattr(signal, name):

@@ -3,5 +3,5 @@ import "base/gpt.plt"
 
 launch {
   with     = mpi()
-  restarts = 3 #! W0801
+  restarts = 3 #! E0827
 }

@@ -126,3 +126,44 @@ def test_on_another_host_a_launcher_is_known_by_its_signs_of_life(tmp_path: Path
 def test_what_another_program_has_written_is_no_state(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     assert read_status(str(tmp_path)) is None
+
+
+def pods(*statuses: dict[str, object]) -> str:
+    return json.dumps({"items": [{"status": status} for status in statuses]})
+
+
+TOO_FEW = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+NO_IMAGE = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling registry/dslc:1"}}}
+
+
+@pytest.mark.parametrize(
+    ("told", "line", "status"),
+    [
+        (pods({"phase": "Running"}, {"phase": "Pending", "conditions": [TOO_FEW]}), "0/3 nodes are available", 0),
+        (
+            pods({"phase": "Pending", "containerStatuses": [NO_IMAGE]}),
+            "waiting in Kubernetes as job made (ImagePullBackOff: ",
+            0,
+        ),
+        (pods({"phase": "Running"}), "starting", 0),
+        (pods({"phase": "Failed", "reason": "Evicted"}), "its pods have ended (Failed), and left no word: Evicted", 3),
+        (pods(), "waiting", 0),
+        ("no JSON", "waiting", 0),
+    ],
+)
+def test_kubernetes_is_asked_why_a_job_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, line: str, status: int
+) -> None:
+    """By a kubectl that answers what is written here: none of a cluster is to be had."""
+    (tmp_path / "answer").write_text(told)
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat {tmp_path}/answer\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(kubectl.parent), prepend=os.pathsep)
+    (tmp_path / "run").mkdir()
+    submitted = {"cluster": "kubernetes", "job": "made", "script": "submit.json", "space": "ml"}
+    (tmp_path / "run" / "submitted.json").write_text(json.dumps(submitted))
+    assert line in stands(tmp_path / "run", status)
+    words = "get pods --selector dslc-run=made --output json --namespace ml"
+    assert (tmp_path / "asked").read_text().strip() == words

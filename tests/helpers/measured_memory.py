@@ -88,7 +88,6 @@ class Case:
     sequence: str = "true"
     pipeline: int = 1
     schedule: str = "1f1b"
-    gradients: str = "allreduce()"
 
     def __str__(self) -> str:
         other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

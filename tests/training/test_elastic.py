@@ -171,7 +171,7 @@ def test_one_to_four_hosts_come_and_go_ten_times(
             one = draw.choice(hosts.there)
             hosts.kill(one)
             changes["the first was killed" if one is keeper else "killed"] += 1
-            draw.choice(hosts.there).wait_for("note: goes on with the other hosts")
+            draw.choice(hosts.there).wait_for("; goes on with the other hosts")
         ends = [each.end() for each in hosts.there]
         assert not any(status for status, _ in ends), (changes, ends)
         assert not hosts.left()

@@ -127,6 +127,13 @@ ON_ONE = {
     "a debug level that is none": alike(
         [f"TORCH_DISTRIBUTED_DEBUG=yes {ALONE}"], "E0825", "TORCH_DISTRIBUTED_DEBUG is `yes`", "OFF, INFO", "`unset "
     ),
+    "another torch in PYTHONPATH": alike(
+        ["mkdir -p {tmp}/mine/torch; touch {tmp}/mine/torch/__init__.py; PYTHONPATH={tmp}/mine " + ALONE],
+        "E0825",
+        "PYTHONPATH names {tmp}/mine, where is a `torch` that is not PyTorch",
+        "on {host}",
+        "`unset PYTHONPATH`",
+    ),
     "too few open files": alike([f"ulimit -n 64; {ALONE}"], "E0826", "64 files open", "on {host}", "`ulimit -n 4096`"),
     "a limit of the size of files": alike([f"ulimit -f 1; {ALONE}"], "file too large", "help: `ulimit -f unlimited`"),
     "no folder for temporary files": alike(

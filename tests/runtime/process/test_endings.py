@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Outcome, describe
 from dslc.runtime.process.records import Records, read_metrics
+from dslc.runtime.process.stop import SECOND
 
 NET = """
 import multiprocessing, os, shutil, signal, subprocess, sys, threading, time, torch
@@ -85,8 +87,24 @@ def test_ranks_that_are_stopped(launcher: Launcher, tmp_path: Path, ranks: int, 
 
 
 def test_a_slow_training_is_not_taken_for_one_that_is_stopped(launcher: Launcher, tmp_path: Path) -> None:
-    outcome, _, _ = end(launcher, tmp_path, "time.sleep(4)", 1, timeout=1.0)
+    """It is said where it is, once."""
+    outcome, _, shown = end(launcher, tmp_path, "time.sleep(4)", 1, timeout=1.0)
     assert outcome.done
+    (told,) = re.findall(r"no step has ended for 1 s; the training goes on: (.+)", shown)
+    assert re.match(r'rank 0 is in step 3, File "\S+/net.py", line \d+, in trouble \(all of it: ', told), told
+
+
+def test_a_rank_that_loops_in_code_of_the_users_own_is_named(tmp_path: Path) -> None:
+    """No other rank waits for it; Ctrl-C, the second time, ends it."""
+    made = job(tmp_path, "while True: pass", ranks=1, timeout=1.0)
+    with Command(write_program(made, places(1), tmp_path / "run")) as command:
+        command.wait_for('no step has ended for 1 s; the training goes on: rank 0 is in step 3, File "')
+        os.kill(command.process.pid, signal.SIGINT)
+        command.wait_for("stopping after this step")
+        with pytest.raises(subprocess.TimeoutExpired):
+            command.process.wait(1.5 * SECOND)  # sooner a second one counts as the same
+        os.kill(command.process.pid, signal.SIGINT)
+        assert command.end()[0] == 130 and not command.left()
 
 
 def test_sigterm_to_one_rank_names_it(launcher: Launcher, tmp_path: Path) -> None:

@@ -57,12 +57,12 @@ def start(folder: Path, ranks: int, hang: int = 0, **changed: Any) -> Command:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("how", ["a Ctrl-C to all of them", "a SIGTERM to the launcher"])
+@pytest.mark.parametrize("how", ["a Ctrl-C to all of them", "a SIGTERM to all of them", "a SIGTERM to the launcher"])
 def test_all_ranks_stop_after_the_same_step(tmp_path: Path, ranks: int, how: str) -> None:
     with start(tmp_path, ranks) as command:
         command.wait_for("step       1/1000000")
-        if how == "a Ctrl-C to all of them":
-            os.killpg(command.process.pid, signal.SIGINT)
+        if how.endswith("to all of them"):
+            os.killpg(command.process.pid, signal.SIGINT if "Ctrl-C" in how else signal.SIGTERM)
         else:
             command.process.send_signal(signal.SIGTERM)
         status, output = command.end()
