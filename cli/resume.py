@@ -110,7 +110,7 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
             yield wrong("E0903", other, job.model.at("network"), remedy)
     optimizer = job.train.optimizer
     own = isinstance(optimizer, PythonOptimizer)
-    if optimizer.runs and (not own or analysis.facts.optimizer is not None):
+    if not own or analysis.facts.optimizer is not None:
         step = optimizer_step(analysis)
         if step.kind.lower() != fit.optimizer.lower():
             written = f'python("{fit.optimizer}", …)' if ":" in fit.optimizer else f"{fit.optimizer.lower()}(…)"

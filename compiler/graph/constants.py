@@ -14,6 +14,7 @@ from typing import Any
 from dslc.compiler.facts.sources import FOUND_PATHS, source_key
 from dslc.compiler.facts.transformers_file import mean_of, written_task
 from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
+from dslc.compiler.graph.gradients import gradient_step
 from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
@@ -23,14 +24,11 @@ from dslc.compiler.ir.records import Shape, Training
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import (
-    Sharding,
     fused_on,
     low_copy,
     low_dtype,
     offloaded,
     recomputed,
-    searches,
-    units,
 )
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.whole_losses import compared_ranks, compares
@@ -69,7 +67,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
     yield "precision", precision_step(job)
-    yield "gradients", _gradients(analysis)
+    yield "gradients", gradient_step(analysis, short_line(said_at(job)))
     yield "recompute", _recompute(analysis)
     yield "checkpoint", _checkpoint(analysis)
     tensor = _tensor(analysis.staging) if analysis.staging else None
@@ -139,41 +137,6 @@ def precision_step(job: JobSpec) -> p.PrecisionStep:
         dtype=low_dtype(job),
         level="O2" if low_copy(job) else "O1",
         scaled=isinstance(job.train.precision, c.Fp16),
-    )
-
-
-def _gradients(analysis: Analysis) -> p.GradientStep:
-    job, layout, model = analysis.job, analysis.layout, analysis.model
-    plan = analysis.sharding
-    own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
-    stepping = job.train.step is not None  # it exchanges gradients by itself
-    return p.GradientStep(
-        kind="none" if stepping and plan.engine == "ddp" else plan.engine,
-        # A static graph lets DDP skip the search for unused parameters. It excludes `no_sync`, and control flow in a
-        # user's module that depends on data.
-        static_graph=not own and layout.microbatches == 1,
-        unused=model.unused if own and model else (),
-        search=plan.engine != "none" and model is not None and searches(model, plan),
-        replicas=plan.replicas,
-        units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
-        reshard=plan.reshard,
-        accumulate=plan.accumulate,
-        averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1", "local") and not stepping else 1,
-        exchange=_exchange(job, plan) if plan.exchange is not None and not stepping else None,
-    )
-
-
-def _exchange(job: JobSpec, plan: Sharding) -> p.ExchangeStep:
-    exchange = plan.exchange
-    assert exchange is not None
-    return p.ExchangeStep(
-        kind=exchange.kind,
-        agrees=exchange.agrees,
-        every=exchange.every,
-        alone=exchange.alone,
-        pieces=exchange.pieces,
-        arguments=exchange.arguments,
-        line=short_line(said_at(job)),
     )
 
 
