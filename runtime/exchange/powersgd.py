@@ -106,7 +106,7 @@ class PowerSGD(GradientExchange):
     def _scale(self, like: Tensor) -> Tensor:
         """Returns the scale of this step's loss; 1 if there is none."""
         one = like.new_ones(())
-        return self.scaler.scale(one) if self.scaler is not None else one  # type: ignore[no-any-return]
+        return self.scaler.scale(one) if self.scaler is not None else one
 
     def _groups(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[list[_Alike], list[Tensor]]:
         """Returns the matrices of a bucket, those of one shape together, and all other gradients."""

@@ -38,7 +38,7 @@ class LowRank:
             right = self.factors.get(name, drawn(name, columns, self.rank))
             matrices = [each[name].reshape(rows, columns) + e for each, e in zip(gradients, errors, strict=True)]
             left, _ = np.linalg.qr(np.mean([each @ right for each in matrices], axis=0, dtype=np.float32))
-            self.factors[name] = np.mean([each.T @ left for each in matrices], axis=0, dtype=np.float32)
+            self.factors[name] = np.asarray(np.mean([each.T @ left for each in matrices], axis=0, dtype=np.float32))
             low = left @ self.factors[name].T
             self.errors[name] = [each - low for each in matrices]
             found[name] = low.reshape(whole.shape)
@@ -60,7 +60,8 @@ def exchanged(buckets: list[Array]) -> Array:
     members, count = len(buckets), buckets[0].size
     rows = [np.pad(each, (0, -count % members)).reshape(members, -1) for each in buckets]
     agreed = [
-        coded(np.mean([coded(each[owner]) for each in rows], axis=0, dtype=np.float32)) for owner in range(members)
+        coded(np.asarray(np.mean([coded(each[owner]) for each in rows], axis=0, dtype=np.float32)))
+        for owner in range(members)
     ]
     return np.concatenate(agreed)[:count]
 

@@ -132,7 +132,7 @@ def descend(weights: Weights, gradient: Weights, lr: np.float32 = LR) -> Weights
 
 
 def mean_of(parts: list[Weights]) -> Weights:
-    return {name: np.mean([part[name] for part in parts], axis=0, dtype=np.float32) for name in parts[0]}
+    return {name: np.asarray(np.mean([part[name] for part in parts], axis=0, dtype=np.float32)) for name in parts[0]}
 
 
 def agree(trained: Trained, simulated: Simulated, step: int, atol: float = 1e-6) -> None:

@@ -16,7 +16,7 @@ NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-
 ROWS = st.lists(NUMBERS, min_size=1, max_size=20)
 
 
-def back(row: list[float]) -> np.ndarray:  # type: ignore[type-arg]
+def back(row: list[float]) -> np.ndarray:
     return restore(compress(torch.tensor([row])))[0].numpy()
 
 
