@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import TrafficNode, handed_in
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
@@ -103,9 +103,28 @@ def of_all_dtypes(node: RankNode) -> dict[tuple[str, str, str], tuple[int, int]]
     return sums
 
 
+def of_each_time(node: RankNode) -> dict[tuple[str, str, str, str], tuple[int, int]]:
+    """Returns the same, with the steps and the ranks among which an exchange takes place, in words."""
+    sums: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+    for t in (t for t in node.traffic if t.count):
+        key = t.axis, t.operation, t.what, _time_text(t)
+        count, size = sums.get(key, (0, 0))
+        sums[key] = count + t.count, size + t.bytes
+    return sums
+
+
+def _time_text(traffic: TrafficNode) -> str:
+    when, among = traffic.when, {"node": "within a node", "nodes": "between nodes"}.get(traffic.among, "")
+    often = "by the clock" if not when.every else f"every {when.every} steps" if when.every > 1 else ""
+    first = f"up to step {when.until}" if when.until else f"after step {when.after}" if when.after else ""
+    return ", ".join(filter(None, (among, often, first)))
+
+
 def axis_bytes(plan: Plan, axis: str) -> int | None:
-    """Returns the most bytes of input of a rank over an axis in a step; None if the network is unknown."""
-    return max((sum(t.bytes for t in exchanged(node, axis)) for node in plan.ranks), default=None)
+    """Returns the most bytes of input of a rank over an axis in a step, in the mean over later steps; None if the
+    network is unknown.
+    """
+    return max((handed_in(exchanged(node, axis)) for node in plan.ranks), default=None)
 
 
 def axis_text(plan: Plan, name: str) -> str:

@@ -39,7 +39,7 @@ from dslc.compiler.show.describe import (
     link_text,
     members,
     mesh_text,
-    of_all_dtypes,
+    of_each_time,
     parts,
     rate_text,
     reach,
@@ -399,8 +399,8 @@ def _traffic_rows(plan: Plan, node: RankNode) -> list[Row]:
         return f"{axis} {where} {members(plan, where)}" if where else axis
 
     return [
-        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size))
-        for (axis, operation, what), (count, size) in of_all_dtypes(node).items()
+        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size), *filter(None, (when,)))
+        for (axis, operation, what, when), (count, size) in of_each_time(node).items()
     ]
 
 
