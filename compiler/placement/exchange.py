@@ -43,6 +43,12 @@ class Exchange(Record):
     gives_up: str
 
     @property
+    def first(self) -> int:
+        """The first step with an exchange; by the clock the first that may have one."""
+        every = self.every or 1
+        return (self.alone // every + 1) * every
+
+    @property
     def differ(self) -> bool:
         """True if the weights of the members differ between two steps."""
         return self.agrees == "weights"

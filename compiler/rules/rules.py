@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps, steps_of
@@ -44,7 +45,7 @@ def check_job(
 ) -> None:
     """The rules that need no account."""
     _check_context(job, report)
-    _check_length(job, workload, report)
+    _check_length(job, layout, workload, report)
     check_exchange(job, layout, model, report)
     _check_metrics(job, source, report)
     check_goals(job, workload, report)
@@ -157,7 +158,7 @@ def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
 # ------------------------------------------------------------------------------------------------------- training
 
 
-def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> None:
+def _check_length(job: JobSpec, layout: Layout | None, workload: Workload | None, report: Report) -> None:
     train = job.train
     if workload is None or workload.steps is None:
         return
@@ -186,6 +187,15 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
                 blk.at("every"),
                 help=f"`every = {plural(half, 'step')}`",
             )
+    exchange = exchange_of(job, layout) if layout is not None else None
+    if exchange is not None and exchange.differ and exchange.first > workload.steps:
+        report.add(
+            "W0603",
+            f"the training ends after {plural(workload.steps, 'step')}, before the first exchange of weights at step "
+            f"{exchange.first}: its ranks never agree",
+            job.parallelism.at("gradients"),
+            help="a shorter period, or `allreduce()`",
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- parallelism

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import TrafficNode, When
+from dslc.compiler.ir.traffic import TrafficNode, handed_in
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
@@ -94,33 +94,37 @@ def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
     return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
 
 
-Shown = tuple[str, str, str, When]  # axis, operation, content, and in which steps
+Shown = tuple[str, str, str, str]  # axis, operation, content, and when and among whom, in words
 
 
 def of_all_dtypes(node: RankNode) -> dict[Shown, tuple[int, int]]:
     """Returns a rank's exchanges in a step that has them: the count of operations and the bytes of each kind."""
     sums: dict[Shown, tuple[int, int]] = {}
     for t in (t for t in node.traffic if t.count):
-        count, size = sums.get((t.axis, t.operation, t.what, t.when), (0, 0))
-        sums[t.axis, t.operation, t.what, t.when] = count + t.count, size + t.bytes
+        key = t.axis, t.operation, t.what, exchange_time(t)
+        count, size = sums.get(key, (0, 0))
+        sums[key] = count + t.count, size + t.bytes
     return sums
 
 
-def when_text(when: When) -> str:
-    """Formats the steps of an exchange: `first 100 steps`, `after step 100`, `every 8 steps`; "" if in each."""
+def exchange_time(traffic: TrafficNode) -> str:
+    """Formats when an exchange takes place, and among whom: `between nodes, every 8 steps, after step 100`; "" if in
+    each step among all.
+    """
+    when, among = traffic.when, {"node": "within a node", "nodes": "between nodes"}.get(traffic.among, "")
     if when.until:
-        return f"first {when.until:,} steps" if when.until > 1 else "first step"
+        first = f"first {when.until:,} steps" if when.until > 1 else "first step"
+        return ", ".join(filter(None, (among, first)))
     every = {0: "by the clock", 1: ""}.get(when.every, f"every {when.every:,} steps")
     after = f"after step {when.after:,}" if when.after else ""
-    return ", ".join(filter(None, (every, after)))
+    return ", ".join(filter(None, (among, every, after)))
 
 
 def axis_bytes(plan: Plan, axis: str) -> int | None:
-    """Returns the most bytes of input of a rank over an axis in a step; None if the network is unknown."""
-    found = [exchanged(node, axis) for node in plan.ranks]
-    first = [sum(t.bytes for t in each if t.when.holds(1)) for each in found]
-    later = [sum(t.bytes for t in each if t.when.steady) for each in found]
-    return max((*first, *later), default=None)
+    """Returns the most bytes of input of a rank over an axis in a step, in the mean over later steps; None if the
+    network is unknown.
+    """
+    return max((handed_in(exchanged(node, axis)) for node in plan.ranks), default=None)
 
 
 def axis_text(plan: Plan, name: str) -> str:

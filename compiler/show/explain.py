@@ -15,7 +15,6 @@ from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode, TrainingNode
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.ir.traffic import When
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
@@ -40,7 +39,6 @@ from dslc.compiler.show.describe import (
     link_text,
     members,
     mesh_text,
-    of_all_dtypes,
     parts,
     rate_text,
     reach,
@@ -49,7 +47,6 @@ from dslc.compiler.show.describe import (
     span_text,
     stage_layers,
     stages_of,
-    when_text,
 )
 from dslc.dsl.words import plural
 
@@ -401,14 +398,9 @@ def _traffic_rows(plan: Plan, node: RankNode) -> list[Row]:
         return f"{axis} {where} {members(plan, where)}" if where else axis
 
     return [
-        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size), *_told(when))
+        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size), *filter(None, (when,)))
         for (axis, operation, what, when), (count, size) in of_all_dtypes(node).items()
     ]
-
-
-def _told(when: When) -> tuple[str, ...]:
-    said = when_text(when)
-    return (said,) if said else ()
 
 
 def _schedule(plan: Plan) -> list[str]:

@@ -17,6 +17,7 @@ from dslc.compiler.show.describe import (
     coordinates,
     coordinates_text,
     entries_of,
+    exchange_time,
     exchanged,
     groups_text,
     reach,
@@ -205,7 +206,9 @@ class Grid:
                 count = plural(traffic.count, "operation")
                 where = reach(self.plan, "data", traffic.operation, traffic.what)
                 said = f" {groups_text(self.plan, self._rank(p, 0, 0, 0), where)}" if where else ""
+                time = exchange_time(traffic)
                 text = f"{axis_text(self.plan, 'data')}{groups}{said}: {operation_text(traffic)} in {count}"
+                text += f", {time}" if time else ""
                 if width < 5 * len(text):
                     text = f"{where} {traffic.what} {byte_text(traffic.bytes)}".strip()
                 if line:

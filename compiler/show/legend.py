@@ -24,7 +24,6 @@ from dslc.compiler.show.describe import (
     rate_text,
     reach,
     span_text,
-    when_text,
 )
 from dslc.dsl.words import plural
 
@@ -111,8 +110,7 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
         place = x + 20
         where = reach(plan, axis, operation, what)
         told = f"data {where} {members(plan, where)}" if where else axis_text(plan, axis)
-        said = when_text(when)
-        cells = (told, operation, f"{what}, {said}" if said else what, f"{count:,}", byte_text(size))
+        cells = (told, operation, f"{what}, {when}" if when else what, f"{count:,}", byte_text(size))
         for column, (cell, (_, wide)) in enumerate(zip(cells, COLUMNS, strict=True)):
             align: Literal["l", "r"] = "r" if column > 2 else "l"
             canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)

@@ -75,7 +75,10 @@ _FIELDS = (
     ("parallelism.virtual_stages", "", "virtual_pipeline_model_parallel_size interleave num_virtual_stages "
      "num_layers_per_virtual_pipeline_stage vpp"),
     ("parallelism.gradients", "", "ddp_comm_hook comm_hook gradient_compression communication_data_type "
-     "compression_training gradient_allreduce"),
+     "compression_training gradient_allreduce bagua_algorithm"),
+    ("parallelism.gradients.interval", "a time, as `100ms`", "sync_interval_ms"),
+    ("parallelism.gradients.interval", "", "communication_interval"),
+    ("parallelism.gradients.peers", "", "peer_selection_mode"),
     # ---------------------------------------------------------------------------------------------------- memory
     ("memory.recompute", "", "gradient_checkpointing activation_checkpointing checkpoint_activations "
      "activation_checkpoint grad_checkpointing use_gradient_checkpointing enable_gradient_checkpointing "
@@ -289,6 +292,11 @@ _VALUES = (
     ("l1", "l1loss mae meanabsoluteerror"),
     ("bce", "bceloss bcewithlogitsloss bcewithlogits binarycrossentropy binarycrossentropywithlogits"),
     ("contrastive", "infonce ntxent nceloss"),
+    # exchanges
+    ("decentralized", "decentralizedalgorithm"),
+    ("low_precision_decentralized", "lowprecisiondecentralizedalgorithm"),
+    ("async_average", "asyncmodelaveragealgorithm asyncmodelaverage"),
+    ("local_sgd", "postlocalsgdoptimizer postlocalsgd postlocalsgdhook periodicmodelaverager hierarchicalmodelaverager"),
     # optimizers
     ("adamw", "adamwtorch adamwtorchfused adamwhf adamwapex torchadamw adamwfused adamw8bit adamwbnb8bit pagedadamw "
      "pagedadamw8bit pagedadamw32bit decoupledadamw"),

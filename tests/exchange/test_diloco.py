@@ -20,12 +20,14 @@ class Outer:
     """Outer weights, with Nesterov's momentum."""
 
     def __init__(self, weights: Weights) -> None:
-        self.like, self.weights, self.momentum = weights, flat(weights), np.zeros_like(flat(weights))
+        self.like = weights
+        self.weights: Array = flat(weights)
+        self.momentum: Array = np.zeros_like(self.weights)
 
     def step(self, taken: list[Weights]) -> Weights:
         difference: Array = np.mean([self.weights - flat(each) for each in taken], axis=0, dtype=np.float32)
-        self.momentum = MOMENTUM * self.momentum + difference
-        self.weights = self.weights - LR * (difference + MOMENTUM * self.momentum)
+        self.momentum = np.asarray(MOMENTUM * self.momentum + difference)
+        self.weights = np.asarray(self.weights - LR * (difference + MOMENTUM * self.momentum))
         return apart(self.weights, self.like)
 
 
