@@ -39,6 +39,7 @@ from dslc.compiler.show.describe import (
     link_text,
     members,
     mesh_text,
+    of_all_dtypes,
     parts,
     rate_text,
     reach,

@@ -228,10 +228,6 @@ class Compressed(Optimizer):
         return _MOMENTS
 
     @property
-    def scratch(self) -> int:
-        return 2
-
-    @property
     def alone(self) -> int:
         """The first steps, which are plain Adam's."""
         raise NotImplementedError

@@ -6,18 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import dslc
 from helpers.exchanges import JOB, NAMES, Array, Simulated, Weights, agree, apart, flat, job, run, weights_of
 from helpers.launcher import Launcher
-from helpers.trained import Trained
+from helpers.trained import Trained, exchanges_as_planned, ready
+
+from dslc.runs import lay_down
 
 STEPS, ALONE = 6, 2
-NOTHING = np.float32(0)
 RATE, BETAS, EPS = np.float32(0.01), (np.float32(0.9), np.float32(0.999)), np.float32(1e-8)
 OPTIMIZERS = {
     "qadam": f"qadam(lr = 0.01, warmup = {ALONE})",
     "onebit_adam": f"onebit_adam(lr = 0.01, freeze = {ALONE})",
 }
 TEXT = JOB.replace("gradients = EXCHANGE", "").replace("sgd(lr = 0.1)", "EXCHANGE")
+HOOKS = '  hooks     = python("own_hooks:Weights", ranks = all)\n'
 
 
 def coded(row: Array) -> Array:
@@ -48,9 +51,8 @@ class Momenta:
         self.server = np.zeros((members, chunk), np.float32)
 
     def agree(self, momenta: list[Array]) -> Array:
-        rows = np.stack(
-            [np.pad(m, (0, self.members * self.chunk - self.size)).reshape(-1, self.chunk) for m in momenta]
-        )
+        left = self.members * self.chunk - self.size
+        rows = np.stack([np.pad(m, (0, left)).reshape(-1, self.chunk) for m in momenta])
         if self.kind == "qadam":
             found = [coded(np.mean([coded(row) for row in rows[:, n]], axis=0, dtype=np.float32)) for n in self.owners]
             return np.concatenate(found)[: self.size]
@@ -83,7 +85,7 @@ class Adams(Simulated):
         *,
         pieces: int = 1,
         rate: Array | np.float32 = RATE,
-        decay: Array | np.float32 = NOTHING,
+        decay: Array | float = 0.0,
         alone: int = ALONE,
         names: tuple[str, ...] = NAMES,
     ) -> None:
@@ -105,12 +107,13 @@ class Adams(Simulated):
         x, t = flat(start, self.names), self.updates + 1
         one, two = (np.float32(1) - beta for beta in BETAS)
         if t <= self.alone:
-            g = np.mean(gradients, axis=0, dtype=np.float32) + self.decay * x
+            g = np.mean(gradients, axis=0, dtype=np.float32) + np.asarray(self.decay, np.float32) * x
             self.m = self.m + one * (g - self.m)
             self.v = BETAS[1] * self.v + two * g * g
         else:
             nodes = [
-                np.mean(gradients[n : n + self.pieces], axis=0, dtype=np.float32) + self.decay * x
+                np.mean(gradients[n : n + self.pieces], axis=0, dtype=np.float32)
+                + np.asarray(self.decay, np.float32) * x
                 for n in range(0, self.ranks, self.pieces)
             ]
             self.m = self._agreed([self.m + one * (g - self.m) for g in nodes])
@@ -213,9 +216,41 @@ def test_adam_and_qadam_resume_from_one_another(launcher: Launcher, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_half_precision_and_ranks_without_samples(launcher: Launcher, tmp_path: Path, kind: str) -> None:
+def test_half_precision(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     made = job(tmp_path / "job", 4, OPTIMIZERS[kind], TEXT)
-    # The last batch of an epoch has 2 samples.
-    trained = run(launcher, made, "train.precision=fp16", "data.batch=16")
+    trained = run(launcher, made, "train.precision=fp16")
     alike(trained, 4)
     assert np.isfinite(trained.losses()).all()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("number", ("nan", "inf"))
+def test_a_gradient_that_is_not_finite_is_named(launcher: Launcher, tmp_path: Path, kind: str, number: str) -> None:
+    made = job(tmp_path / "job", 3, OPTIMIZERS[kind], TEXT)
+    hook = f'train.hooks=python("own_hooks:Broken", ranks = all, number = "{number}", rank = 1, step = 4)'
+    ready_ = ready(made, hook)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lay_down(ready_, str(folder))
+    outcome, shown = launcher.launch(ready_.program, ready_.places, folder)
+    said = f"{outcome.failure}{shown}"
+    assert "the loss of step 4 is finite, and its gradient is not" in said and "`2.bias`" in said, said
+
+
+@pytest.mark.parametrize("first", (1, 100))
+@pytest.mark.parametrize("optimizer", ("qadam(warmup = FIRST)", "onebit_adam(freeze = FIRST)"))
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_the_predicted_exchanges_are_those_that_run(
+    launcher: Launcher, tmp_path: Path, optimizer: str, first: int, ranks: int
+) -> None:
+    made = job(tmp_path / "job", ranks, optimizer.replace("FIRST", str(first)), TEXT)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    exchanges_as_planned(launcher, folder, made)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values())
+def test_verify_compares_one_rank_with_a_plain_loop(tmp_path: Path, optimizer: str) -> None:
+    made = job(tmp_path / "job", 1, optimizer, TEXT.replace(HOOKS, ""))
+    verified = dslc("verify", str(made), cwd=tmp_path)
+    assert verified.returncode == 0, verified.stdout + verified.stderr

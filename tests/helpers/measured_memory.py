@@ -167,6 +167,8 @@ CASES = (
     Case(ranks=2, pipeline=2, microbatches=4),
     Case(ranks=4, pipeline=2, tensor=2, microbatches=4, schedule="zbv"),
     Case(ranks=2, pipeline=2, microbatches=4, schedule="zero_bubble", recompute="full"),
+    Case(network="mlp", ranks=2, optimizer="qadam(warmup = 1)"),
+    Case(network="mlp", ranks=2, optimizer="onebit_adam(freeze = 1)"),
 )
 # More plans of the tensor and the pipeline axis, unknown when the rules of the account were written.
 MORE = (
