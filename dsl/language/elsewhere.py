@@ -295,7 +295,7 @@ _VALUES = (
     ("decentralized", "decentralizedalgorithm"),
     ("low_precision_decentralized", "lowprecisiondecentralizedalgorithm"),
     ("async_average", "asyncmodelaveragealgorithm asyncmodelaverage"),
-    ("local_sgd", "postlocalsgdoptimizer postlocalsgd postlocalsgdhook periodicmodelaverager hierarchicalmodelaverager"),
+    ("local_sgd", "postlocalsgdoptimizer postlocalsgd postlocalsgdhook periodicmodelaverager"),
     # optimizers
     ("adamw", "adamwtorch adamwtorchfused adamwhf adamwapex torchadamw adamwfused adamw8bit adamwbnb8bit pagedadamw "
      "pagedadamw8bit pagedadamw32bit decoupledadamw"),
