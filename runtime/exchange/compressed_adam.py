@@ -69,7 +69,7 @@ class CompressedAdam(torch.optim.Adam):
         return max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self.updates < self._alone:
             return _adam(self, closure)
         loss = closure() if closure is not None else None
