@@ -42,7 +42,7 @@ from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
-from dslc.dsl.language.optimizers import Compressed, Optimizer, PythonOptimizer
+from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.language.samplers import PythonNumbers
 from dslc.dsl.paths import Located, portable
@@ -499,17 +499,9 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         fused=fused_on(job, analysis.layout, analysis.sharding, analysis.model),
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
-        arguments=_arguments(optimizer),
+        arguments=arguments_of(optimizer, without=optimizer.apart) | optimizer.more,
         line=short_line(optimizer.span),
     )
-
-
-def _arguments(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the arguments of an optimizer's class, but for the learning rate."""
-    if isinstance(optimizer, Compressed):
-        without = ("lr", "hierarchical", "warmup", "freeze")
-        return arguments_of(optimizer, without=without) | {"alone": optimizer.alone}
-    return arguments_of(optimizer, without=("lr",))
 
 
 def _group(job: JobSpec, group: c.Group) -> p.GroupStep:

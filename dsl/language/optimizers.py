@@ -44,6 +44,7 @@ class Optimizer(Call):
     fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
     fused_skips: ClassVar[bool] = True  # it can skip a step, or a parameter in it, without harm to its state
     rounding: ClassVar[float] = 0.5
+    apart: ClassVar[tuple[str, ...]] = ("lr",)  # arguments here that are none of its class
 
     lr: float = arg(_LR, _LR_DOC)
 
@@ -55,6 +56,11 @@ class Optimizer(Call):
     def scratch(self) -> int:
         """Returns the float32 values that an update without the fused kernel makes for each number that it updates."""
         return 1
+
+    @property
+    def more(self) -> dict[str, object]:
+        """Returns arguments of its class that follow from those here."""
+        return {}
 
     def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
         """Returns the devices on which the fused kernel is used, given whether parameters are DTensors and steps, or
@@ -216,6 +222,7 @@ class Compressed(Optimizer):
     """Adam whose momentum is exchanged in fewer bits after first steps of plain Adam, with its second moment frozen."""
 
     rounding: ClassVar = 0.05
+    apart: ClassVar = ("lr", "hierarchical", "warmup", "freeze")
 
     lr: float = arg(_LR, _LR_DOC, default=1e-3)
     betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
@@ -226,6 +233,10 @@ class Compressed(Optimizer):
     @property
     def state(self) -> tuple[str, ...]:
         return _MOMENTS
+
+    @property
+    def more(self) -> dict[str, object]:
+        return {"alone": self.alone}
 
     @property
     def alone(self) -> int:

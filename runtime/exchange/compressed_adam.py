@@ -28,7 +28,7 @@ seen as many gradients.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class CompressedAdam(torch.optim.Adam):
         return max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self.updates < self._alone:
             return _adam(self, closure)
         loss = closure() if closure is not None else None
@@ -83,9 +83,9 @@ class CompressedAdam(torch.optim.Adam):
             self._update(group, parameters)
         return loss
 
-    def _take_in(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
+    def _take_in(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """Updates the momenta of a group by this rank's gradients."""
-        gradients: Sequence[Any] = [each.grad for each in parameters]
+        gradients: Any = [each.grad for each in parameters]
         if group["weight_decay"]:
             gradients = sums(gradients, parameters, alpha=group["weight_decay"])
         for each in parameters:
@@ -102,7 +102,7 @@ class CompressedAdam(torch.optim.Adam):
                 square, beta = self.state[each]["exp_avg_sq"], group["betas"][1]
                 square.mul_(beta).addcmul_(gradient, gradient, value=1 - beta)
 
-    def _update(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """Updates the parameters of a group by their momenta."""
         steps = [int(self.state[each]["step"]) for each in parameters]
         first, second = ([1 - beta**step for step in steps] for beta in group["betas"])

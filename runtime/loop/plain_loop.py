@@ -132,7 +132,7 @@ class _FrozenAdam(torch.optim.Optimizer):
         self._alone = alone
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             first, second = group["betas"]
             for parameter in (each for each in group["params"] if each.grad is not None):

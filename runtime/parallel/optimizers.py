@@ -50,8 +50,8 @@ def build_optimizer(
         arguments["fused"] = True
     else:
         arguments["foreach"] = True
-    made = zero1.share_out if shared_out else offload.optimizer if moved else _build
-    optimizer = made(kind or getattr(torch.optim, step.kind), groups, arguments)
+    made: Any = zero1.share_out if shared_out else offload.optimizer if moved else _build
+    optimizer: torch.optim.Optimizer = made(kind or getattr(torch.optim, step.kind), groups, arguments)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer

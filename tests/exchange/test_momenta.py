@@ -54,7 +54,10 @@ class Momenta:
         left = self.members * self.chunk - self.size
         rows = np.stack([np.pad(m, (0, left)).reshape(-1, self.chunk) for m in momenta])
         if self.kind == "qadam":
-            found = [coded(np.mean([coded(row) for row in rows[:, n]], axis=0, dtype=np.float32)) for n in self.owners]
+            found = [
+                coded(np.asarray(np.mean([coded(row) for row in rows[:, n]], axis=0, dtype=np.float32)))
+                for n in self.owners
+            ]
             return np.concatenate(found)[: self.size]
         rows += self.worker
         sent = np.stack([[signed(row, real) for row, real in zip(each, self.real, strict=True)] for each in rows])
