@@ -184,7 +184,7 @@ def _predicted(folder: Path, settings: Sequence[str], rate: str, alone: float) -
 
 
 def _results(folder: Path) -> str:
-    rows = []
+    rows: list[str] = []
     for written, settings in EXCHANGES.items():
         told = [f"`{_written(written)}`"]
         for example, changed in EXAMPLES.items():

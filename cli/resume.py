@@ -30,6 +30,7 @@ from dslc.runtime.checkpoint.files import (
     is_checkpoint,
     look,
     misfitting_tensors,
+    same_state,
 )
 
 
@@ -112,7 +113,7 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
     own = isinstance(optimizer, PythonOptimizer)
     if not own or analysis.facts.optimizer is not None:
         step = optimizer_step(analysis)
-        if step.kind.lower() != fit.optimizer.lower():
+        if not same_state(step.kind, fit.optimizer):
             written = f'python("{fit.optimizer}", …)' if ":" in fit.optimizer else f"{fit.optimizer.lower()}(…)"
             kind = step.kind if own else optimizer.word
             what = f"its optimizer is {written.removesuffix('(…)')}, and the job's {kind}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import islice
 
 from dslc.compiler.common.units import time_text
 from dslc.compiler.cost.cost import RankCost
@@ -25,7 +26,8 @@ from dslc.dsl.language.optimizers import Adam, Compressed
 from dslc.dsl.language.registry import fields as arguments
 
 WAITS = 0.2  # of a step's time, from which on its links are worth a note
-MOST = 3  # exchanges named
+LEAST = 1e-3  # seconds of waiting: less is within what the estimate leaves out
+MOST = 4  # exchanges named
 # In the order of what they give up: tried as a remedy with their defaults.
 TRIED: tuple[x.Exchange, ...] = (x.Bf16Gradients(), x.ByteGrad(), x.PowerSGD(), x.LocalSGD(), x.DiLoCo())
 
@@ -38,7 +40,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: Estimate
     exchange = staging.sharding.exchange
     if exchange is not None:
         exact = _time(staging, _exactly(job), costs)
-        if exact is not None and exact.step_time:
+        if exact is not None and exact.step_time and exact.exposed >= LEAST:
             report.add(
                 "N0640",
                 f"a step takes {time_text(step)} with `{exchange.word}`, and would take "
@@ -47,9 +49,9 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: Estimate
                 help="both are estimates, from the speeds in the catalogue",
             )
         return
-    if found.exposed < WAITS * step:
+    if found.exposed < max(LEAST, WAITS * step):
         return
-    others = sorted(_others(staging, costs, step), key=lambda pair: pair[1])[:MOST]
+    others = list(islice(_others(staging, costs, step), MOST))
     if others:
         told = ", ".join(f"`{word}` {time_text(seconds)}" for word, seconds in others)
         report.add(
@@ -70,7 +72,9 @@ def _exactly(job: JobSpec) -> JobSpec:
 
 
 def _others(staging: Staging, costs: tuple[RankCost, ...], step: float) -> Iterator[tuple[str, float]]:
-    """Yields the exchanges that this job may have and that take less time, as they are written."""
+    """Yields the exchanges that this job may have and that take less time, as they are written: those first that give
+    up least.
+    """
     for other in TRIED:
         job = replace(staging.job, parallelism=replace(staging.job.parallelism, gradients=other))
         if not _allowed(job, staging.layout, staging.model):

@@ -164,12 +164,17 @@ def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Fit:
 _ADAMS = {"adam", "qadam", "onebitadam"}  # optimizers whose state means the same
 
 
+def same_state(one: str, other: str) -> bool:
+    """True if an optimizer can go on with the state of another, by their kinds."""
+    kinds = {one.lower(), other.lower()}
+    return len(kinds) == 1 or kinds <= _ADAMS
+
+
 def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
     """Returns the reasons why a job of `steps` steps cannot resume from a checkpoint; [] if it can."""
     other = misfitting_tensors(manifest.fit.tensors, fit.tensors)
     found = [other] if other else []
-    kinds = {manifest.fit.optimizer.lower(), fit.optimizer.lower()}
-    if len(kinds) > 1 and not kinds <= _ADAMS:
+    if not same_state(manifest.fit.optimizer, fit.optimizer):
         found.append(f"its optimizer is {manifest.fit.optimizer}, and the job's {fit.optimizer}")
     elif set(manifest.fit.states) != set(fit.states):
         kept, wanted = (", ".join(states) or "nothing" for states in (manifest.fit.states, fit.states))

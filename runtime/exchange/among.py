@@ -85,7 +85,7 @@ class InOrder:
     """The rules of buckets that are under way, the oldest first. `around` makes the context for what they do."""
 
     def __init__(self) -> None:
-        self._going: list[tuple[Iterator[Waited], Waited]] = []
+        self.going: list[tuple[Iterator[Waited], Waited]] = []
         self.around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
     def begin(self, steps: Iterator[Waited]) -> None:
@@ -99,11 +99,11 @@ class InOrder:
 
     def finish(self) -> None:
         """Returns once all buckets are done."""
-        while self._going:
+        while self.going:
             self._further()
 
     def _further(self) -> None:
-        going, self._going = self._going, []
+        going, self.going = self.going, []
         for steps, waited in going:
             waited.wait()
             self._enter(steps)
@@ -112,7 +112,7 @@ class InOrder:
         with self.around():
             waited = next(steps, None)
         if waited is not None:
-            self._going.append((steps, waited))
+            self.going.append((steps, waited))
 
 
 def mean(tensor: Tensor, group: dist.ProcessGroup, ranks: int) -> Iterator[Waited]:

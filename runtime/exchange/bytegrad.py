@@ -49,7 +49,7 @@ class ByteGrad(GradientExchange):
             arrived[name] = gradient
             if len(arrived) == len(self._buckets[index]):
                 self._arrived[index] = {}
-                self._going.begin(self._own(index, [arrived[name] for name in self._buckets[index]]))
+                self.going.begin(self._own(index, [arrived[name] for name in self._buckets[index]]))
 
     def _own(self, index: int, gradients: list[Tensor]) -> Iterator[Any]:
         """Goes through the rule with the gradients of a bucket of its own."""
@@ -57,7 +57,7 @@ class ByteGrad(GradientExchange):
         numbers = gradients[0].new_empty(sum(sizes))
         for gradient, part in zip(gradients, numbers.split(sizes), strict=True):
             part.view(gradient.shape).copy_(gradient)
-        yield from self._through(numbers, index)
+        yield from self.through(numbers, index)
         for gradient, part in zip(gradients, numbers.split(sizes), strict=True):
             gradient.copy_(part.view(gradient.shape))
 

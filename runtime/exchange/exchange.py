@@ -41,7 +41,7 @@ class Exchange:
     def __init__(self, job: JobProgram, step: ExchangeStep) -> None:
         self.job, self.how, self.step = job, step, 0
         self.where: Among = among(job, step)
-        self._going = InOrder()
+        self.going = InOrder()
         self.own: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
         self.held: list[Tensor] = []
@@ -67,7 +67,7 @@ class Exchange:
 
     def measure(self) -> None:
         """Marks what the exchange does in the recordings of torch's profiler, as `MARK`."""
-        self._going.around = lambda: record_function(MARK)
+        self.going.around = lambda: record_function(MARK)
 
     def close(self) -> None:
         """Ends the exchange after the last step, on all ranks."""
@@ -119,7 +119,7 @@ class GradientExchange(Exchange):
     def hook(self, bucket: dist.GradBucket) -> None:
         """Takes a bucket of gradients that is complete (parallel/ddp.py)."""
         self.look(bucket)
-        self._going.begin(self._through(bucket.buffer(), bucket.index()))
+        self.going.begin(self.through(bucket.buffer(), bucket.index()))
 
     def look(self, bucket: dist.GradBucket) -> None:
         """Looks whether a bucket is finite, if the exchange is watched."""
@@ -130,7 +130,7 @@ class GradientExchange(Exchange):
             found = zip(bucket.parameters(), bucket.gradients(), strict=True)
             self.broken += [self.names[id(parameter)] for parameter, gradient in found if broken(gradient)]
 
-    def _through(self, numbers: Tensor, index: int) -> Iterator[Any]:
+    def through(self, numbers: Tensor, index: int) -> Iterator[Any]:
         """Goes through the rule with a bucket, filled up to equal pieces."""
         rule: Rule = between_nodes(self.rule, self.where, alike=False)
         left = -numbers.numel() % self.where.pieces
@@ -141,7 +141,7 @@ class GradientExchange(Exchange):
 
     @torch.no_grad()
     def gradients(self) -> None:
-        self._going.finish()
+        self.going.finish()
         self.unsound = any(broken(each) for each in self._watching)
         self._watching.clear()
 
@@ -218,8 +218,8 @@ class LocalExchange(Exchange):
     def _mean_of_gradients(self, group: dist.ProcessGroup, ranks: int) -> None:
         taken = [bucket.gradients() for bucket in self.buckets]
         for each in taken:
-            self._going.begin(mean(each, group, ranks))
-        self._going.finish()
+            self.going.begin(mean(each, group, ranks))
+        self.going.finish()
         for bucket, each in zip(self.buckets, taken, strict=True):
             bucket.set_gradients(each)
 
@@ -227,8 +227,8 @@ class LocalExchange(Exchange):
         """Puts numbers, one tensor for each bucket, through a rule, in place."""
         whole = between_nodes(rule, self.where, alike=True)
         for index, each in enumerate(numbers):
-            self._going.begin(whole(each, index))
-        self._going.finish()
+            self.going.begin(whole(each, index))
+        self.going.finish()
 
 
 class WeightExchange(LocalExchange):

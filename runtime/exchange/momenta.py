@@ -58,12 +58,12 @@ class MomentumExchange(LocalExchange):
         """Makes momenta, by parameter, what all ranks agree on, in place."""
         self._unsound = False
         for index, bucket in enumerate(self.buckets):
-            self._under_way.begin(self._through(bucket, index, momenta))
+            self._under_way.begin(self.through(bucket, index, momenta))
         self._under_way.finish()
         if self._unsound and self.found is not None:
             self.found()
 
-    def _through(self, bucket: Bucket, index: int, momenta: Mapping[Tensor, Tensor]) -> Iterator[Any]:
+    def through(self, bucket: Bucket, index: int, momenta: Mapping[Tensor, Tensor]) -> Iterator[Any]:
         numbers = torch.zeros_like(bucket.numbers)
         parts = [
             (momenta[parameter], part)

@@ -63,7 +63,7 @@ class PowerSGD(GradientExchange):
 
     def hook(self, bucket: dist.GradBucket) -> None:
         self.look(bucket)
-        self._going.begin(self._factors(bucket.buffer(), bucket.parameters(), bucket.gradients()))
+        self.going.begin(self._factors(bucket.buffer(), bucket.parameters(), bucket.gradients()))
 
     def _factors(self, bucket: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[Any]:
         groups, exact = self._groups(parameters, gradients)

@@ -39,7 +39,7 @@ def namespaces(count: int, rate: str = "") -> Iterator[list[str]]:
     """
     with open(Path(tempfile.gettempdir()) / "dslc-hosts.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [TOOL, "up", str(count), *filter(None, [rate])]
+        command = [str(TOOL), "up", str(count), *filter(None, [rate])]
         names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         try:
             yield names
