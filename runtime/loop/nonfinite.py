@@ -78,7 +78,7 @@ class Guard:
         self.job, self.place, self.parts, self.board, self.checkpoints = job, place, parts, board, checkpoints
         self.step = 0
         self.stops = job.on_nonfinite == "stop"
-        in_step = job.device == "cpu" and job.gradients.kind != "local"
+        in_step = job.device == "cpu" and job.gradients.kind != "local"  # these sum nothing between passes and update
         self.at_once = self.stops and in_step and job.world_size == len(board.ranks)
         self.hears_in_logs = self.stops and not self.at_once
         self._totals: list[Tensor] = []  # the losses since the last step that was logged
@@ -96,8 +96,8 @@ class Guard:
         self._exchange = exchange if isinstance(exchange, GradientExchange) else None
         if self._exchange is not None:
             self._exchange.watched = self.at_once and not self._scaled
-        if isinstance(exchange, MomentumExchange) and self.at_once and not self._scaled:
-            exchange.found = self.gradients
+        if isinstance(exchange, MomentumExchange) and self.stops and job.device == "cpu" and not self._scaled:
+            exchange.found = self.gradients  # in the exchange itself, which all ranks come to
         self.norm: Callable[[Tensor], None] = self._look_at_norm if self.at_once and not self._scaled else _nothing_of
 
     # ----------------------------------------------------------------------------------------------------- in a step

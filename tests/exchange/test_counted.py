@@ -42,7 +42,15 @@ EXCHANGES = (
     "parallelism.gradients=allreduce()",
     "parallelism.gradients=fp16()",
     "parallelism.gradients=bf16()",
+    "parallelism.gradients=powersgd(rank = 4)",
+    "parallelism.gradients=bytegrad()",
+    "parallelism.gradients=decentralized(interval = 2)",
+    "parallelism.gradients=decentralized(peers = shift_one)",
+    "parallelism.gradients=low_precision_decentralized()",
     "parallelism.gradients=local_sgd(period = 4)",
+    "parallelism.gradients=diloco(period = 8)",
+    "train.optimizer=qadam(warmup = 5)",
+    "train.optimizer=onebit_adam(freeze = 5)",
 )
 
 

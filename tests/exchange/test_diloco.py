@@ -25,7 +25,8 @@ class Outer:
         self.momentum: Array = np.zeros_like(self.weights)
 
     def step(self, taken: list[Weights]) -> Weights:
-        difference: Array = np.mean([self.weights - flat(each) for each in taken], axis=0, dtype=np.float32)
+        parts = [self.weights - flat(each) for each in taken]
+        difference: Array = np.asarray(np.mean(parts, axis=0, dtype=np.float32))
         self.momentum = np.asarray(MOMENTUM * self.momentum + difference)
         self.weights = np.asarray(self.weights - LR * (difference + MOMENTUM * self.momentum))
         return apart(self.weights, self.like)

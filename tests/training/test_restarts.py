@@ -169,8 +169,14 @@ def test_ctrl_c_after_a_restart_stops_with_a_checkpoint(tmp_path: Path) -> None:
 
 # Those whose state lies between two steps; async_average has no undisturbed run to compare with.
 EXCHANGES = (
-    "parallelism.gradients=bf16()",
+    "parallelism.gradients=powersgd(rank = 2)",
+    "parallelism.gradients=bytegrad()",
+    "parallelism.gradients=decentralized(peers = shift_one)",
+    "parallelism.gradients=low_precision_decentralized()",
     "parallelism.gradients=local_sgd(period = 3)",
+    "parallelism.gradients=diloco(period = 3)",
+    "train.optimizer=qadam(warmup = 3)",
+    "train.optimizer=onebit_adam(freeze = 3)",
 )
 
 
