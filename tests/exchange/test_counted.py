@@ -42,7 +42,7 @@ EXCHANGES = (
     "parallelism.gradients=allreduce()",
     "parallelism.gradients=fp16()",
     "parallelism.gradients=bf16()",
-    "parallelism.gradients=powersgd(rank = 4)",
+    "parallelism.gradients=powersgd(rank = 32)",
     "parallelism.gradients=bytegrad()",
     "parallelism.gradients=decentralized(interval = 2)",
     "parallelism.gradients=decentralized(peers = shift_one)",
