@@ -142,10 +142,9 @@ def _on_hosts(folder: Path, settings: Sequence[str]) -> Timed:
 
 def _by_hand(out: Path, kind: str) -> float:
     def command(n: int) -> list[str]:
-        agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-        meet = ["--node-rank", str(n - 1), "--master-addr", "host1", "--master-port", "29400"]
-        around = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"]
-        return [*around, *agent, *meet, str(HERE / "hooked.py"), kind, str(out)]
+        meet = [f"RANK={n - 1}", "WORLD_SIZE=2", "MASTER_ADDR=host1", "MASTER_PORT=29400"]
+        around = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", *meet]
+        return [*around, sys.executable, str(HERE / "hooked.py"), kind, str(out)]
 
     _run([[str(TOOL), "run", str(n), "taskset", "-c", str(n - 1), *command(n)] for n in (1, 2)])
     seconds = json.loads(out.read_text())

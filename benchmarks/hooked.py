@@ -1,11 +1,12 @@
 """The loop of benchmarks/jobs/wide.plt by hand: DistributedDataParallel, with a communication hook of torch's own.
 
-    torchrun --nnodes 2 … benchmarks/hooked.py fp16 OUT
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=host1 MASTER_PORT=29400 python benchmarks/hooked.py fp16 OUT
 
 Rank 0 writes the seconds since the start of the first step, after each step, as a list.
 """
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -55,6 +56,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         with open(out, "w", encoding="utf-8") as file:
             json.dump(seconds, file)
+    sys.stdout.flush()
+    os._exit(0)  # an interpreter that gloo's threads outlive may abort
 
 
 if __name__ == "__main__":
