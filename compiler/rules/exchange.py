@@ -40,7 +40,15 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         return
     where = said_at(job)
     fine = _check_axes(job, layout, exchange, where, report)
-    if fine and exchange.agrees != "gradients":
+    if job.train.step is not None:
+        report.add(
+            "E0620",
+            f"`{exchange.word}` changes what happens within a step, and this job does its steps itself",
+            where,
+            notes=[Note(message="the step", span=job.train.at("step"))],
+            help="leave one of the two out",
+        )
+    elif fine and exchange.agrees != "gradients":
         _check_step(job, exchange, where, report)
     if exchange.arguments.get("peers") == "shift_one" and exchange.members % 2:
         who = "nodes" if exchange.pieces > 1 else "ranks"
@@ -148,7 +156,8 @@ def _needs_agreement(job: JobSpec, exchange: Exchange) -> Iterator[tuple[str, Sp
         yield "the scale of `fp16`", train.at("precision"), "follows the gradient of the whole batch", "`bf16`"
     if train.average is not None:
         yield "`ema`", train.at("ema"), "averages the weights that one step leaves", "leave `ema` out"
-    if train.step is not None:
-        yield "a step of your own", train.at("step"), "updates by the gradient of the whole batch", "`allreduce()`"
+    if waits_never and getattr(job.model.loss, "over", None):
+        told = "is over samples of all ranks"
+        yield "a loss that compares samples", job.model.at("loss"), told, "`local_sgd()` averages in step"
     if "optimizer" in job.memory.offload:
         yield "an optimizer in the host's memory", job.memory.at("offload"), "is given whole gradients", "leave it out"

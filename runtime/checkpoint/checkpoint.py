@@ -155,7 +155,8 @@ class Checkpoints:
         anew = self._state.load(taken.path, taken.manifest, self._job.seed)
         if anew and self._rank == 0:
             kind = self._job.gradients.exchange.kind if self._job.gradients.exchange is not None else ""
-            note(self._run_dir, f"begins anew for `{kind}`, as the checkpoint is of other ranks: {', '.join(anew)}")
+            why = "as the checkpoint, of other ranks or another exchange, has nothing of it"
+            note(self._run_dir, f"begins anew for `{kind}`, {why}: {', '.join(anew)}")
         self._remove_older()  # a training killed after publishing may have left them
         manifest = taken.manifest
         return Start(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange import signs
-from dslc.runtime.exchange.among import InOrder, between_nodes
+from dslc.runtime.exchange.among import between_nodes
 from dslc.runtime.exchange.bytegrad import by_codes
 from dslc.runtime.exchange.exchange import Bucket, LocalExchange, broken
 
@@ -42,7 +42,7 @@ class MomentumExchange(LocalExchange):
         super().__init__(job, step, model)
         self.updates: Callable[[], int] = lambda: 0
         self.found: Callable[[], object] | None = None
-        self._unsound, self._under_way = False, InOrder()
+        self._unsound = False
 
     @property
     def together(self) -> bool:
@@ -58,8 +58,8 @@ class MomentumExchange(LocalExchange):
         """Makes momenta, by parameter, what all ranks agree on, in place."""
         self._unsound = False
         for index, bucket in enumerate(self.buckets):
-            self._under_way.begin(self.through(bucket, index, momenta))
-        self._under_way.finish()
+            self.going.begin(self.through(bucket, index, momenta))
+        self.going.finish()
         if self._unsound and self.found is not None:
             self.found()
 

@@ -144,7 +144,7 @@ def test_ctrl_c_ends_it_after_one_step(launcher: Launcher, tmp_path: Path, excha
 
 
 def test_a_failing_rank_ends_all(launcher: Launcher, tmp_path: Path) -> None:
-    """Rank 0 is done, and waits in its last rounds for rank 1, which fails."""
+    """Rank 0 fails while both step."""
     made = job(tmp_path / "job", 2, OFTEN)
     fails = hooks('python("own_hooks:Fails", at = 9)').replace("Course", "Diary")
     ready_ = ready(made, fails, SELDOM, "train.steps=100000")
