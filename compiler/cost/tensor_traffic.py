@@ -35,6 +35,7 @@ from typing import NamedTuple, assert_never
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer
@@ -87,9 +88,12 @@ class TensorTraffic:
         self._half = low_copy(job)
         self._word = low_dtype(job)
         self._again = set(recomputed(job, model))
-        # `fully_shard` accumulates in float32, and a gradient that is complete at once is not accumulated before.
+        # `fully_shard` accumulates in float32, or over replicas in the dtype in which it reduces; and a gradient that
+        # is complete at once is not accumulated before.
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
-        self._summed_low = self._half and direct
+        exchange = sharding.exchange
+        rounded = exchange is not None and exchange.kind == "bf16" and sharding.replicas > 1 and not direct
+        self._summed = self._word if self._half and direct else "bfloat16" if rounded else "float32"
         self._styles = plan.by_module
         self._calls_of = calls_by_layer(model)
         shares = model.traced.shares if model.traced is not None else None
@@ -208,5 +212,5 @@ class TensorTraffic:
         for layer in layers:
             for q in layer.parameters:
                 if TensorStyle.SEQUENCE in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
-                    size = 2 if self._summed_low else 4
-                    yield Exchanged("all_reduce", SUMMED, self._word if size == 2 else "float32", size * q.count)
+                    size = DTYPE_BYTES[self._summed] * q.count
+                    yield Exchanged("all_reduce", SUMMED, self._summed, size)

@@ -241,7 +241,7 @@ class Compressed(Optimizer):
     @property
     def alone(self) -> int:
         """The first steps, which are plain Adam's."""
-        raise NotImplementedError
+        return 0
 
 
 @call("optimizer", "qadam")
