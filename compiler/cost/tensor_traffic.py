@@ -93,7 +93,7 @@ class TensorTraffic:
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
         exchange = sharding.exchange
         rounded = exchange is not None and exchange.kind == "bf16" and sharding.replicas > 1 and not direct
-        self._summed = self._word if self._half and direct else "bfloat16" if rounded else "float32"
+        self._kept_in = self._word if self._half and direct else "bfloat16" if rounded else "float32"
         self._styles = plan.by_module
         self._calls_of = calls_by_layer(model)
         shares = model.traced.shares if model.traced is not None else None
@@ -212,5 +212,4 @@ class TensorTraffic:
         for layer in layers:
             for q in layer.parameters:
                 if TensorStyle.SEQUENCE in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
-                    size = DTYPE_BYTES[self._summed] * q.count
-                    yield Exchanged("all_reduce", SUMMED, self._summed, size)
+                    yield Exchanged("all_reduce", SUMMED, self._kept_in, DTYPE_BYTES[self._kept_in] * q.count)
