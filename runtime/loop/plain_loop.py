@@ -119,12 +119,12 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
     groups = [{"params": decayed}] * bool(decayed) + [{"params": others, "weight_decay": 0.0}] * bool(others)
     groups = _named_groups(step, model, groups) if step.groups else groups
     if not hasattr(torch.optim, step.kind):
-        return _FrozenAdam(groups, lr=step.lr, **step.arguments)
+        return _AdamFrozenLater(groups, lr=step.lr, **step.arguments)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
     return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
 
 
-class _FrozenAdam(torch.optim.Optimizer):
+class _AdamFrozenLater(torch.optim.Optimizer):
     """Adam on one rank whose second moment no longer changes after `alone` updates (runtime/exchange/)."""
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, alone: int, **arguments: Any) -> None:
