@@ -108,7 +108,7 @@ def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | 
             f"`{exchange.word}` exchanges {what}, which no rank has with {other}",
             where,
             notes=[Note(message="it is asked for here", span=span)],
-            help="`fp16()` and `bf16()` go with every axis and sharding",
+            help="`bf16()` goes with every axis and sharding",
         )
     return not found
 
