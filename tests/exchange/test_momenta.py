@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import dslc
+from helpers.exchanged_gradients import coded
 from helpers.exchanges import JOB, NAMES, Array, Simulated, Weights, agree, apart, flat, job, run, weights_of
 from helpers.launcher import Launcher
 from helpers.trained import Trained, exchanges_as_planned, ready
@@ -21,16 +22,6 @@ OPTIMIZERS = {
 }
 TEXT = JOB.replace("gradients = EXCHANGE", "").replace("sgd(lr = 0.1)", "EXCHANGE")
 HOOKS = '  hooks     = python("own_hooks:Weights", ranks = all)\n'
-
-
-def coded(row: Array) -> Array:
-    """Returns a row after MinMaxUInt8, as docs/exchanges.md has it."""
-    low, high = row.min(), row.max()
-    scale = np.float32(255) / (high - low + np.float32(1e-7))
-    upper = np.round(high * scale)
-    lower = upper - 255
-    code = (np.minimum(np.round(row * scale), upper) - lower).astype(np.uint8)
-    return (code.astype(np.float32) + lower) / scale
 
 
 def signed(row: Array, real: int) -> Array:
