@@ -295,6 +295,7 @@ class _Account:
             stays=later,
             held=microbatch + 1 < self._layout.microbatches,
             copies=shards > 1 and self._layout.device == "cpu",
+            rounded=sharding.exchange is not None,
             moved="parameters" in self._moved,
             staged=self._layout.sizes["pipeline"] > 1,
         )

@@ -24,6 +24,7 @@ catalogue (`missing_figures`).
 from __future__ import annotations
 
 from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.exchange_traffic import SCALE, over_replicas
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.cost.traffic import SHARED
 from dslc.compiler.ir.traffic import TrafficNode
@@ -135,10 +136,10 @@ class _Links:
         if traffic.what in EXCHANGED:
             ranks = self.compared
         elif traffic.axis == "data" and self.sharding.engine == "fsdp":
-            if traffic.operation in ("all_gather", "reduce_scatter"):
-                ranks = self.sharding.shards
-            elif traffic.what == "gradients":  # replicas: each part with its copies
+            if over_replicas(traffic.operation, traffic.what):  # each part with its copies
                 ranks, stride = self.sharding.replicas, stride * self.sharding.shards
+            elif traffic.what == SCALE or traffic.operation in ("all_gather", "reduce_scatter"):
+                ranks = self.sharding.shards
         return ranks, max(1, min(ranks, layout.processes // stride))
 
     def _moved(self, traffic: TrafficNode) -> tuple[float, float]:

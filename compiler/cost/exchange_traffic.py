@@ -20,6 +20,7 @@ from dslc.compiler.ir.traffic import ALWAYS, Among, TrafficNode, When
 from dslc.compiler.placement.exchange import Exchange
 
 SCALE = "scale of the gradients"
+SCALE_OF_SUMS = "scale of sums of gradients"  # which shards have taken, before they go over replicas
 SECOND = "second factors of the gradients"
 OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
@@ -56,6 +57,11 @@ def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode
     if exchange.pieces > 1:
         pieces = [4 * largest(size, exchange.pieces) for size in sizes]
         yield _node("all_gather", exchange.agrees, "float32", pieces, "node", when)
+
+
+def over_replicas(operation: str, what: str) -> bool:
+    """True of the exchanges of `fully_shard` that are among replicas; others are among the shards of one."""
+    return what == SCALE_OF_SUMS or (operation, what) == ("all_reduce", "gradients")
 
 
 def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]]) -> Iterator[TrafficNode]:

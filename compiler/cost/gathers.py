@@ -84,6 +84,7 @@ class Sharded:
     stays: bool  # gradients of earlier micro-batches exist
     held: bool  # a micro-batch that is not the last: gathered units stay
     copies: bool  # gloo copies its input
+    rounded: bool = False  # gradients are summed in 16 bits
     moved: bool  # shards are in the host's memory: gradients' go there at once
     staged: bool = False  # a stage of a pipeline
 
@@ -188,8 +189,10 @@ class Sharded:
         if (not self.stays or self.accumulate) and not self.moved:
             self._shards += self.shard[unit]
         self._made -= self._of_unit[unit]
-        # A single rank divides instead of scattering.
-        self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
+        if self.rounded and self.parts > 1:
+            self.passing = 2 * (self.whole[unit] * (1 + self.copies) + self.shard[unit])
+        else:  # a single rank divides instead of scattering
+            self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
         added = 4 * self.shard[unit] if self.moved or (self.stays and not self.accumulate) else 0
         yield self._gradients(0 if accumulated else self._made) + added
         self.passing = 0

@@ -88,12 +88,9 @@ class TensorTraffic:
         self._half = low_copy(job)
         self._word = low_dtype(job)
         self._again = set(recomputed(job, model))
-        # `fully_shard` accumulates in float32, or over replicas in the dtype in which it reduces; and a gradient that
-        # is complete at once is not accumulated before.
+        # `fully_shard` accumulates in float32; a gradient that is complete at once is not accumulated before.
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
-        exchange = sharding.exchange
-        rounded = exchange is not None and exchange.kind == "bf16" and sharding.replicas > 1 and not direct
-        self._kept_in = self._word if self._half and direct else "bfloat16" if rounded else "float32"
+        self._kept_in = self._word if self._half and direct else "float32"
         self._styles = plan.by_module
         self._calls_of = calls_by_layer(model)
         shares = model.traced.shares if model.traced is not None else None

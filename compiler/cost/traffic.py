@@ -29,7 +29,7 @@ from math import prod
 from dslc.compiler.common.buckets import in_buckets as in_order
 from dslc.compiler.common.buckets import last_first
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import OWN_BUCKETS, SCALE, gradients_of, weights_of
+from dslc.compiler.cost.exchange_traffic import OWN_BUCKETS, SCALE, SCALE_OF_SUMS, gradients_of, weights_of
 from dslc.compiler.cost.tensor_traffic import FORWARD, Exchanged, TensorTraffic
 from dslc.compiler.cost.whole_loss import over_outputs
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
@@ -328,6 +328,8 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
             yield _data("all_reduce", SCALE, [4] * len(scattered), times=times)
         yield _data("reduce_scatter", "gradients", scattered, summed, times)
     if sharding.replicas > 1:
+        if summed == "float16":
+            yield _data("all_reduce", SCALE_OF_SUMS, [4] * len(scattered))
         yield _data("all_reduce", "gradients", [size // shards for size in scattered], summed)
     if searches(place.model, sharding) and place.layout.sizes["data"] > 1:
         yield _data("all_reduce", "which parameters were used", [4 * len(place.whole.trained)], "int32")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dslc.compiler.cost.exchange_traffic import SCALE, SECOND
+from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS, SECOND, over_replicas
 from dslc.compiler.cost.tensor_traffic import SUMMED
 from dslc.compiler.cost.traffic import SHARED, Coordinate, gathered_again, over_tensor, units_by_stage
 from dslc.compiler.graph.graph import PlanGraph
@@ -53,7 +53,7 @@ class Placing:
                 yield Spot(self._update, False), self._all_of(traffic, own)
             case _, "gradients":
                 yield from self._sums(traffic)
-            case _, what if what == SCALE and self._place.sharding.engine == "fsdp":
+            case _, what if what in (SCALE, SCALE_OF_SUMS) and self._place.sharding.engine == "fsdp":
                 yield from self._sums(traffic)
             case _, "momenta":
                 yield Spot(self._update, False), self._all_of(traffic, list(self._trained()))
@@ -110,14 +110,14 @@ class Placing:
         if self._place.sharding.engine != "fsdp":
             yield Spot(self._update, False), self._all_of(traffic, list(self._trained()))
             return
-        over_replicas = (traffic.operation, traffic.what) == ("all_reduce", "gradients")
-        shards = self._place.sharding.shards if over_replicas else 1
+        last = over_replicas(traffic.operation, traffic.what)
+        shards = self._place.sharding.shards if last else 1
         complete = self._complete()
-        for n in complete[-1:] if over_replicas and "REDUCE_GRAD" not in self._at else complete:
+        for n in complete[-1:] if last and "REDUCE_GRAD" not in self._at else complete:
             own = {name: each for name, each in self._weights[self._line[n].stage].items() if each.trained}
             if own:
                 size = sum(each.trained or 0 for each in own.values()) * DTYPE_BYTES[traffic.dtype] // shards
-                if traffic.what == SCALE:
+                if traffic.what in (SCALE, SCALE_OF_SUMS):
                     size = 4 * len(own)
                 yield Spot(n, True), self._action(traffic, len(own), size, list(own))
 
@@ -218,7 +218,7 @@ class Placing:
         if traffic.axis != "data" or sharding.engine != "fsdp" or traffic.what in _OVER_DATA:
             return layout.sizes[traffic.axis], layout.stride(traffic.axis)
         inner = layout.stride("context")
-        if (traffic.operation, traffic.what) == ("all_reduce", "gradients"):
+        if over_replicas(traffic.operation, traffic.what):
             return sharding.replicas, inner * sharding.shards
         return sharding.shards, inner
 

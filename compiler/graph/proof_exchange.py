@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import HEADER, ROUNDS, SCALE, SECOND
+from dslc.compiler.cost.exchange_traffic import HEADER, ROUNDS, SCALE, SCALE_OF_SUMS, SECOND
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Weights
@@ -27,7 +27,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, When
 from dslc.dsl.record import Record, record
 
-AGREED = ("gradients", "momenta", "weights", SCALE, SECOND, ROUNDS)
+AGREED = ("gradients", "momenta", "weights", SCALE, SCALE_OF_SUMS, SECOND, ROUNDS)
 
 
 @record

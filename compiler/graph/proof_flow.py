@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from dslc.compiler.cost.exchange_traffic import SCALE
+from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS
 from dslc.compiler.cost.traffic import ROUNDED
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
@@ -203,7 +203,9 @@ class _Sums:
         step = view.plan.find(p.GradientStep)
         exchange = step.exchange if step is not None else None
         self._dtype = ROUNDED.get(exchange.kind, "") if exchange is not None else "float32"
-        self._scaled: set[str] = set()  # weights whose gradients have a scale for their next sum
+        self._scaled: dict[
+            str, tuple[int, int]
+        ] = {}  # by weights: the ranks whose next sum has a scale, and their stride
         self._told: list[str] = []  # what has been told to the holders of shared weights
         self._sent = 0
 
@@ -223,7 +225,7 @@ class _Sums:
                 reason = reason or self._nothing(name, self._of_stage.get(due, {}))
             elif action.carries == "gradients":
                 reason = self._sum(name, action)
-            elif action.carries == SCALE:
+            elif action.carries in (SCALE, SCALE_OF_SUMS):
                 reason = self._scale(name, action)
             elif action.carries == PARTIAL and action.weights:
                 reason = self._along_tensor(name, action)
@@ -261,23 +263,23 @@ class _Sums:
         size = sum(DTYPE_BYTES.get(self._dtype, 0) * (each.trained or 0) // covered for each in own)
         if (action.count, action.bytes, action.dtypes) != (len(own), size, (self._dtype,)):
             return f"{name} sums {action.count} gradients of {action.bytes} bytes, and they are {len(own)} of {size}"
-        if self._dtype == "float16":  # of which those over replicas have no scale
-            if unscaled := set(action.weights) - self._scaled:
-                return f"{name} sums gradients of {min(unscaled)} in half precision, without a scale"
-            self._scaled -= set(action.weights)
+        if self._dtype == "float16":
+            for group in action.weights:
+                if self._scaled.pop(group, None) != (action.ranks, action.stride):
+                    return f"{name} sums gradients of {group} in half precision, without a scale"
         scatters = [covered == 1 and each.shards > 1 for each in own]
         if any((action.what == "reduce_scatter") != scatter for scatter in scatters):
             return f"{name} leaves gradients of other numbers than a rank updates"
         return ""
 
     def _scale(self, name: str, action: Action) -> str:
-        """Checks that those who sum gradients in half precision agree on a scale for each group first."""
+        """Checks that gradients have a scale for each group, once, before they are summed in half precision."""
         count = len(action.weights)
-        told = (action.what, action.dtypes, action.count, action.bytes, action.ranks, action.stride)
-        sound = ("all_reduce", ("float32",), count, 4 * count, self._holders.ranks, self._holders.stride)
-        if told != sound or self._dtype != "float16" or not action.weights:
+        told = (action.what, action.dtypes, action.count, action.bytes)
+        sound = ("all_reduce", ("float32",), count, 4 * count)
+        if told != sound or self._scaled.keys() & action.weights or self._dtype != "float16" or not action.weights:
             return f"{name} agrees on the scale of {count} groups by {told}"
-        self._scaled |= set(action.weights)
+        self._scaled |= dict.fromkeys(action.weights, (action.ranks, action.stride))
         return ""
 
     def _along_tensor(self, name: str, action: Action) -> str:

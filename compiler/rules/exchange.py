@@ -1,4 +1,4 @@
-"""Rules for an exchange that is no exact sum of gradients: E0605, E0630 to E0634, W0630.
+"""Rules for an exchange that is no exact sum of gradients: E0605, E0630 to E0633, W0630.
 
 Half precision is a matter of how numbers are sent, and goes with every sharding and axis. Every other exchange needs
 whole gradients, or weights, on each rank of a data axis alone.
@@ -89,7 +89,7 @@ def _alone(exchange: Exchange) -> str:
 
 def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | None, report: Report) -> bool:
     if exchange.kind in ROUNDED:
-        return exchange.kind != "fp16" or _check_replicas(job, layout, where, report)
+        return True
     zero = job.parallelism.zero
     excluded = [(f"the {axis} axis", axis) for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
     if zero > (1 if exchange.agrees == "gradients" else 0):
@@ -111,25 +111,6 @@ def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | 
             help="`bf16()` goes with every axis and sharding",
         )
     return not found
-
-
-def _check_replicas(job: JobSpec, layout: Layout, where: Span | None, report: Report) -> bool:
-    """Reports half precision over replicas of shards, which torch sums in a collective that has no room for a scale."""
-    sharding = sharding_of(job, layout)
-    if sharding.engine != "fsdp" or sharding.replicas == 1:
-        return True
-    others = [axis for axis in ("replicas", "pipeline", "tensor", "context") if job.parallelism.at(axis) is not None]
-    report.add(
-        "E0634",
-        "gradients in half precision need a scale, and where `fully_shard` sums over "
-        f"{sharding.replicas} replicas torch has no place for one",
-        where,
-        notes=[Note(message="parameters have replicas because of this", span=job.parallelism.at(others[0]))]
-        if others
-        else [],
-        help="`gradients = bf16()` needs no scale; under `zero = 2` or `zero = 3` without `replicas` there are none",
-    )
-    return False
 
 
 def _check_step(job: JobSpec, exchange: Exchange, where: Span | None, report: Report) -> None:

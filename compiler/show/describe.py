@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
+from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS, over_replicas
 from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode, handed_in
@@ -161,9 +162,9 @@ def sharers(plan: Plan, rank: int) -> list[int]:
 
 def reach(plan: Plan, axis: str, operation: str, what: str) -> str:
     """Returns `within` or `across` for an exchange over the data axis of replicas; "" for any other."""
-    if axis != "data" or replicas(plan) == 1 or what not in ("gradients", "parameters"):
+    if axis != "data" or replicas(plan) == 1 or what not in ("gradients", "parameters", SCALE, SCALE_OF_SUMS):
         return ""
-    return "across" if operation == "all_reduce" else "within"
+    return "across" if over_replicas(operation, what) else "within"
 
 
 def members(plan: Plan, where: str) -> int:

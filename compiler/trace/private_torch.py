@@ -325,6 +325,12 @@ def unflattened(mesh: DeviceMesh, sizes: tuple[int, ...], names: tuple[str, ...]
     return mesh._unflatten(0, sizes, names)
 
 
+def sum_over_replicas_in(unit: Any, group: ProcessGroup) -> None:
+    """Makes a unit of `fully_shard` sum over this group where it would over its replicas."""
+    for parameters in unit._get_fsdp_state()._fsdp_param_groups:
+        parameters.mesh_info.replicate_process_group = group
+
+
 def group_named(name: str) -> torch.distributed.ProcessGroup:
     """Returns the process group by which functional collectives know it."""
     from torch.distributed.distributed_c10d import _resolve_process_group

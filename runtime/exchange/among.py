@@ -134,9 +134,9 @@ def between_nodes(rule: Rule, where: Among, *, alike: bool) -> Rule:
         piece = bucket.view(where.pieces, -1)[where.piece]
         if not alike:
             piece = piece.new_empty(piece.shape)
-            yield dist.reduce_scatter_tensor(piece, bucket, group=near, async_op=True)
+            yield dist.reduce_scatter_single(piece, bucket, group=near, async_op=True)
             piece.div_(where.pieces)
         yield from rule(piece, index)
-        yield dist.all_gather_into_tensor(bucket, piece.clone() if alike else piece, group=near, async_op=True)
+        yield dist.all_gather_single(bucket, piece.clone() if alike else piece, group=near, async_op=True)
 
     return whole

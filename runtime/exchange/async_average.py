@@ -98,7 +98,7 @@ class AsyncAverage(WeightExchange):
             moved = message[:-1]
             if near is not None:
                 whole = torch.empty_like(bucket.numbers)
-                dist.all_gather_into_tensor(whole, moved.contiguous(), group=near)
+                dist.all_gather_single(whole, moved.contiguous(), group=near)
                 moved = whole
             bucket.numbers.add_(moved)
         return done

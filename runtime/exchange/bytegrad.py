@@ -74,5 +74,5 @@ def by_codes(numbers: Tensor, where: Among) -> Iterator[Any]:
     del sent
     agreed = compress(restore(received).mean(dim=0, keepdim=True))
     # Each row is as long as the owner's.
-    yield dist.all_gather_into_tensor(received, agreed, group=far, async_op=True)
+    yield dist.all_gather_single(received, agreed, group=far, async_op=True)
     numbers.copy_(restore(received).view(-1)[:count])

@@ -56,7 +56,7 @@ class Decentralized(WeightExchange):
         if where.near is None:
             bucket.numbers.copy_(copy)
         else:
-            yield dist.all_gather_into_tensor(bucket.numbers, copy, group=where.near, async_op=True)
+            yield dist.all_gather_single(bucket.numbers, copy, group=where.near, async_op=True)
 
     def _with_one(self, copy: Tensor, received: Tensor) -> Iterator[Waited]:
         far = self.where.far

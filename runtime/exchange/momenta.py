@@ -116,5 +116,5 @@ class OnebitAdamExchange(MomentumExchange):
         signs.clear(own, mine)
         agreed = signs.compress(own, mine)
         signs.subtract(own, agreed, mine)
-        yield dist.all_gather_into_tensor(received, agreed, group=where.far, async_op=True)
+        yield dist.all_gather_single(received, agreed, group=where.far, async_op=True)
         numbers.copy_(signs.restore(received).view(-1)[: numbers.numel()])

@@ -39,7 +39,7 @@ from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.parallel import parted
 from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
-from dslc.runtime.parallel.rounded_sums import dtype_of_sums, rounded
+from dslc.runtime.parallel.rounded_sums import round_sums
 from dslc.runtime.technique import offload
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         roots = tuple(part for _, part in parted.parts_of(model) if not whole.issuperset(part.parameters()))
     mesh = axes.sharded(step.replicas, device)
     low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
-    reduced = dtype_of_sums(step) or (torch.float32 if low is not None else None)
+    wide = torch.float32 if low is not None else None
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload.policy(job, device)}
-    inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
+    inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)
 
     def shown(module: nn.Module, **settings: Any) -> None:
         around = _Shown()
@@ -89,8 +89,7 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         module = model.get_submodule(name)
         shown(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
     # The backward pass needs the root again at once, but torch's default frees it.
-    wide = torch.float32 if low is not None else None
-    outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced, output_dtype=wide)
+    outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide, output_dtype=wide)
     for root in roots or (() if stepping else (model,)):
         last = getattr(root, "last", True)  # of a stage: its output goes to the loss, not to another stage
         policy = outer if last else inner
@@ -102,10 +101,9 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         for module in root.modules()
         if isinstance(module, FSDPModule)
     ]
-    sums = rounded(step)
+    if step.exchange is not None:
+        round_sums(step.exchange.kind, mesh, units)
     for unit in units:
-        if sums is not None and mesh.size() > 1:
-            unit.set_custom_reduce_scatter(sums)  # type: ignore[arg-type]
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # without it gloo is asked for an operation that it lacks
         if stepping:

@@ -100,7 +100,7 @@ class Neighbours:
         sent = own.new_zeros((self._most, *own.shape[1:]))
         sent[: len(own)] = own
         found = own.new_empty((self.ranks * self._most, *own.shape[1:]))
-        dist.all_gather_into_tensor(found, sent, group=self._group)
+        dist.all_gather_single(found, sent, group=self._group)
         return torch.cat([part[:size] for part, size in zip(found.split(self._most), self._sizes, strict=True)])
 
     def sums_of_own(self, gradient: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Neighbours:
         for part, rows in zip(sent.split(self._most), gradient.split(list(self._sizes)), strict=True):
             part[: len(rows)] = rows
         found = gradient.new_empty((self._most, *gradient.shape[1:]))
-        dist.reduce_scatter_tensor(found, sent, group=self._group)
+        dist.reduce_scatter_single(found, sent, group=self._group)
         return found[: self._sizes[self._number]]
 
 

@@ -1,21 +1,29 @@
 """Sums of gradients in 16 bits within `fully_shard`: `gradients = fp16()` and `bf16()` of sharded parameters.
 
-Model: torch copies the gradients of a unit into one float32 tensor and calls `reduce_scatter` with it. `Rounded` casts
-that tensor, lets the ranks sum in 16 bits, and casts the result back, so that only what is sent is rounded: sums over
-micro-batches stay float32. Half precision is scaled by a power of two, which the ranks agree on first.
+Model: torch copies the gradients of a unit into one float32 tensor, has it summed over the shards by a function that
+can be replaced, keeps the sum of the micro-batches so far in float32, and at the last one sums that over the replicas.
+Here both sums are taken in 16 bits and cast back, so that only what is sent is rounded. Half precision is scaled by a
+power of two, which the ranks of a sum agree on first.
 
-Limits: over replicas torch sums by a collective of its own, in the dtype that it reduces in. `dtype_of_sums` is that
-dtype; sums over micro-batches are then kept in it too. It has no room for a scale, so that `fp16()` and replicas are
-excluded (rules/exchange.py).
+torch's own sum over replicas has no place for a scale: it is given a group of this rank alone, and a hook, which torch
+calls next, sums over the replicas instead.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.ir.program import GradientStep
+from dslc.compiler.trace.private_torch import sum_over_replicas_in
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
 
 _MOST = 2.0**15  # a half of the largest power of two in half precision, as sums are rounded
 
@@ -28,19 +36,22 @@ def scale_of(largest: Tensor, terms: int = 1) -> Tensor:
     return torch.where(largest.isfinite(), scale, torch.ones_like(scale))
 
 
-def dtype_of_sums(step: GradientStep) -> torch.dtype | None:
-    """Returns the dtype in which torch itself is to sum; None if it is that of the gradients."""
-    return torch.bfloat16 if step.exchange is not None and step.replicas > 1 else None
+def round_sums(kind: str, mesh: DeviceMesh, units: Sequence[FSDPModule]) -> None:
+    """Makes the units that are sharded over a mesh, of (replicas x) shards, sum gradients as `fp16` or `bf16` does."""
+    dtype = torch.float16 if kind == "fp16" else torch.bfloat16
+    if mesh.size(mesh.ndim - 1) > 1:
+        scatter = _Scatter(dtype)
+        for unit in units:
+            unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
+    if mesh.ndim > 1:
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        over_replicas = partial(_sum_over, mesh.get_group("replicas"), dtype)
+        for unit in units:
+            sum_over_replicas_in(unit, alone)
+            unit.set_all_reduce_hook(over_replicas)
 
 
-def rounded(step: GradientStep) -> Rounded | None:
-    """Returns the function that sums over shards in place of torch's; None if torch's is right."""
-    if step.exchange is None or step.replicas > 1:
-        return None
-    return Rounded(torch.float16 if step.exchange.kind == "fp16" else torch.bfloat16)
-
-
-class Rounded:
+class _Scatter:
     """A reduce-scatter in 16 bits, for `FSDPModule.set_custom_reduce_scatter`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -57,14 +68,30 @@ class Rounded:
         op: dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        scale: Tensor | None = None
-        if self._dtype == torch.float16:
-            largest = input_tensor.abs().max()
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-            scale = scale_of(largest, group.size())
-            input_tensor.mul_(scale)
-        low = output_tensor.new_empty(output_tensor.shape, dtype=self._dtype)
-        dist.reduce_scatter_tensor(low, input_tensor.to(self._dtype), op=op, group=group)
-        output_tensor.copy_(low)
-        if scale is not None:
-            output_tensor.div_(scale)
+        def summed(low: Tensor) -> Tensor:
+            scattered = low.new_empty(output_tensor.shape)
+            dist.reduce_scatter_single(scattered, low, op=op, group=group)
+            return scattered
+
+        _in_16_bits(summed, input_tensor, output_tensor, self._dtype, group)
+
+
+def _sum_over(group: dist.ProcessGroup, dtype: torch.dtype, sums: Tensor) -> None:
+    def summed(low: Tensor) -> Tensor:
+        dist.all_reduce(low, group=group)
+        return low
+
+    _in_16_bits(summed, sums, sums, dtype, group)
+
+
+def _in_16_bits(
+    summed: Callable[[Tensor], Tensor], given: Tensor, out: Tensor, dtype: torch.dtype, group: dist.ProcessGroup
+) -> None:
+    """Writes to `out` what `summed` makes of `given` in 16 bits. `given` is overwritten."""
+    if dtype != torch.float16:
+        out.copy_(summed(given.to(dtype)))
+        return
+    largest = torch.linalg.vector_norm(given, torch.inf)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    scale = scale_of(largest, group.size())
+    torch.div(summed(given.mul_(scale).to(dtype)), scale, out=out)

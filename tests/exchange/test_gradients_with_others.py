@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.exchanged_gradients import LowRank, in_codes
+from helpers.exchanged_gradients import LowRank, in_codes, rounded
 from helpers.exchanges import JOB, Simulated, Weights, agree, descend, job, run, weights_of
 from helpers.launcher import Launcher
 from helpers.trained import Trained, ready
@@ -120,6 +120,37 @@ def test_shards_are_summed_in_16_bits(launcher: Launcher, tmp_path: Path, exchan
     for name, each in found.weights.items():
         np.testing.assert_allclose(each, plain.weights[name], rtol=0, atol=1e-6, err_msg=name)
     assert any(not np.allclose(found.weights[n], each, rtol=0, atol=1e-6) for n, each in exact.weights.items())
+
+
+@pytest.mark.parametrize("exchange", ("fp16()", "bf16()"))
+def test_sums_over_replicas_of_shards_are_rounded_once_more(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    text = JOB.replace('hooks     = python("own_hooks:Weights", ranks = all)', "")
+    made = job(tmp_path / "job", 4, exchange, text)
+    trained = run(launcher, made, "parallelism.zero=3", "parallelism.replicas=2")
+    start = run(launcher, job(tmp_path / "start", 1, "allreduce()"))
+    simulated = Simulated(weights_of(start, 0, 0), 4)
+    for _ in range(STEPS):
+        gradients = simulated.gradients()
+        pairs = [rounded(each, exchange[:-2]) for each in (gradients[:2], gradients[2:])]
+        agreed = rounded(pairs, exchange[:-2])
+        simulated.weights = [descend(each, agreed) for each in simulated.weights]
+    for name, each in simulated.weights[0].items():
+        np.testing.assert_allclose(trained.weights[name], each, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("exchange", ("fp16()", "bf16()"))
+def test_sums_of_micro_batches_stay_exact_over_replicas(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
+    text = JOB.replace('hooks     = python("own_hooks:Weights", ranks = all)', "")
+    one, other = (
+        run(
+            launcher,
+            job(tmp_path / str(pieces), 2, exchange, text),
+            *("parallelism.zero=3", "parallelism.replicas=2", f"parallelism.microbatches={pieces}"),
+        )
+        for pieces in (1, 4)
+    )
+    for name, each in one.weights.items():
+        np.testing.assert_allclose(other.weights[name], each, rtol=0, atol=1e-6, err_msg=name)
 
 
 NOT_FINITE = """

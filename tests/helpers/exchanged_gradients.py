@@ -1,4 +1,4 @@
-"""`bytegrad()` and `powersgd(rank)` by the book: what all ranks agree on, in numpy."""
+"""`fp16()`, `bf16()`, `bytegrad()` and `powersgd(rank)` by the book: what all ranks agree on, in numpy."""
 
 from __future__ import annotations
 
@@ -72,3 +72,19 @@ def in_codes(gradients: list[Weights], names: tuple[str, ...] = ORDER, pieces: i
     cut = [np.pad(each, (0, -each.size % pieces)).reshape(pieces, -1) for each in nodes]
     found = np.concatenate([exchanged([each[piece] for each in cut]) for piece in range(pieces)])
     return apart(found[: whole[0].size], gradients[0], names)
+
+
+def rounded(gradients: list[Weights], exchange: str) -> Weights:
+    """Returns the mean of gradients that are sent in 16 bits, as docs/exchanges.md says."""
+    ranks = len(gradients)
+    found = {}
+    largest = max(float(np.abs(each).max()) for gradient in gradients for each in gradient.values())
+    scale = 2.0 ** np.floor(np.log2(2.0**15 / largest)) if exchange == "fp16" else 1.0
+    dtype = torch.float16 if exchange == "fp16" else torch.bfloat16
+    for name in gradients[0]:
+        low = [torch.from_numpy(each[name] * np.float32(scale / ranks)).to(dtype) for each in gradients]
+        total = low[0]
+        for each in low[1:]:
+            total = total + each
+        found[name] = total.float().numpy() / np.float32(scale)
+    return found

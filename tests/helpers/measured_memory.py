@@ -150,6 +150,7 @@ CASES = (
     Case(network="mlp", ranks=2, gradients="bytegrad()"),
     Case(network="mlp", ranks=2, gradients="powersgd(rank = 4)"),
     Case(network="mlp", ranks=2, zero=2, gradients="fp16()"),
+    Case(network="mlp", ranks=4, zero=3, replicas=2, microbatches=2, gradients="fp16()"),
     Case(network="mlp", ranks=2, zero=2, optimizer="sgd(lr = 0.1)", ema="0.99"),
     Case(network="mlp", ranks=2, zero=3, microbatches=4),
     Case(network="mlp", ranks=4, zero=3, precision="bf16(level = O2)"),

@@ -215,11 +215,15 @@ JOBS: list[dict[str, str]] = [
     {"network": "views", "tensor": "2", "ranks": "4", "microbatches": "2"},
     {"gradients": "bytegrad()", "network": "wide", "ranks": "4", "microbatches": "2", "clip": "1.0"},
     {"gradients": "powersgd(rank = 3)", "network": "tied", "ranks": "4", "precision": "fp16", "clip": "1.0"},
-    {"gradients": "fp16()", "zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
-    {"gradients": "bf16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
+    {"gradients": "fp16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
     {"gradients": "fp16()", "pipeline": "2", "ranks": "4", "zero": "3", "network": "tied", "clip": "1.0"},
 ]
 MORE: list[dict[str, str]] = [
+    {"gradients": "fp16()", "zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
+    {"gradients": "bf16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
+    {"gradients": "fp16()", "tensor": "2", "ranks": "4", "microbatches": "2"},
+    {"gradients": "fp16()", "pipeline": "2", "ranks": "4", "zero": "0", "network": "tied", "clip": "1.0"},
+    {"gradients": "fp16()", "pipeline": "2", "ranks": "4", "schedule": "zbv", "network": "deep", "zero": "0"},
     {"gradients": "bytegrad()", "zero": "1", "ranks": "4", "network": "normed"},
     {"gradients": "powersgd(rank = 2)", "zero": "1", "network": "conv", "freeze": '["0.*", "1.*"]'},
     {"gradients": "powersgd(rank = 2)", "network": "unused", "microbatches": "2"},

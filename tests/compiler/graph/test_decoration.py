@@ -129,6 +129,10 @@ PLANS: dict[str, tuple[str, ...]] = {
         *("devices.cpus=4", "parallelism.pipeline=1", "parallelism.data=4", "parallelism.zero=3"),
         *("parallelism.replicas=2", "parallelism.gradients=bf16()"),
     ),
+    "fp16 over replicas": (
+        *("devices.cpus=4", "parallelism.pipeline=1", "parallelism.data=4", "parallelism.zero=3"),
+        *("parallelism.replicas=2", "parallelism.gradients=fp16()", "parallelism.microbatches=2"),
+    ),
     "fp16 of shards": (
         *("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", "parallelism.zero=2"),
         *("parallelism.gradients=fp16()", "parallelism.microbatches=2"),
@@ -164,7 +168,7 @@ CONTENTS = {
     *("gradients of keys and values", "parts of the loss", "parameters", "gradients", "gradients beside pieces"),
     *("gradients of shared weights", "which parameters were used", "buffers", "batch statistics"),
     *("count of what is kept", "norm of the gradient", "whether a gradient is not finite"),
-    *("scale of the gradients", "second factors of the gradients", "momenta", "weights"),
+    *("scale of the gradients", "scale of sums of gradients", "second factors of the gradients", "momenta", "weights"),
     *("outputs", "targets", "gradients of outputs", "whether a round of averages is over"),
 }
 

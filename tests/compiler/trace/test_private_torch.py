@@ -147,6 +147,24 @@ def test_process_groups_and_shares() -> None:
     gang(2, _distributed)
 
 
+def _replicas(rank: int) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    module = nn.Linear(1, 1, bias=False)
+    unit = fully_shard(module, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+    unit.set_gradient_divide_factor(1.0)
+    unit.set_force_sum_reduction_for_comms(True)
+    pt.sum_over_replicas_in(unit, dist.new_group([rank], use_local_synchronization=True))
+    module(torch.full((1, 1), rank + 1.0)).sum().backward()
+    assert module.weight.grad is not None and pt.local_part(module.weight.grad).item() == rank + 1
+
+
+def test_replicas_of_shards_sum_in_the_group_that_is_given() -> None:
+    gang(2, _replicas)
+
+
 def test_pickled_tensors_name_what_is_listed() -> None:
     import pickle
     import pickletools
