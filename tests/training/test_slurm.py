@@ -85,6 +85,32 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             subprocess.run([TOOL, "down"], check=True)
 
 
+@pytest.fixture
+def urgent() -> Iterator[None]:
+    """Adds a partition `urgent`, whose jobs put those of `main` back into the queue, 60 seconds after a SIGTERM."""
+    path = Path(os.environ["SLURM_CONF"])
+    text = path.read_text()
+    (main,) = re.findall(r"^PartitionName=main .*$", text, re.MULTILINE)
+    lower = f"{main} PriorityTier=1 PreemptMode=REQUEUE GraceTime=60"
+    higher = main.replace("PartitionName=main", "PartitionName=urgent").replace("Default=YES", "PriorityTier=10")
+    mode = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+    control(text.replace(main, f"{mode}{lower}\n{higher}"))
+    yield
+    control(text)
+
+
+def control(text: str) -> None:
+    """Starts slurmctld again, with this configuration; jobs stay."""
+    path = Path(os.environ["SLURM_CONF"])
+    kept = path.parent / "ctld.pid"
+    process = Path("/proc", kept.read_text().strip())
+    os.kill(int(process.name), signal.SIGTERM)
+    until(lambda: not process.exists() or "(zombie)" in (process / "status").read_text())
+    path.write_text(text)
+    subprocess.run(["slurmctld", "-f", str(path)], check=True)
+    until(lambda: subprocess.run(["sinfo", "-h"], capture_output=True).returncode == 0, between=0.2)
+
+
 def srun(job: Path, *chosen: str, tasks: int = 2, nodes: int = 2) -> list[str]:
     words = [word for setting in chosen for word in ("--set", setting)]
     command = [sys.executable, "-m", "dslc", "run", str(job), "--out", str(job.parent / "run"), *words]
@@ -233,6 +259,30 @@ def test_a_time_limit_is_warned_of_and_followed_by_a_requeue(job: Path) -> None:
     assert f"requeued as job {number}" in said_of(job)
     stopped = dslc("stop", job.parent / "run")
     assert stopped.returncode == 0 and shown(job)[0].state == "stopped", stopped.stderr
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("urgent")
+def test_a_preempted_job_stops_with_a_checkpoint_and_goes_on(launcher: Launcher, job: Path) -> None:
+    number = submit(job, *LONG, "train.steps=600", "checkpoint.every=500 steps")
+    wait_for(job, "running", step=15)
+    more = [
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=3",
+        "--exclusive",
+        "--wrap=true",
+        "--output=/dev/null",
+    ]
+    subprocess.run(more, check=True, stdout=subprocess.DEVNULL)
+    start_again(number)
+    assert f"requeued as job {number}" in said_of(job), said_of(job)
+    wait_for_the_end(job)
+    (stopped,) = re.findall(r"resumes after step (\d+)", said_of(job))
+    assert int(stopped) % 500, "from the checkpoint of the step after which it stopped"
+    assert shown(job)[0].state == "done" and every_step_once(job, 600), said_of(job)
+    agree(train_job(launcher, job, *ALONE, "train.steps=600"), Trained(job.parent / "run"))
 
 
 @pytest.mark.long
