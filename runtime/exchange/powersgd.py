@@ -14,7 +14,8 @@ mean, as torch's hook does. That hook (`powerSGD_hook`) is not used: it keeps it
 buckets changes after the first step and after a training is resumed, which could so not go on to the bit.
 
 Model: each bucket takes two collectives: P, with all that is summed exactly, and then Q. Matrices of one shape are
-multiplied and factorised together. Errors are those of gradients without the scale of half precision, which may change
+multiplied and factorised together, P and Q as rows: where a factor has few columns, as rows a product takes a tenth of
+the time on a CPU. Errors are those of gradients without the scale of half precision, which may change
 from step to step.
 
 Contract: where a gradient is not finite every number of its matrix becomes nan, and e and Q stay as they are.
@@ -71,36 +72,36 @@ class PowerSGD(GradientExchange):
             yield from mean(bucket, self.where.everyone, self.where.ranks)
             return
         scale = self._scale(bucket)
-        wholes, bases = list[Tensor](), list[Tensor]()
+        wholes, rows = list[Tensor](), list[Tensor]()
         for group in groups:
             wholes.append(torch.stack([each.reshape(group.shape) for each in group.gradients]))
             for whole, name in zip(wholes[-1], group.names, strict=True):
                 whole.addcmul_(self.own[f"error.{name}"], scale)
-            bases.append(torch.bmm(wholes[-1], torch.stack([self.shared[f"factor.{name}"] for name in group.names])))
-        first = torch.cat([each.reshape(-1) for each in (*exact, *bases)])
+            factors = torch.stack([self.shared[f"factor.{name}"].mT for name in group.names])
+            rows.append(torch.bmm(factors, wholes[-1].mT))
+        first = torch.cat([each.reshape(-1) for each in (*exact, *rows)])
         yield from mean(first, self.where.everyone, self.where.ranks)
-        parts = first.split([each.numel() for each in (*exact, *bases)])
+        parts = first.split([each.numel() for each in (*exact, *rows)])
         for gradient, part in zip(exact, parts, strict=False):
             gradient.copy_(part.view(gradient.shape))
-        factors = list[Tensor]()
-        for n, part in enumerate(parts[len(exact) :]):
-            bases[n] = torch.linalg.qr(part.view(bases[n].shape))[0]
-            factors.append(torch.bmm(wholes[n].mT, bases[n]))
-        second = torch.cat([each.view(-1) for each in factors])
+        bases = [
+            torch.linalg.qr(part.view(each.shape).mT)[0] for part, each in zip(parts[len(exact) :], rows, strict=True)
+        ]
+        rows = [torch.bmm(basis.mT, whole) for basis, whole in zip(bases, wholes, strict=True)]
+        second = torch.cat([each.view(-1) for each in rows])
         yield from mean(second, self.where.everyone, self.where.ranks)
-        for n, part in enumerate(second.split([each.numel() for each in factors])):
-            self._take(groups[n], wholes[n], bases[n], part.view(factors[n].shape), scale)
+        for n, part in enumerate(second.split([each.numel() for each in rows])):
+            self._take(groups[n], wholes[n], bases[n], part.view(rows[n].shape), scale)
 
-    def _take(self, group: _Alike, whole: Tensor, basis: Tensor, factor: Tensor, scale: Tensor) -> None:
+    def _take(self, group: _Alike, whole: Tensor, basis: Tensor, rows: Tensor, scale: Tensor) -> None:
         """Takes the factors that are agreed on: sets the gradients of a group, and what is kept of it."""
-        agreed = torch.bmm(basis, factor.mT)
+        agreed = torch.bmm(basis, rows)
         errors = whole.sub_(agreed).div_(scale)
-        low, high = torch.aminmax(agreed.view(len(group.names), -1), dim=1)
-        finite = low.isfinite() & high.isfinite()
+        finite = agreed.amin(dim=(1, 2)).isfinite() & agreed.amax(dim=(1, 2)).isfinite()
         nothing = torch.where(finite, 0.0, torch.nan)  # added to what is finite
         for n, (name, gradient) in enumerate(zip(group.names, group.gradients, strict=True)):
             gradient.copy_(agreed[n].add_(nothing[n]).view(gradient.shape))
-            for kept, new in ((self.own[f"error.{name}"], errors[n]), (self.shared[f"factor.{name}"], factor[n])):
+            for kept, new in ((self.own[f"error.{name}"], errors[n]), (self.shared[f"factor.{name}"], rows[n].mT)):
                 torch.where(finite[n], new, kept, out=kept)
 
     def _scale(self, like: Tensor) -> Tensor:

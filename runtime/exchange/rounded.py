@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.runtime.exchange.exchange import GradientExchange
-from dslc.runtime.parallel.rounded_sums import scale_of
+from dslc.runtime.parallel.rounded_sums import largest_of, scale_of
 
 
 class Bf16(GradientExchange):
@@ -33,7 +33,7 @@ class Fp16(GradientExchange):
     """Gradients in half precision, scaled."""
 
     def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
-        largest = bucket.abs().max()
+        largest = largest_of(bucket)
         yield dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.where.far, async_op=True)
         scale = scale_of(largest)
         low = (bucket * (scale / self.where.members)).half()

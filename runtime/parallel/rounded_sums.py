@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 _MOST = 2.0**15  # a half of the largest power of two in half precision, as sums are rounded
 
 
+def largest_of(numbers: Tensor) -> Tensor:
+    """Returns the largest absolute value; nan if a number is."""
+    return torch.maximum(numbers.amax(), -numbers.amin())
+
+
 def scale_of(largest: Tensor, terms: int = 1) -> Tensor:
     """Returns the power of two by which numbers up to `largest` are multiplied, so that a sum of so many fits half
     precision; 1 if a number is not finite. Of zeros alone any scale is right.
@@ -91,7 +96,7 @@ def _in_16_bits(
     if dtype != torch.float16:
         out.copy_(summed(given.to(dtype)))
         return
-    largest = torch.linalg.vector_norm(given, torch.inf)
+    largest = largest_of(given)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     scale = scale_of(largest, group.size())
     torch.div(summed(given.mul_(scale).to(dtype)), scale, out=out)
