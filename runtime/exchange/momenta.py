@@ -93,28 +93,32 @@ class OnebitAdamExchange(MomentumExchange):
         super().__init__(job, step, model)
         where = self.where
         self._real = list[Tensor]()  # of each chunk of a bucket's piece, the numbers that are no filling
+        self._counts = list[tuple[int, int]]()  # their sum, and those of this member's chunk
         for index, bucket in enumerate(self.buckets):
             size = bucket.numbers.numel() // where.pieces
             chunk = signs.chunk_of(size, where.members)
             total = sum(parameter.numel() for parameter in bucket.parameters) - where.piece * size
             firsts = chunk * torch.arange(where.members, device=bucket.numbers.device)
-            self._real.append((min(total, size) - firsts).clamp(0, chunk))
+            real = (min(total, size) - firsts).clamp(0, chunk)
+            self._real.append(real)
+            self._counts.append((int(real.sum()), int(real[where.member])))
             self.own[f"worker_error.{index}"] = bucket.numbers.new_zeros(where.members * chunk)
             self.own[f"server_error.{index}"] = bucket.numbers.new_zeros(chunk)
 
     def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
         where, real = self.where, self._real[index]
         mine, own = real[where.member : where.member + 1], self.own[f"server_error.{index}"].view(1, -1)
+        all_of_them, of_mine = self._counts[index]
         worker = self.own[f"worker_error.{index}"]
         worker[: numbers.numel()] += numbers
         chunks = worker.view(where.members, -1)
         sent = signs.compress(chunks, real)
-        signs.subtract(chunks, sent, real)
+        signs.subtract(chunks, sent, all_of_them)
         received = torch.empty_like(sent)
         yield dist.all_to_all_single(received, sent, group=where.far, async_op=True)
         own += signs.restore(received).mean(dim=0, keepdim=True)
-        signs.clear(own, mine)
+        signs.clear(own, of_mine)
         agreed = signs.compress(own, mine)
-        signs.subtract(own, agreed, mine)
+        signs.subtract(own, agreed, of_mine)
         yield dist.all_gather_single(received, agreed, group=where.far, async_op=True)
         numbers.copy_(signs.restore(received).view(-1)[: numbers.numel()])

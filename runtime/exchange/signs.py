@@ -41,15 +41,15 @@ def restore(packed: Tensor) -> Tensor:
     return found.mul_(magnitude)
 
 
-def subtract(rows: Tensor, packed: Tensor, real: Tensor) -> None:
-    """Subtracts from rows what was made of them, in place; filling stays 0."""
+def subtract(rows: Tensor, packed: Tensor, real: int) -> None:
+    """Subtracts from rows what was made of them, in place; filling, all but the first `real` numbers, stays 0."""
     rows.sub_(restore(packed))
     clear(rows, real)
 
 
-def clear(rows: Tensor, real: Tensor) -> None:
-    """Sets filling to 0, in place."""
-    rows.masked_fill_(torch.arange(rows.shape[1], device=rows.device) >= real.unsqueeze(1), 0)
+def clear(rows: Tensor, real: int) -> None:
+    """Sets all but the first `real` numbers of the rows, one after another, to 0, in place."""
+    rows.view(-1)[real:].zero_()
 
 
 def pack(bits: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def test_a_row_is_its_signs_and_mean_size(numbers: list[float]) -> None:
     wanted = np.where(np.array(numbers, np.float32) >= 0, size, -size)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6, atol=1e-38)
     left = row.clone()
-    signs.subtract(left, packed, real)
+    signs.subtract(left, packed, len(numbers))
     assert not left[0, len(numbers) :].any()
     assert left.square().sum() <= row.square().sum() * (1 + 1e-5)
 
