@@ -40,7 +40,8 @@ class Stopped(Exception):
 class Meeting:
     """What one launcher brings: where they meet, how many they are, and what it knows of the job, by name.
 
-    With a `door` the launchers know their places; each starts `processes` ranks. One that cannot train has the reason
+    With a `door` the launchers know their places, by whom they were started (`by`: "mpirun"); each starts `processes`
+    ranks. One that cannot train has the reason
     as its `fault`, and comes to say so: all leave, and the keeper with that reason.
     """
 
@@ -53,6 +54,7 @@ class Meeting:
     processes: int = 1
     door: Door | None = None
     place: int = 0
+    by: str = ""
     needs: str = _FOR_HOSTS
     fault: str = ""
     again: bool = False  # hosts that are lost may come back

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.runtime.hosts.company import Company, meet, shared
-from dslc.runtime.hosts.doors import NotMet
-from dslc.runtime.hosts.meetings import Meeting, Stopped, _as_many
+from dslc.runtime.hosts.doors import FileDoor, NotMet
+from dslc.runtime.hosts.meetings import Left, Meeting, Stopped, _as_many
 from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen
 
 Met = Callable[..., list[Future[Company]]]
@@ -274,6 +274,62 @@ def test_a_request_to_stop_ends_the_wait_on_all_hosts(three: list[Company], aske
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, three[n], stopped=n == asked) for n in (0, 2)]
     assert [type(each.exception()) for each in rest] == [Stopped, Stopped]
+
+
+# --------------------------------------------------------------------------------- processes that mpirun has started
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[Company]]:
+    """Yields three launchers that have met at a door, in the order of their places."""
+
+    def at_door(place: int) -> Company:
+        door = FileDoor(str(tmp_path / "door"), one_host=True)
+        return meet(Meeting("", 3, {}, 20, door=door, place=place, by="mpirun"))
+
+    with ThreadPoolExecutor(3) as pool:
+        companies = list(pool.map(at_door, range(3)))
+    yield companies
+    for each in companies:
+        each.close()
+
+
+def test_processes_of_mpirun_keep_their_connections(processes: list[Company]) -> None:
+    store = processes[0].store
+    processes[1].tell("failed", seen=None)  # of the start before
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(again, reversed(processes)))
+    assert [each.node for each in processes] == [0, 1, 2] and {each.start for each in processes} == {2}
+    assert len({each.store for each in processes}) == 1 and processes[0].store != store
+    assert processes[0].hear() == []
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_nobody_waits_for_a_process_that_mpirun_does_not_start_again(processes: list[Company], lost: int) -> None:
+    processes[lost].close()
+    rest = [each for each in processes if each.node != lost]
+
+    def gathered(each: Company) -> None:
+        try:
+            each.gather(lambda: None, 2, time.monotonic() + 3600, lambda: False)
+        finally:
+            each.close()  # as its process does when it ends
+
+    with ThreadPoolExecutor(2) as pool:
+        told = [pool.submit(gathered, each).exception() for each in rest]
+    assert [type(each) for each in told] == [Left, Left]
+    assert f"rank {lost}" in str(told[0]) and "left: its connection ended" in str(told[0])
+    assert [each.speaks for each in rest] == [True, False]
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_a_request_to_stop_ends_the_restart_of_all_processes(processes: list[Company], asked: int) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(again, each, stopped=each.node == asked) for each in processes]
+    assert [type(each.exception()) for each in ends] == [Stopped] * 3
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
 def test_messages_arrive_whole_and_in_order() -> None:
