@@ -16,8 +16,8 @@ a `Door` keep their wires instead: nobody else comes to it, and the loss of one 
 
 The hosts of an elastic training (`Meeting.counts`) come and go: elastic.py.
 
-Contract: one address listens to the end: if hosts may come back, one that comes early waits there; else one that comes
-is refused, as all places are taken. A launcher whose connection ends is `lost` (wire.py).
+Contract: one address listens to the end: a host that comes when all places are taken is refused there, at once, or if
+hosts may come back, when none was lost for a while. A launcher whose connection ends is `lost` (wire.py).
 
 Limits: if the training is not elastic, a fixed number of hosts, and a keeper at a fixed address: while it is gone
 nobody goes on.
@@ -66,8 +66,8 @@ class Company:
 
     def __init__(self, meeting: Meeting, where: Where, met: Met, gate: Gate | None = None) -> None:
         self._meeting, self._where, self._gate = meeting, where, gate
-        turns_away = where.listening is not None and not meeting.again and meeting.door is None
-        self._late = Late(meeting, where.listening) if turns_away and where.listening is not None else None
+        listening = where.listening if meeting.door is None else None
+        self._late = Late(meeting, listening) if listening is not None else None
         self.folder = met.folder  # the run directory of the keeper, when it is known
         self._take(met)
 
@@ -225,7 +225,8 @@ class Company:
             met, self._gate = elastic.meet_again(meeting, was)
             self._take(met)
         elif self.keeps:
-            self._take(keep(meeting, self._where, start))
+            awaited = frozenset(range(1, len(self.machines))) - lost
+            self._take(keep(meeting, self._where, start, self._late, awaited))
         else:
             self._take(join(meeting, self._where, before))
 

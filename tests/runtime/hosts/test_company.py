@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dslc.runtime.hosts import meetings
 from dslc.runtime.hosts.company import Company, meet, shared
 from dslc.runtime.hosts.doors import FileDoor, NotMet
 from dslc.runtime.hosts.meetings import Left, Meeting, Stopped, _as_many
-from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen, readable
 
 Met = Callable[..., list[Future[Company]]]
 
@@ -233,6 +234,7 @@ def test_hosts_meet_again_and_keep_their_nodes(three: list[Company]) -> None:
 
 def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[Company]) -> None:
     three[1].close()
+    hear(three[0], lambda: three[0].lost)
     with ThreadPoolExecutor(3) as pool:
         new, *_ = pool.submit(meet, coming(port, "new")), *(pool.submit(again, three[n]) for n in (0, 2))
     assert (new.result().node, three[2].node, new.result().start) == (1, 2, 2)
@@ -242,6 +244,7 @@ def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[Com
 
 def test_a_launcher_with_other_files_is_refused_alone(port: int, three: list[Company]) -> None:
     three[1].close()
+    hear(three[0], lambda: three[0].lost)
     with ThreadPoolExecutor(4) as pool:
         rest = [pool.submit(again, three[n]) for n in (0, 2)]
         wrong = pool.submit(meet, coming(port, "wrong", facts="2"))
@@ -266,6 +269,51 @@ def test_who_does_not_come_back_is_waited_for_only_so_long(three: list[Company])
         rest = [pool.submit(again, three[n], seconds=0.5) for n in (0, 2)]
     told = [each.exception() for each in rest]
     assert all(isinstance(each, NotMet) for each in told), told
+
+
+def hear(keeper: Company, holds: Callable[[], object]) -> None:
+    """Has the keeper listen, as it does while ranks train, until something holds."""
+    while not holds():
+        readable(keeper.handles, 0.1)
+        keeper.hear()
+
+
+def test_a_host_too_many_leaves_when_none_is_lost(
+    port: int, three: list[Company], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meetings, "SILENCE", 0.1)
+    with ThreadPoolExecutor(1) as pool:
+        new = pool.submit(meet, coming(port, "new"))
+        hear(three[0], new.done)
+    hosts = " and ".join(three[0].hosts)
+    assert f"new comes too late: the job takes 3 (`devices.nodes`), and trains with {hosts}" in str(new.exception())
+
+
+def test_a_host_too_many_waits_until_it_is_known_that_none_is_lost(port: int, three: list[Company]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        new = pool.submit(meet, coming(port, "new"))
+        hear(three[0], lambda: waits(three[0]))
+        three[1].close()
+        hear(three[0], lambda: three[0].lost)
+        rest = [pool.submit(again, three[n]) for n in (0, 2)]
+    assert [each.result().node for each in (new, *rest)] == [1, 0, 2]
+    new.result().close()
+
+
+def test_a_host_too_many_takes_no_place_of_one_that_comes_back(port: int, three: list[Company]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        new = pool.submit(meet, coming(port, "new"))
+        hear(three[0], lambda: waits(three[0]))
+        first = [pool.submit(again, three[n]) for n in (0, 2)]
+        first.append(pool.submit(again, three[1]))
+    assert [each.result().node for each in first] == [0, 2, 1] and "new" not in three[0].machines
+    assert "new comes too late" in str(new.exception())
+
+
+def waits(keeper: Company) -> bool:
+    """True if a host waits at the keeper for a place."""
+    assert keeper._late is not None
+    return bool(keeper._late._arrived)
 
 
 @pytest.mark.parametrize("asked", [0, 2])
