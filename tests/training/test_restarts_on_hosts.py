@@ -81,6 +81,7 @@ def test_ranks_and_launchers_come_back(job: Path, out: Path, alone: Trained) -> 
 
 @pytest.mark.long
 def test_a_host_too_many_leaves_and_takes_the_place_of_a_lost_one(job: Path, out: Path) -> None:
+    """The same command once more is refused while both hosts are there, and taken when one is lost."""
     words = both(job, "--set", "train.steps=1000000", out=out)
     with started(job.parent, words) as commands:
         reach(out, 10, commands)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dslc.runtime.hosts import meetings
 from dslc.runtime.hosts.company import Company, meet, shared
 from dslc.runtime.hosts.doors import FileDoor, NotMet
-from dslc.runtime.hosts.meetings import Left, Meeting, Stopped, _as_many
+from dslc.runtime.hosts.meetings import Left, Meeting, Stopped, Where, _as_many, keep
 from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen, readable
 
 Met = Callable[..., list[Future[Company]]]
@@ -300,14 +300,28 @@ def test_a_host_too_many_waits_until_it_is_known_that_none_is_lost(port: int, th
     new.result().close()
 
 
-def test_a_host_too_many_takes_no_place_of_one_that_comes_back(port: int, three: list[Company]) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        new = pool.submit(meet, coming(port, "new"))
-        hear(three[0], lambda: waits(three[0]))
-        first = [pool.submit(again, three[n]) for n in (0, 2)]
-        first.append(pool.submit(again, three[1]))
-    assert [each.result().node for each in first] == [0, 2, 1] and "new" not in three[0].machines
-    assert "new comes too late" in str(new.exception())
+def test_a_host_too_many_takes_no_place_of_one_that_comes_back() -> None:
+    with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
+        meeting = Meeting("", 2, {}, 20, host="keeper", again=True)
+        kept = pool.submit(keep, meeting, Where("", lambda: None, listening), 2, None, frozenset({1}))
+        new, back = (Wire(socket.create_connection(listening.getsockname())) for _ in range(2))
+        new.send({"kind": "hello", "host": "new", "facts": {}})
+        heard = answers(new, 1)
+        back.send({"kind": "hello", "host": "back", "facts": {}, "node": 1, "start": 1})
+        met = kept.result()
+        assert met.machines == ["keeper", "back"] and answers(back, 2)[1]["kind"] == "welcome"
+        assert "new comes too late: the job takes 2" in [*heard, *answers(new, 2 - len(heard))][1]["why"]
+    assert met.listening is not None
+    for each in (new, back, met.listening, met.wires[1]):
+        each.close()
+
+
+def answers(wire: Wire, count: int) -> list[Message]:
+    found: list[Message] = []
+    while len(found) < count:
+        readable([wire], 1)
+        found += wire.read()
+    return found
 
 
 def waits(keeper: Company) -> bool:
