@@ -83,7 +83,7 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
     try:
         outcome, report, folder = _train(ready, company, where.out)
         if world is not None and not world.speaks and company.speaks and outcome.failure is not None:
-            show_failure(outcome)
+            show_failure(outcome)  # in place of rank 0, which is lost
         status = then(outcome, report, folder)
         company.let_end()
         return status
@@ -160,7 +160,7 @@ def _folder(ready: Ready, company: Company, out: str | None) -> str:
     def plan_of(nodes: int) -> str:
         return ready.program.plan_hash if ready.program.restarts else ""
 
-    if out is None:
+    if out is None and not (ready.world is not None and ready.world.attempt):
         tell_of_newest(ready.program.job, plan_of)
     folder = company.folder or folder_of(ready, out)
     company.go_on(starts_before(folder, plan_of))

@@ -42,9 +42,9 @@ class Stopped(Exception):
 class Meeting:
     """What one launcher brings: where they meet, how many they are, and what it knows of the job, by name.
 
-    With a `door` the launchers know their places, by whom they were started (`by`: "mpirun"); each starts `processes`
-    ranks. One that cannot train has the reason
-    as its `fault`, and comes to say so: all leave, and the keeper with that reason.
+    With a `door` the launchers know their places, and what has started them (`by`: "mpirun"); each starts `processes`
+    ranks. One that cannot train has the reason as its `fault`, and comes to say so: all leave, and the keeper with that
+    reason.
     """
 
     rendezvous: str
@@ -346,19 +346,18 @@ class Late:
         for wire, since in list(self._strangers.items()):
             hello = next((message for message in wire.read() if is_hello(message)), None)
             if hello is not None:
+                del self._strangers[wire]
                 wire.send({"kind": "heard"})
                 self._arrived[wire] = hello, now
-            if hello is not None or wire.closed or now - since > HELLO:
+            elif wire.closed or now - since > HELLO:
                 del self._strangers[wire]
-            if hello is None and now - since > HELLO:
                 wire.close()
         for wire, (hello, since) in list(self._arrived.items()):
             wire.read()
-            why = "" if wire.closed else self._why(hello, hosts, now - since)
-            if why:
-                refuse(wire, why)
-            if wire.closed:
+            why = self._why(hello, hosts, now - since)
+            if why or wire.closed:
                 del self._arrived[wire]
+                refuse(wire, why)
 
     def hand_over(self) -> tuple[list[tuple[Wire, Message]], dict[Wire, float]]:
         """Returns those that wait for a place, and those that have not said who they are, to the next meeting."""

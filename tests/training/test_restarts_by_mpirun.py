@@ -12,9 +12,9 @@ import pytest
 from helpers.hosts import reach_checkpoint, started
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, beside, train_job
-from test_launchers import ALONE, JOB, a_rank, children, mpirun, of_mpi
+from test_launchers import ALONE, JOB, a_rank, children, mpirun, of_mpi, over_hosts
 
-__all__ = ["mpirun"]  # the fixture
+__all__ = ["mpirun", "over_hosts"]  # fixtures
 MORE = ("launch.with=mpi()", "launch.restarts=3", "launch.timeout=60s", "train.steps=400", "checkpoint.every=20 steps")
 _HOOKS = 'hooks = [python("own_trouble:Trouble", faults = FAULTS, ranks = all)]'
 
@@ -65,6 +65,18 @@ def test_ranks_that_crash_leave_and_are_stopped_are_started_again(
         assert not running.left()
     for words in ("was ended by SIGSEGV", "left with exit status 5", "the process is stopped", ", after 3 restarts: "):
         assert said.count(words) == 1, said
+    agree(alone, Trained(tmp_path / "run"))
+
+
+@pytest.mark.long
+def test_a_killed_rank_on_another_host_is_started_again(over_hosts: list[str], tmp_path: Path, alone: Trained) -> None:
+    job = written(tmp_path, '["1:150:killed"]')
+    chosen = (*MORE, "devices.nodes=2", "devices.cpus=1")
+    with started(tmp_path, [of_mpi([*over_hosts, "host1:1,host2:1"], job, *chosen)]) as (running,):
+        status, said = running.end()
+        assert status == 0, said
+        assert not running.left()
+    assert "training failed on rank 1 (host2) at step 150" in said and ", after 1 restart: " in said
     agree(alone, Trained(tmp_path / "run"))
 
 
