@@ -16,7 +16,6 @@ from dslc.runtime.launchers.known import LAUNCHERS, worlds
 from dslc.runtime.launchers.world import World
 
 NOT_STARTED = "E0809"  # which all processes of a launcher find alike
-SUBMITTED = "DSLC_SUBMITTED"  # which the script of `dslc submit` sets, to the run directory
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are given, and what one alone has
 
@@ -37,13 +36,6 @@ def world_for(
         why = _contradiction(layout, found[word]) or _other_restarts(job, environ)
         if why:
             report.add("E0810", why, job.launch.at("with_"), help=f"`{_command(job, layout)}`")
-        elif word == "slurm" and job.launch.restarts and SUBMITTED not in environ:
-            report.add(
-                "W0816",
-                "a failed training is started again by the script of `dslc submit`, and srun alone does not",
-                job.launch.at("restarts"),
-                help=f"`dslc submit {job.source.name}`; or leave `restarts` out",
-            )
         return found[word]
     return None
 

@@ -227,6 +227,8 @@ class _Launch:
 
     def _follow(self, seen: Failure, stopping: bool, lost: bool) -> tuple[bool, Failure]:
         company, folder = self.company, self.watch.has_folder()
+        if company is not None and company.started_by and lost:
+            return self.restarts.end_with(seen, company.started_by)
         if company is not None and company.elastic and lost:
             return self.restarts.go_on(seen, stopping=stopping, folder=folder)
         if company is not None and not company.keeps:
@@ -242,7 +244,8 @@ class _Launch:
                 anew = company.gather(gathered, attempt, until, self.watch.is_stopping)
             except NotMet as error:
                 step = outcome.failure.step if outcome.failure is not None else outcome.steps
-                return replace(outcome, failure=Failure(rank=None, step=step, kind="ended", message=str(error)))
+                seen = Failure(rank=None, step=step, kind="ended", message=str(error))
+                return replace(outcome, failure=self._follow(seen, False, True)[1] if company.lost else seen)
             if anew is not None:
                 self.program, self.places = anew
             attempt = company.start

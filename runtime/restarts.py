@@ -11,7 +11,8 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 Hosts that come to an elastic training, or leave it, are no fault: such a change takes none of the restarts.
 
 On several hosts the one that keeps the training together decides, and a host that is lost is waited for, up to
-`launch.timeout` (hosts/company.py). The loss of that host itself is a failure like any other: the rest wait for it.
+`launch.timeout` (hosts/company.py). The loss of that host itself is a failure like any other: the rest wait for it. A
+process that mpirun or srun has started does not come back: the training ends, and goes on when it is started again.
 
 The ranks of each start resume from the newest checkpoint that is whole (checkpoint/checkpoint.py), at the next sample.
 
@@ -22,6 +23,7 @@ in which new ranks read the addresses of those that are gone. Over gloo 7 of 12 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
@@ -88,6 +90,14 @@ class Restarts:
             return False, failure
         said = f"waits for {keeper} to come back, up to {self._program.timeout:g} s (`launch.timeout`)"
         return True, replace(failure, notes=(*failure.notes, said))
+
+    def end_with(self, failure: Failure, launcher: str) -> tuple[bool, Failure]:
+        """Returns the same for the loss of a process that this `launcher` has started, and does not start again."""
+        if not self._most:
+            return False, failure
+        folder = os.path.relpath(self._run_dir)
+        said = f"{launcher} does not start it again: the same command goes on, typed again with `--out {folder}`"
+        return False, replace(failure, notes=(*failure.notes, said), goes_on=True)
 
     def _from(self) -> str:
         """Returns in words where the next start begins, by the names and manifests of the checkpoints."""

@@ -23,8 +23,9 @@ from dslc.run_folder import Occupied
 from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
 from dslc.runtime.hosts.wire import no_endpoint
 from dslc.runtime.launchers.known import worlds
+from dslc.runtime.launchers.slurm import SUBMITTED
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.surroundings import NOT_STARTED, SUBMITTED, command
+from dslc.surroundings import NOT_STARTED, command
 from dslc.sweeps.running import Runner, Training, one_after_another, run_sweep
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _ended(
         show_failure(outcome)
     if report and ready.program.profile:
         show_report(report)
-    if not outcome.done and again:
+    if not outcome.done and again and not (outcome.failure is not None and outcome.failure.goes_on):
         _show_how_to_go_on(ready, folder, again, rendezvous)
     return _status(outcome)
 

@@ -55,7 +55,7 @@ def tell_of_newest(job: str, plan_of: Callable[[int], str]) -> None:
     """Says how to go on with a training that was cut off, where a new one begins, as no folder is named."""
     folder = newest_of(job, plan_of)
     if folder:
-        said = f"dslc: the training in {folder} was cut off; `--out {folder}`, on each host, goes on with it"
+        said = f"dslc: the training in {folder} was cut off; with `--out {folder}` the same command goes on with it"
         print(plain(said), file=sys.stderr, flush=True)
 
 

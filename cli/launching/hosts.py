@@ -22,7 +22,7 @@ from dslc.launching.agreement import ANSWER, Then, facts_compared, remedy, share
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import folder_of
 from dslc.run_folder import Occupied, make_folder, refuse_run
-from dslc.runs import Ready, launch, train
+from dslc.runs import Ready, launch, show_failure, train
 from dslc.runtime.launchers.known import LAUNCHERS
 from dslc.system_errors import in_words
 
@@ -81,7 +81,10 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
         meeting = _of_processes(meeting, world, where, ready.program.world_size)
     company = meet(meeting)
     try:
-        status = then(*_train(ready, company, where.out))
+        outcome, report, folder = _train(ready, company, where.out)
+        if world is not None and not world.speaks and company.speaks and outcome.failure is not None:
+            show_failure(outcome)  # in place of rank 0, which is lost
+        status = then(outcome, report, folder)
         company.let_end()
         return status
     except (Occupied, OSError) as error:
@@ -116,6 +119,7 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
         nodes=world.size,
         processes=ranks // world.size,
         place=world.rank,
+        by=world.command,
         door=door,
         needs=_FOR_PROCESSES,
         host=world.host or meeting.host,
@@ -156,7 +160,7 @@ def _folder(ready: Ready, company: Company, out: str | None) -> str:
     def plan_of(nodes: int) -> str:
         return ready.program.plan_hash if ready.program.restarts else ""
 
-    if out is None and ready.world is None:
+    if out is None and not (ready.world is not None and ready.world.attempt):
         tell_of_newest(ready.program.job, plan_of)
     folder = company.folder or folder_of(ready, out)
     company.go_on(starts_before(folder, plan_of))

@@ -21,9 +21,9 @@ _MARK = ".launcher"  # in a run directory; names that begin with a dot are no fi
 
 def restarted(ready: Ready) -> Ready:
     """Returns the training as it is to be run: one that was started again goes on. A job that names the checkpoint to
-    resume from stays as it is. Ranks that fail are started again by those who have started this process.
+    resume from stays as it is. Ranks that fail are started again by those who have started this process, if they do.
     """
-    if ready.world is not None:
+    if ready.world is not None and not ready.world.again:
         ready = replace(ready, program=replace(ready.program, restarts=0))
     program = ready.program
     if ready.world is None or not ready.world.attempt or program.checkpoint.resume != "none":

@@ -10,7 +10,7 @@ import os
 
 from dslc.compiler.common.checkpoint_names import MANIFEST, names_in
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import MPI, Slurm
+from dslc.dsl.language.calls import Slurm
 from dslc.dsl.language.job import JobSpec
 
 
@@ -44,15 +44,7 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
             call.at("time"),
             help="`checkpoint { every = … }`: it is warned before the limit, writes one, and goes on",
         )
-    if job.launch.restarts and isinstance(call, MPI):
-        report.add(
-            "E0827",
-            "mpirun ends all its processes when one has failed, and starts none again: `restarts` would do nothing",
-            job.launch.at("restarts"),
-            help="leave it out, and go on with `--set checkpoint.resume=auto`; or start it in another way: all others "
-            "start failed ranks again",
-        )
-    elif job.launch.restarts and not checkpoint.written:
+    if job.launch.restarts and not checkpoint.written:
         report.add(
             "E0808",
             "a restart goes on from the last checkpoint, and the training writes none",

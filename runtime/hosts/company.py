@@ -11,15 +11,16 @@ places and meet at a `Door`, which the one of rank 0 opens.
 Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new wires, and
 have a new port for the store. A host that was lost may come back meanwhile: its launcher, which tries again, or a new
 one, started with the same command, for which the place is free. Each keeps its node. A keeper that was lost comes back
-as any other: the hosts that wait for it say which start was the last, and where the run directory is.
+as any other: the hosts that wait for it say which start was the last, and where the run directory is. Those that met at
+a `Door` keep their wires instead: nobody else comes to it, and the loss of one of them ends the training of all.
 
 The hosts of an elastic training (`Meeting.counts`) come and go: elastic.py.
 
-Contract: one address listens to the end: if hosts may come back, one that comes early waits there; else one that comes
-is refused, as all places are taken. A launcher whose connection ends is `lost` (wire.py).
+Contract: one address listens to the end: a host that comes when all places are taken is refused there, at once, or if
+hosts may come back, when none was lost for a while. A launcher whose connection ends is `lost` (wire.py).
 
 Limits: if the training is not elastic, a fixed number of hosts, and a keeper at a fixed address: while it is gone
-nobody goes on. Those at a `Door` do not meet again.
+nobody goes on.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Company:
 
     def __init__(self, meeting: Meeting, where: Where, met: Met, gate: Gate | None = None) -> None:
         self._meeting, self._where, self._gate = meeting, where, gate
-        turns_away = where.listening is not None and not meeting.again and meeting.door is None
-        self._late = Late(meeting, where.listening) if turns_away and where.listening is not None else None
+        listening = where.listening if meeting.door is None else None
+        self._late = Late(meeting, listening) if listening is not None else None
         self.folder = met.folder  # the run directory of the keeper, when it is known
         self._take(met)
 
@@ -107,6 +108,16 @@ class Company:
     def keeps(self) -> bool:
         """True on the keeper."""
         return self.node == 0
+
+    @property
+    def started_by(self) -> str:
+        """What has started the launchers, all at once, if they did not come by themselves: "mpirun"."""
+        return self._meeting.by
+
+    @property
+    def speaks(self) -> bool:
+        """True on the keeper and, if it is lost, on the next one."""
+        return self.keeps or (self.node == 1 and 0 in self.lost)
 
     @property
     def interface(self) -> str:
@@ -195,6 +206,9 @@ class Company:
 
         Raises NotMet, and Stopped if a host was asked to stop, as `stopped` says of this one.
         """
+        if self.started_by:
+            self._stay(start, until, stopped)
+            return
         lost = frozenset(self.lost)
         if self._gate is not None:
             self._gate.busy = ""  # those who come back are no hosts that wait for a place
@@ -211,9 +225,32 @@ class Company:
             met, self._gate = elastic.meet_again(meeting, was)
             self._take(met)
         elif self.keeps:
-            self._take(keep(meeting, self._where, start))
+            awaited = frozenset(range(1, len(self.machines))) - lost
+            self._take(keep(meeting, self._where, start, self._late, awaited))
         else:
             self._take(join(meeting, self._where, before))
+
+    def _stay(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
+        """Does the same for those that keep their wires. Raises Left if one of them is lost."""
+        if self.keeps:
+            ready = self.wait_for("ready", until - time.monotonic())
+            self._early = []  # what they have said of the start before
+            self._listen_anew()
+            stops = stopped() or any(message["stops"] for message in ready.values())
+            self.tell("store", port=self.store[1], start=start, stops=stops)
+            self.start = start
+        else:
+            self.tell("ready", stops=stopped())
+            told = self.wait_for("store", until - time.monotonic())[0]
+            self.store, self.start, stops = (self.store[0], int(told["port"])), int(told["start"]), told["stops"]
+        if stops:
+            raise Stopped
+
+    def _listen_anew(self) -> None:
+        assert self.listening is not None
+        self.listening.close()
+        self.listening = listen(self.store[0])
+        self.store = self.store[0], int(self.listening.getsockname()[1])
 
     def gather(
         self, work: Callable[[], T], start: int, until: float, stopped: Callable[[], bool], *, met: bool = False
@@ -229,7 +266,7 @@ class Company:
                     self.meet_again(start, until, stopped)
                 return work()
             except Left as error:
-                if met and not (self._meeting.again or self.elastic):
+                if not (self._meeting.again or self.elastic):
                     raise
                 met = False
                 if self.keeps:

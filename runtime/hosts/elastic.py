@@ -3,7 +3,7 @@
 Model: the keeper has a `Gate`, which is open to the end: a host that comes says hello and waits there until the next
 meeting. At a meeting the keeper takes as many hosts as the job can train on, those of the last start first; the rest
 wait at the gate. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the hosts
-of the last start are back, and without one that is not within `_LATE` seconds.
+of the last start are back, and without one that is not within `BACK` seconds.
 
 Nothing is special about the first host. When the keeper is lost, each of the others looks for a gate at the addresses
 of all, which it knows from the last welcome; the next in order opens one, if it can lock the run directory (`claim`):
@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from dslc.runtime.hosts.doors import NotMet, address_of
 from dslc.runtime.hosts.meetings import (
     AGAIN,
+    BACK,
     HELLO,
     Before,
     Left,
@@ -45,7 +46,6 @@ from dslc.runtime.hosts.wire import Message, Wire, endpoint, is_connected, liste
 
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
 SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came
-_LATE = 5.0  # seconds after the last arrival in which the hosts of the last start are waited for
 _TURN = 2.0  # seconds after which the next host in order opens a gate
 _REACH = 2.0  # seconds that connecting to a host may take
 _CALL = 1.0  # seconds between two looks for a host that waits at the rendezvous
@@ -193,7 +193,7 @@ def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]
             hosts = 1 + len(gate.arrived)
             back = {_node(hello, before) for _, hello in gate.arrived}
             seconds = time.monotonic() - max(began, gate.last)
-            patience = LAST_CALL if before is None else 0.0 if awaited <= back else _LATE
+            patience = LAST_CALL if before is None else 0.0 if awaited <= back else BACK
             if hosts >= meeting.counts[-1] or (largest(meeting.counts, hosts) and seconds >= patience):
                 holder = meeting.holder() if gate.fresh else ""
                 if not holder:

@@ -2,7 +2,8 @@
 
 Model: the keeper listens. Each other launcher says hello, with what it knows of the job, and waits. When all have come
 the keeper compares, and welcomes them with a node each and the address of the store, or refuses them with the first
-thing in which two hosts differ. After the first start of the ranks a host that differs is refused alone.
+thing in which two hosts differ. After the first start of the ranks a host that differs is refused alone, and one that
+is new takes the place of one that was lost, or is not back within `BACK` seconds.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from dslc.runtime.hosts.doors import Door, NotMet
-from dslc.runtime.hosts.wire import MOST, Message, Wire, listen, readable
+from dslc.runtime.hosts.wire import MOST, SILENCE, Message, Wire, listen, readable
 
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
 HELLO = 10.0  # seconds that a connection has to say who it is
 _HEARD = 8.0  # seconds in which a keeper that waits for hosts answers to a hello
 PARTING = 5.0  # seconds that the keeper waits for the others to leave
+BACK = 5.0  # seconds in which a host of the last start keeps its place for itself
 _FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
 _NOBODY = "nothing listens there: `--rendezvous` names one of the hosts that train, where the same command runs"
 _NO_WAY = "no way leads there from here: look at the network of both (`ip route`), and at the name or address"
@@ -40,8 +42,9 @@ class Stopped(Exception):
 class Meeting:
     """What one launcher brings: where they meet, how many they are, and what it knows of the job, by name.
 
-    With a `door` the launchers know their places; each starts `processes` ranks. One that cannot train has the reason
-    as its `fault`, and comes to say so: all leave, and the keeper with that reason.
+    With a `door` the launchers know their places, and what has started them (`by`: "mpirun"); each starts `processes`
+    ranks. One that cannot train has the reason as its `fault`, and comes to say so: all leave, and the keeper with that
+    reason.
     """
 
     rendezvous: str
@@ -53,6 +56,7 @@ class Meeting:
     processes: int = 1
     door: Door | None = None
     place: int = 0
+    by: str = ""
     needs: str = _FOR_HOSTS
     fault: str = ""
     again: bool = False  # hosts that are lost may come back
@@ -117,15 +121,21 @@ class Where:
 # --------------------------------------------------------------------------------------------------------- the keeper
 
 
-def keep(meeting: Meeting, where: Where, start: int = 1) -> Met:
-    """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone."""
+def keep(
+    meeting: Meeting, where: Where, start: int = 1, late: Late | None = None, awaited: frozenset[int] = frozenset()
+) -> Met:
+    """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone. `late` has
+    those that have come already, and `awaited` are the nodes of the last start that were not lost.
+    """
     assert where.listening is not None
     name = where.name if meeting.door is not None else meeting.rendezvous
     waiting = Waiting(meeting, f"for the hosts at {name}")
-    arrived: list[tuple[Wire, Message]] = []
-    strangers: dict[Wire, float] = {}
+    arrived, strangers = late.hand_over() if late is not None else ([], {})
+    began = time.monotonic()
     try:
-        while len(arrived) + 1 < meeting.nodes:
+        while len(arrived) + 1 < meeting.nodes or (
+            time.monotonic() < began + BACK and not awaited <= {hello.get("node") for _, hello in arrived}
+        ):
             waiting.look([str(message["host"]) for _, message in arrived])
             known = [wire.fileno() for wire in (*strangers, *(wire for wire, _ in arrived))]
             ready = readable([where.listening, *known], AGAIN)
@@ -311,41 +321,65 @@ def _other(name: str, facts: Sequence[Mapping[str, object]]) -> int | None:
 
 
 class Late:
-    """Refuses the hosts that come when all have met, until the training ends."""
+    """Refuses the hosts that come when all have met, until the training ends.
+
+    If hosts that are lost may be replaced, one that comes waits `SILENCE` seconds for a place, as it may take so long
+    until the keeper notices that another one is lost. One of the last start has noticed that before the keeper, and
+    waits.
+    """
 
     def __init__(self, meeting: Meeting, listening: socket.socket) -> None:
         self._meeting, self._listening = meeting, listening
         self._strangers: dict[Wire, float] = {}
+        self._arrived: dict[Wire, tuple[Message, float]] = {}  # hello, and when
 
     @property
     def handles(self) -> list[int]:
         """The descriptors to wait for."""
-        return [self._listening.fileno(), *(wire.fileno() for wire in self._strangers)]
+        return [self._listening.fileno(), *(wire.fileno() for wire in (*self._strangers, *self._arrived))]
 
     def look(self, hosts: Sequence[str]) -> None:
         """Tells those who have come with which hosts the training goes on."""
+        now = time.monotonic()
         while readable([self._listening], 0):
-            self._strangers[Wire(self._listening.accept()[0])] = time.monotonic()
+            self._strangers[Wire(self._listening.accept()[0])] = now
         for wire, since in list(self._strangers.items()):
             hello = next((message for message in wire.read() if is_hello(message)), None)
             if hello is not None:
-                refuse(wire, self._why(hello, hosts))
-            if wire.closed or time.monotonic() - since > HELLO:
+                del self._strangers[wire]
+                wire.send({"kind": "heard"})
+                self._arrived[wire] = hello, now
+            elif wire.closed or now - since > HELLO:
                 del self._strangers[wire]
                 wire.close()
+        for wire, (hello, since) in list(self._arrived.items()):
+            wire.read()
+            why = self._why(hello, hosts, now - since)
+            if why or wire.closed:
+                del self._arrived[wire]
+                refuse(wire, why)
 
-    def _why(self, hello: Message, hosts: Sequence[str]) -> str:
+    def hand_over(self) -> tuple[list[tuple[Wire, Message]], dict[Wire, float]]:
+        """Returns those that wait for a place, and those that have not said who they are, to the next meeting."""
+        arrived, strangers = self._arrived, self._strangers
+        self._arrived, self._strangers = {}, {}
+        return [(wire, hello) for wire, (hello, _) in arrived.items()], strangers
+
+    def _why(self, hello: Message, hosts: Sequence[str], waited: float) -> str:
+        """Returns why a host has to leave; "" if it may find a place yet."""
         if _difference(self._meeting, ["", ""], [self._meeting.facts, hello["facts"]]):
             return (
                 f"another training meets at {self._meeting.rendezvous}, that of {' and '.join(hosts)}, and "
                 f"{hello['host']} has another job\n"
                 "help: on all hosts of this job another port, as `--rendezvous HOST:29401`"
             )
+        if self._meeting.again and (hello.get("node") is not None or waited < SILENCE):
+            return ""
         return _too_late(self._meeting, hello, hosts)
 
     def close(self) -> None:
         """Closes the connections; the socket that listens is the company's."""
-        for wire in self._strangers:
+        for wire in (*self._strangers, *self._arrived):
             wire.close()
 
 

@@ -5,7 +5,8 @@ Model: every launcher asks its `Together` what to do, a few times a second. The 
     done     when the ranks of every host are done, all may leave
     failed   a launcher whose ranks fail reports the cause that it sees. The keeper asks the others for theirs, takes
              the best, and all end with it. A host that is lost is a cause too. The keeper says whether the ranks are
-             started again (restarts.py); who loses the keeper supposes so, and waits for it
+             started again (restarts.py); who loses the keeper supposes so, and waits for it. If no launcher comes
+             back, the loss of one ends all at once: what has started them soon does
     changed  hosts have come to an elastic training, or one is lost: the keeper has all stop after a step, as for
              `stop`, or end; they meet again and go on
     stop     Ctrl-C on any host, or the job's time. Memory is not shared between hosts, so ranks cannot look at one
@@ -144,7 +145,7 @@ class Together:
         if lost or self._seen:
             self._begin_to_settle("lost")
             missing = [node for node in nodes if node not in self._seen and node not in self.company.lost]
-            if not missing or time.monotonic() > self._settles_until:
+            if not missing or time.monotonic() > self._settles_until or (lost and self.company.started_by):
                 seen = [each for each in self._seen.values() if each is not None]
                 stopping = self._board.stop_requested or (self._hold.wanted and not self._hold.timed)
                 again, cause = self._follow(better(seen + [self._loss(node) for node in lost]), stopping, bool(lost))

@@ -4,6 +4,9 @@ Model: neither launcher says where rank 0 is. Its process listens at an address 
 beside the run directory, which all hosts see; a file that an earlier run has left is replaced, and an address that does
 not answer is looked up again. Nothing here needs MPI itself.
 
+When a process ends with an error, mpirun ends all others: Open MPI within two seconds, MPICH at once. Of ranks that
+fail, which are forked from these processes, it hears nothing.
+
 Limits: MPICH names no run, and two of one job that begin in one folder at once, each on several hosts, could meet: give
 each a run directory in a folder of its own.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dslc.runtime.hosts.doors import FileDoor
 from dslc.runtime.launchers.world import Launcher, World, read_world
@@ -29,7 +33,7 @@ def _read(environ: Mapping[str, str]) -> World | None:
     """Returns this process's place, or None if no mpirun has started it."""
     for names in (_OPEN_MPI, _HYDRA):
         if names["rank"] in environ or names["size"] in environ:
-            return read_world(environ, "mpi", "mpirun", names)
+            return replace(read_world(environ, "mpi", "mpirun", names), again=True)
     return None
 
 

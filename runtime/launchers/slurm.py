@@ -15,6 +15,7 @@ from dslc.runtime.hosts.doors import FixedDoor, NotMet, address_of
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 _SIGN = "SLURM_STEP_NUM_TASKS"  # not set in a batch script itself
+SUBMITTED = "DSLC_SUBMITTED"  # which the script of `dslc submit` sets, to the run directory; it starts srun again
 _NAMES = {
     "rank": "SLURM_PROCID",
     "size": _SIGN,
@@ -32,7 +33,8 @@ def _read(environ: Mapping[str, str]) -> World | None:
         return None
     world = read_world(environ, "slurm", "srun", _NAMES)
     run = f"slurm {environ.get('SLURM_JOB_ID', '')}"
-    return replace(world, of_nodes=True, run=run, host=environ.get("SLURMD_NODENAME", ""))
+    again, host = SUBMITTED not in environ, environ.get("SLURMD_NODENAME", "")
+    return replace(world, of_nodes=True, run=run, again=again, host=host)
 
 
 def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedDoor:

@@ -15,8 +15,8 @@ class World:
     `names` are the variables that say so, by the name of the field here. `speaks`: this process is the one that talks
     to the user where all find the same. `of_nodes`: one process for each node is right as well, which forks the ranks
     of the node. `host` is the launcher's name of this host, if it has one. `attempt` counts the restarts by the
-    launcher, and `run` names what it starts again. `fault` says which variable cannot be read, if one cannot; the
-    numbers then mean nothing.
+    launcher, and `run` names what it starts again; of one that starts nothing again, this process starts failed ranks
+    again itself (`again`). `fault` says which variable cannot be read, if one cannot; the numbers then mean nothing.
     """
 
     word: str  # of the job: "torchrun"
@@ -32,6 +32,7 @@ class World:
     host: str = ""
     attempt: int = 0
     run: str = ""
+    again: bool = False
     fault: str = ""
 
 

@@ -82,6 +82,7 @@ class Failure:
     host: str = ""  # where it was, if the training has several
     tail: tuple[str, ...] = ()  # the last lines of the log, for the other hosts
     lasting: bool = False  # another start would meet it again
+    goes_on: bool = False  # the training, when its command is typed again
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,7 +179,8 @@ class Watch:
                 self._display.close(outcome.steps)
             if outcome.failure is None:
                 print(self._summary(outcome), file=self._screen, flush=True)
-        self._tell_end(outcome)
+        if outcome.failure is None or not outcome.failure.goes_on:  # else it counts as cut off (launching/cut_off.py)
+            self._tell_end(outcome)
 
     def _numbers(self) -> dict[str, float | None]:
         """Returns the metrics of the last records; those that are not of the training have the name of the split."""

@@ -156,6 +156,10 @@ class Command:
         """Returns the processes left of it (Linux), which have inherited its environment."""
         return [f"{process} {command}" for process, command in self._left().items()]
 
+    def processes(self) -> list[int]:
+        """Returns the processes of it, as `left` does."""
+        return list(self._left())
+
     def wait_for_all(self) -> None:
         """Waits until no process of it is left."""
         while left := self._left():

@@ -79,6 +79,23 @@ def test_ranks_and_launchers_come_back(job: Path, out: Path, alone: Trained) -> 
     assert sorted(each.name for each in (out / "logs").glob("attempt-*")) == ["attempt-2", "attempt-3", "attempt-4"]
 
 
+@pytest.mark.long
+def test_a_host_too_many_leaves_and_takes_the_place_of_a_lost_one(job: Path, out: Path) -> None:
+    """The same command once more is refused while both hosts are there, and taken when one is lost."""
+    words = both(job, "--set", "train.steps=1000000", out=out)
+    with started(job.parent, words) as commands:
+        reach(out, 10, commands)
+        with started(job.parent / "new", words[:1]) as (new,):
+            status, said = new.end()
+        assert status == 2 and said.count(" comes too late: the job takes 2 (`devices.nodes`), and trains with ") == 1
+        keeper, other = sorted(commands, key=lambda each: not listening(each.process.pid))
+        with started(job.parent / "newest", words[:1]) as (newest,):
+            lose(other, keeper)
+            keeper.wait_for("resumes after step ")
+            newest.process.send_signal(signal.SIGINT)
+            assert [each.end()[0] for each in (keeper, newest)] == [130, 130]
+
+
 class Drawn:
     """Two launchers and what hits them: a rank or a launcher, which is started again, at moments that are drawn."""
 

@@ -16,7 +16,7 @@ from helpers.commands import dslc
 from helpers.hosts import logged, reach, started
 from helpers.launcher import Launcher
 from helpers.paths import ROOT
-from helpers.trained import Trained, agree, train_job
+from helpers.trained import Trained, agree, beside, train_job
 from helpers.waiting import until
 
 from dslc.launching.standing import Standing, runs_in, standings
@@ -137,6 +137,35 @@ def test_srun_trains_as_one_process(
     rates = [record["lr"] for record in read_metrics(str(job.parent / "run")) if "lr" in record]
     assert rates == pytest.approx([0.1] * 12), "it follows the global batch, on any number of ranks"
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+
+
+@pytest.mark.long
+def test_ranks_of_srun_are_started_again_and_the_same_command_goes_on(launcher: Launcher, job: Path) -> None:
+    """A rank is killed, then a task; SLURM would leave the others alone, which end by themselves."""
+    out = job.parent / "run"
+    hook = 'hooks = [python("own_trouble:Trouble", faults = ["1:150:killed"], ranks = all)]'
+    job = beside("own_trouble.py", job.parent, JOB.replace("train {\n", f"train {{\n  {hook}\n"))
+    chosen = ("train.steps=600", "checkpoint.every=50 steps")
+    command = srun(job, "launch.restarts=1", *chosen)
+    with started(job.parent, [command]) as (running,):
+        reach(out, 300, [running])
+        os.kill(next(process for process in running.processes() if is_task(process, 1)), signal.SIGKILL)
+        status, said = running.end()
+        assert not running.left()
+    assert status != 0 and said.count("note: restart 1 of 1, from the checkpoint of step ") == 1
+    assert said.count("note: srun does not start it again: the same command goes on, typed again with `--out ") == 1
+    with started(job.parent, [command]) as (again,):
+        status, said = again.end()
+        assert status == 0, said
+        assert not again.left()
+    agree(train_job(launcher, job, *ALONE, *chosen), Trained(out))
+
+
+def is_task(process: int, number: int) -> bool:
+    """True for the process that srun has started, which is not the rank that it has forked."""
+    parent = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split())[1]
+    here, there = (Path(f"/proc/{each}/cmdline").read_bytes() for each in (process, parent))
+    return here != there and b"SLURM_PROCID=%d" % number in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
 
 
 @pytest.mark.long

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dslc.runtime.hosts import meetings
 from dslc.runtime.hosts.company import Company, meet, shared
-from dslc.runtime.hosts.doors import NotMet
-from dslc.runtime.hosts.meetings import Meeting, Stopped, _as_many
-from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.doors import FileDoor, NotMet
+from dslc.runtime.hosts.meetings import Left, Meeting, Stopped, Where, _as_many, keep
+from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen, readable
 
 Met = Callable[..., list[Future[Company]]]
 
@@ -233,6 +234,7 @@ def test_hosts_meet_again_and_keep_their_nodes(three: list[Company]) -> None:
 
 def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[Company]) -> None:
     three[1].close()
+    hear(three[0], lambda: three[0].lost)
     with ThreadPoolExecutor(3) as pool:
         new, *_ = pool.submit(meet, coming(port, "new")), *(pool.submit(again, three[n]) for n in (0, 2))
     assert (new.result().node, three[2].node, new.result().start) == (1, 2, 2)
@@ -242,6 +244,7 @@ def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[Com
 
 def test_a_launcher_with_other_files_is_refused_alone(port: int, three: list[Company]) -> None:
     three[1].close()
+    hear(three[0], lambda: three[0].lost)
     with ThreadPoolExecutor(4) as pool:
         rest = [pool.submit(again, three[n]) for n in (0, 2)]
         wrong = pool.submit(meet, coming(port, "wrong", facts="2"))
@@ -268,12 +271,127 @@ def test_who_does_not_come_back_is_waited_for_only_so_long(three: list[Company])
     assert all(isinstance(each, NotMet) for each in told), told
 
 
+def hear(keeper: Company, holds: Callable[[], object]) -> None:
+    """Has the keeper listen, as it does while ranks train, until something holds."""
+    while not holds():
+        readable(keeper.handles, 0.1)
+        keeper.hear()
+
+
+def test_a_host_too_many_leaves_when_none_is_lost(
+    port: int, three: list[Company], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meetings, "SILENCE", 0.1)
+    with ThreadPoolExecutor(1) as pool:
+        new = pool.submit(meet, coming(port, "new"))
+        hear(three[0], new.done)
+    hosts = " and ".join(three[0].hosts)
+    assert f"new comes too late: the job takes 3 (`devices.nodes`), and trains with {hosts}" in str(new.exception())
+
+
+def test_a_host_too_many_waits_until_it_is_known_that_none_is_lost(port: int, three: list[Company]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        new = pool.submit(meet, coming(port, "new"))
+        hear(three[0], lambda: waits(three[0]))
+        three[1].close()
+        hear(three[0], lambda: three[0].lost)
+        rest = [pool.submit(again, three[n]) for n in (0, 2)]
+    assert [each.result().node for each in (new, *rest)] == [1, 0, 2]
+    new.result().close()
+
+
+def test_a_host_too_many_takes_no_place_of_one_that_comes_back() -> None:
+    with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
+        meeting = Meeting("", 2, {}, 20, host="keeper", again=True)
+        kept = pool.submit(keep, meeting, Where("", lambda: None, listening), 2, None, frozenset({1}))
+        new, back = (Wire(socket.create_connection(listening.getsockname())) for _ in range(2))
+        new.send({"kind": "hello", "host": "new", "facts": {}})
+        heard = answers(new, 1)
+        back.send({"kind": "hello", "host": "back", "facts": {}, "node": 1, "start": 1})
+        met = kept.result()
+        assert met.machines == ["keeper", "back"] and answers(back, 2)[1]["kind"] == "welcome"
+        assert "new comes too late: the job takes 2" in [*heard, *answers(new, 2 - len(heard))][1]["why"]
+    assert met.listening is not None
+    for each in (new, back, met.listening, met.wires[1]):
+        each.close()
+
+
+def answers(wire: Wire, count: int) -> list[Message]:
+    found: list[Message] = []
+    while len(found) < count:
+        readable([wire], 1)
+        found += wire.read()
+    return found
+
+
+def waits(keeper: Company) -> bool:
+    """True if a host waits at the keeper for a place."""
+    assert keeper._late is not None
+    return bool(keeper._late._arrived)
+
+
 @pytest.mark.parametrize("asked", [0, 2])
 def test_a_request_to_stop_ends_the_wait_on_all_hosts(three: list[Company], asked: int) -> None:
     three[1].close()
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, three[n], stopped=n == asked) for n in (0, 2)]
     assert [type(each.exception()) for each in rest] == [Stopped, Stopped]
+
+
+# --------------------------------------------------------------------------------- processes that mpirun has started
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[Company]]:
+    """Yields three launchers that have met at a door, in the order of their places."""
+
+    def at_door(place: int) -> Company:
+        door = FileDoor(str(tmp_path / "door"), one_host=True)
+        return meet(Meeting("", 3, {}, 20, door=door, place=place, by="mpirun"))
+
+    with ThreadPoolExecutor(3) as pool:
+        companies = list(pool.map(at_door, range(3)))
+    yield companies
+    for each in companies:
+        each.close()
+
+
+def test_processes_of_mpirun_keep_their_connections(processes: list[Company]) -> None:
+    store = processes[0].store
+    processes[1].tell("failed", seen=None)  # of the start before
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(again, reversed(processes)))
+    assert [each.node for each in processes] == [0, 1, 2] and {each.start for each in processes} == {2}
+    assert len({each.store for each in processes}) == 1 and processes[0].store != store
+    assert processes[0].hear() == []
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_nobody_waits_for_a_process_that_mpirun_does_not_start_again(processes: list[Company], lost: int) -> None:
+    processes[lost].close()
+    rest = [each for each in processes if each.node != lost]
+
+    def gathered(each: Company) -> None:
+        try:
+            each.gather(lambda: None, 2, time.monotonic() + 3600, lambda: False)
+        finally:
+            each.close()  # as its process does when it ends
+
+    with ThreadPoolExecutor(2) as pool:
+        told = [pool.submit(gathered, each).exception() for each in rest]
+    assert [type(each) for each in told] == [Left, Left]
+    assert f"rank {lost}" in str(told[0]) and "left: its connection ended" in str(told[0])
+    assert [each.speaks for each in rest] == [True, False]
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_a_request_to_stop_ends_the_restart_of_all_processes(processes: list[Company], asked: int) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(again, each, stopped=each.node == asked) for each in processes]
+    assert [type(each.exception()) for each in ends] == [Stopped] * 3
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
 def test_messages_arrive_whole_and_in_order() -> None:
