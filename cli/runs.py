@@ -30,7 +30,7 @@ from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
 from dslc.runtime.process.run_status import begin, broke_off
-from dslc.surroundings import world_for
+from dslc.surroundings import counts_there, world_for
 from dslc.version import __version__
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Ready:
     program: JobProgram
     places: tuple[RankPlace, ...]
     world: World | None = None  # if a launcher of others has started this process
-    counts: Mapping[int, Analysis] = field(default_factory=dict)  # of an elastic job, by the number of nodes
+    counts: Mapping[int, Analysis] = field(default_factory=dict)  # of an elastic job, by the number of nodes; none if
+    # a launcher of others has decided on one
 
     def on(self, nodes: int) -> Ready:
         """Returns an elastic job as it is trained on so many nodes."""
@@ -73,10 +74,12 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Ar
     errors. `profile`: the run records its memory and its collectives.
     """
     found = Report()
-    counts = inspect_counts(loaded, found, run=True)
+    counts: Mapping[int, Analysis] = inspect_counts(loaded, found, run=True)
+    elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
+    if loaded.job is not None and elastic and counts and around.environ is not None:
+        counts = counts_there(loaded.job, counts, around.environ, found)
     analysis = counts[max(counts)] if counts else None
     report.extend(diagnostic.for_run() for diagnostic in found)
-    elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
     world = look_around(analysis, report, around, elastic=elastic) if analysis is not None else None
     if report.errors or analysis is None:
         return None
@@ -88,7 +91,7 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Ar
         program=program,
         places=compiled.places(),
         world=world,
-        counts=counts if elastic else {},
+        counts=counts if elastic and world is None else {},
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dslc.compiler.placement.layout import Layout
-from dslc.dsl.diagnostics import Report
+from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.elastic import alternatives
+from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.words import plural
 from dslc.runtime.launchers.known import LAUNCHERS, worlds
@@ -17,6 +19,7 @@ from dslc.runtime.launchers.world import World
 
 NOT_STARTED = "E0809"  # which all processes of a launcher find alike
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+_TO = {"torchrun": ":"}  # between the ends of a range of nodes, where it is not `-`
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are given, and what one alone has
 
 
@@ -38,6 +41,31 @@ def world_for(
             report.add("E0810", why, job.launch.at("with_"), help=f"`{_command(job, layout)}`")
         return found[word]
     return None
+
+
+def counts_there(
+    job: JobSpec, counts: Mapping[int, Analysis], environ: Mapping[str, str], report: Report
+) -> Mapping[int, Analysis]:
+    """Returns the analysis of the one count of nodes on which the launcher of an elastic job has started its
+    processes; of all counts, if it has not, or does not say.
+    """
+    world = worlds(environ).get(job.launch.with_.word)
+    if world is None or world.fault:
+        return counts
+    layout = counts[max(counts)].layout
+    nodes = world.nodes if world.nodes is not None else world.size // (layout.world_size // layout.nodes)
+    if nodes in counts:
+        return {nodes: counts[nodes]}
+    if nodes:
+        report.add(
+            "E0810",
+            f"{world.command} has started processes on {plural(nodes, 'node')}, and the job trains on "
+            f"{alternatives(sorted(counts))}",
+            job.launch.at("with_"),
+            notes=[Note(message="the range is here", span=job.devices.at("nodes"))],
+            help=f"`{_command(job, layout)}`",
+        )
+    return counts
 
 
 def _contradiction(layout: Layout, world: World) -> str:
@@ -128,7 +156,9 @@ def command(word: str, layout: Layout, job: str, restarts: int = 0) -> list[str]
     if word == "kubernetes":
         return ["dslc", "submit", job]
     each = layout.world_size // layout.nodes
-    numbers = {"nodes": layout.nodes, "processes": each, "ranks": layout.world_size}
+    counts = layout.node_counts
+    nodes = str(layout.nodes) if len(counts) == 1 else f"{counts[0]}{_TO.get(word, '-')}{counts[-1]}"
+    numbers = {"nodes": nodes, "processes": each, "ranks": layout.world_size}
     words = LAUNCHERS[word].start.format(**numbers).split()
     if word == "torchrun" and restarts:
         words[-1:] = ["--max-restarts", str(restarts), words[-1]]

@@ -16,7 +16,7 @@ from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
-from dslc.front import inspect, over, show
+from dslc.front import inspect_counts, over, show
 from dslc.launching.again import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
 from dslc.launching.submission import Submission, write_submission
@@ -92,11 +92,11 @@ def _ready(loaded: Loaded, report: Report) -> Ready | None:
     report, where warnings that block a run are errors.
     """
     found = Report()
-    analysis = inspect(loaded, found, trace=True)
+    counts = inspect_counts(loaded, found, trace=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
-    if report.errors or analysis is None:
+    if report.errors or not counts:
         return None
-    compiled = compile_plan(analysis)
+    compiled = compile_plan(counts[min(counts)])  # of an elastic job: the fewest nodes have the most to do each
     return Ready(loaded=loaded, compiled=compiled, program=compiled.program(), places=compiled.places())
 
 

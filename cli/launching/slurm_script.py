@@ -2,7 +2,8 @@
 
 Model: one task a node, whose agent forks the ranks of that node. The script starts them by `srun`, and asks
 again.py what follows: the end, another start in the same allocation, or a place in the queue again. The warning
-before the time limit comes early enough for `_STEPS` steps and a checkpoint, as the plan predicts them.
+before the time limit comes early enough for `_STEPS` steps and a checkpoint, as the plan predicts them. An elastic job
+takes as many nodes as SLURM has for it, of which it uses as many as it trains on.
 
 Limits: the host's memory beside GPUs, and the speed of the disk, are supposed; `options` say otherwise.
 """
@@ -43,11 +44,19 @@ def slurm_script(runs: Sequence[Ready], folders: Sequence[str], folder: str, job
     else:
         lines += ["", "runs=(", *(f"  {place}" for place in places), ")", 'run="${runs[$SLURM_ARRAY_TASK_ID]}"']
     python = shlex.join([sys.executable, "-P", "-m"])
+    nodes, counts = "", ready.compiled.plan.topology.node_counts
+    if len(counts) > 1:
+        nodes = '--nodes "$nodes" '
+        lines += [
+            f"for count in {' '.join(map(str, counts))}; do",
+            '  if [ "$count" -le "$SLURM_JOB_NUM_NODES" ]; then nodes=$count; fi',
+            "done",
+        ]
     lines += [
         'export DSLC_SUBMITTED="$run"',
         "again=0",
         'while [ "$again" -eq 0 ]; do',
-        f'  srun {shlex.join(start)} {python} dslc run "$run/job.plt" --out "$run"',
+        f'  srun {nodes}{shlex.join(start)} {python} dslc run "$run/job.plt" --out "$run"',
         "  status=$?",
         f'  {python} dslc.launching.again "$run" "$status" --restarts {restarts}{" --requeue" if again else ""}',
         "  again=$?",
@@ -74,11 +83,14 @@ def _options(runs: Sequence[Ready], folder: str, job: str, *, again: bool) -> li
     compiled = runs[0].compiled
     call = compiled.analysis.job.launch.with_
     assert isinstance(call, Slurm)
-    array = len(runs) > 1
+    array, counts = len(runs) > 1, compiled.plan.topology.node_counts
+    start = dict(option.split("=", 1) for option in _start(compiled))
+    if len(counts) > 1:
+        del start["--ntasks-per-node"]  # with it SLURM gives the fewest nodes of a range, without it the most it has
     said = {
         "--job-name": job,
-        "--nodes": str(compiled.plan.topology.nodes),
-        **dict(option.split("=", 1) for option in _start(compiled)),
+        "--nodes": str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}",
+        **start,
         "--gpus-per-node": _gpus(compiled),
         "--mem": f"{max(host_memory(each.compiled) for each in runs)}M",
         "--partition": call.partition or "",

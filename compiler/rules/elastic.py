@@ -6,7 +6,7 @@ the order of the samples are the same at every count.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dslc.compiler.cost.reuse import Reuse
@@ -14,7 +14,7 @@ from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
-from dslc.dsl.language.calls import Local
+from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
 from dslc.dsl.words import plural
@@ -66,13 +66,13 @@ def _check(job: JobSpec, report: Report) -> None:
             notes=[Note(message="the range is here", span=devices.at("nodes"))],
             help="leave `data` out: it grows with the nodes; or name one count of nodes",
         )
-    if not isinstance(job.launch.with_, Local):
+    if isinstance(job.launch.with_, c.SSH | c.Kubernetes):
         report.add(
             "W0801",
             f"a range of nodes with `{job.launch.with_.word}(…)` is checked and planned, but this version of dslc "
             "cannot run it yet",
             devices.at("nodes"),
-            help="one count of nodes; or `local()`",
+            help="one count of nodes; or `local()`, or a launcher that decides how many it starts",
         )
     if not job.checkpoint.written:
         report.add(
@@ -86,7 +86,7 @@ def _check(job: JobSpec, report: Report) -> None:
 def _tell_of_skipped(job: JobSpec, skipped: Mapping[int, Report], known: tuple[int, ...], report: Report) -> None:
     if not skipped or job.parallelism.data is not None:
         return
-    on = f"{', '.join(map(str, known[:-1]))} or {known[-1]}" if len(known) > 1 else str(known[0])
+    on = alternatives(known)
     more = "; while there are more hosts than it trains on, the rest wait" if max(skipped) > known[0] else ""
     report.add(
         "W0808",
@@ -127,6 +127,11 @@ def _reasons(told: Mapping[int, Report]) -> list[Note]:
     ]
     more = len(notes) - _SHOWN
     return notes if more <= 0 else [*notes[:_SHOWN], Note(message=f"and {plural(more, 'other count')}")]
+
+
+def alternatives(counts: Sequence[int]) -> str:
+    """Returns `1, 2 or 4`."""
+    return f"{', '.join(map(str, counts[:-1]))} or {counts[-1]}" if len(counts) > 1 else str(counts[0])
 
 
 def _listed(counts: list[int]) -> str:

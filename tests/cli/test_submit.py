@@ -49,6 +49,14 @@ def submit(folder: Path, text: str, *more: str) -> tuple[int, str, str]:
     return told.returncode, told.stdout, told.stderr
 
 
+def test_an_elastic_job_takes_the_nodes_that_the_cluster_has(tmp_path: Path) -> None:
+    status, script, said = submit(tmp_path, JOB.replace("nodes = 2", "nodes = 1..4"), "--out", "run")
+    assert status == 0, said
+    assert "#SBATCH --nodes=1-3\n" in script and "#SBATCH --ntasks-per-node" not in script
+    assert "for count in 1 2 3; do\n" in script and 'srun --nodes "$nodes" --ntasks-per-node=1 ' in script
+    assert "W0808" in said, "48 samples are not shared out over 32 ranks"
+
+
 def test_the_script_follows_from_the_plan(tmp_path: Path) -> None:
     status, script, said = submit(tmp_path, JOB, "--out", "run")
     assert status == 0, said

@@ -9,6 +9,8 @@ from helpers.paths import EXAMPLES
 
 from dslc.dsl.diagnostics import Report
 from dslc.front import check_one
+from dslc.dsl.meaning.load import load
+from dslc.runs import Around, Ready, prepare
 from dslc.surroundings import world_for
 
 TORCHRUN = {
@@ -127,3 +129,45 @@ def test_torchrun_restarts_as_often_as_the_job_says(told: str) -> None:
 )
 def test_what_fits_is_not_reported(word: str, environ: Mapping[str, str], settings: Sequence[str]) -> None:
     assert not list(reported(environ, f"launch.with={word}()", *settings))
+
+
+def prepared(environ: Mapping[str, str], word: str) -> tuple[Ready | None, Report]:
+    """Compiles a job that trains on 1, 2 or 4 nodes of two ranks each."""
+    chosen = ("devices.cpus=2", "devices.nodes=1..4", "data.batch=64", "checkpoint.every=10 steps", "train.steps=20")
+    report = Report()
+    around = Around(environ=environ)
+    return prepare(load(str(EXAMPLES / "digits.plt"), [*chosen, f"launch.with={word}()"]), report, around=around), report
+
+
+@pytest.mark.parametrize(
+    "word, environ, nodes",
+    [
+        ("torchrun", TORCHRUN, 1),
+        ("torchrun", {**TORCHRUN, **TWO, "WORLD_SIZE": "4"}, 2),
+        ("mpi", OPEN_MPI, 1),
+        ("mpi", {**MPICH, "PMI_SIZE": "8"}, 4),
+        ("slurm", {**SLURM, "SLURM_STEP_NUM_NODES": "2"}, 2),
+    ],
+)
+def test_an_elastic_job_takes_the_nodes_that_its_launcher_has(
+    word: str, environ: Mapping[str, str], nodes: int
+) -> None:
+    ready, report = prepared(environ, word)
+    assert ready is not None, report.errors
+    assert (ready.compiled.plan.topology.nodes, ready.program.world_size) == (nodes, 2 * nodes)
+    assert ready.world is not None and not ready.counts
+
+
+@pytest.mark.parametrize(
+    "word, environ, said",
+    [
+        ("mpi", {**MPICH, "PMI_SIZE": "6"}, "mpirun has started processes on 3 nodes, and the job trains on 1, 2 or 4"),
+        ("slurm", {**SLURM, "SLURM_STEP_NUM_NODES": "5"}, "srun has started processes on 5 nodes, and the job trains"),
+        ("torchrun", {**TORCHRUN, "WORLD_SIZE": "3"}, "torchrun has started 3 processes (WORLD_SIZE is 3)"),
+    ],
+)
+def test_nodes_on_which_an_elastic_job_does_not_train(word: str, environ: Mapping[str, str], said: str) -> None:
+    ready, report = prepared(environ, word)
+    assert ready is None
+    (error,) = report.errors
+    assert error.code == "E0810" and said in error.message

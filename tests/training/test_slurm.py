@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -312,6 +313,25 @@ def test_a_preempted_job_stops_with_a_checkpoint_and_goes_on(launcher: Launcher,
     assert int(stopped) % 500, "from the checkpoint of the step after which it stopped"
     assert shown(job)[0].state == "done" and every_step_once(job, 600), said_of(job)
     agree(train_job(launcher, job, *ALONE, "train.steps=600"), Trained(job.parent / "run"))
+
+
+@pytest.mark.long
+def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(launcher: Launcher, job: Path) -> None:
+    number = submit(job, *LONG, "train.steps=1500", "devices.nodes=1..3")
+    wait_for(job, "running", step=15)
+    node = {"NodeName": "n3", "State": "DRAIN", "Reason": "test"}
+    subprocess.run(["scontrol", "update", *(f"{name}={value}" for name, value in node.items())], check=True)
+    try:
+        subprocess.run(["scancel", "--signal=USR1", number], check=True)
+        start_again(number)
+        wait_for_the_end(job)
+    finally:
+        subprocess.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], check=True)
+    assert shown(job)[0].state == "done" and every_step_once(job, 1500), said_of(job)
+    ranks = {len(list(logs.glob("rank-*.log"))) for logs in (job.parent / "run" / "logs", *(job.parent / "run").glob("logs/attempt-*"))}
+    plan = json.loads((job.parent / "run" / "plan.json").read_text())
+    assert plan["topology"]["nodes"] == 2 and 3 in ranks
+    agree(train_job(launcher, job, *ALONE, "train.steps=1500"), Trained(job.parent / "run"))
 
 
 @pytest.mark.long
