@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.exchanges import Array, Simulated, Weights, agree, descend, flat, job, mean_of, run, shares, weights_of
+from helpers.exchanged_weights import alone
+from helpers.exchanges import Array, Simulated, agree, descend, flat, job, mean_of, run, weights_of
 from helpers.launcher import Launcher
 from helpers.trained import Trained, ready
 
@@ -30,15 +31,6 @@ def held_back(folder: Path, at: int, until: int) -> str:
     )
 
 
-def alone(simulated: Simulated) -> list[Weights]:
-    """Returns the gradients of ranks in the next step, each of the mean over its own samples."""
-    gradients = simulated.gradients()
-    count = 24 if simulated.step % 4 else 10
-    sizes = [stop - start for start, stop in shares(count, simulated.ranks)]
-    factors = [np.float32(count / (simulated.ranks * size)) for size in sizes]
-    return [{n: f * g for n, g in each.items()} for each, f in zip(gradients, factors, strict=True)]
-
-
 def left(trained: Trained, name: str) -> Array:
     with np.load(trained.folder / f"{name}.npz") as found:
         return flat(dict(found))
@@ -56,8 +48,8 @@ def hold_the_rule(trained: Trained, ranks: int, steps: int = STEPS) -> Array:
             given[rank] += begun - flat(weights_of(trained, rank, step - 1))
             with np.load(trained.folder / f"begun-{rank}-{step}.npz") as found:
                 simulated.weights[rank] = dict(found)
-        taken = zip(simulated.weights, alone(simulated), strict=True)
-        simulated.weights = [descend(weights, gradient) for weights, gradient in taken]
+        gradients = alone(simulated.gradients(), simulated.count)
+        simulated.weights = [descend(w, g) for w, g in zip(simulated.weights, gradients, strict=True)]
         agree(trained, simulated, step)
     for rank in range(ranks):
         given[rank] += left(trained, f"end-{rank}") - flat(weights_of(trained, rank, steps))
@@ -95,7 +87,8 @@ def test_steps_alone_are_those_of_each_rank(launcher: Launcher, tmp_path: Path) 
     trained = run(launcher, job(tmp_path / "job", 3, exchange))
     simulated = Simulated(weights_of(trained, 0, 0), 3)
     for step in range(1, 7):
-        gradients = [mean_of(simulated.gradients())] * 3 if step <= 3 else alone(simulated)
+        gradients = simulated.gradients()
+        gradients = [mean_of(gradients)] * 3 if step <= 3 else alone(gradients, simulated.count)
         simulated.weights = [descend(w, g) for w, g in zip(simulated.weights, gradients, strict=True)]
         agree(trained, simulated, step)
 

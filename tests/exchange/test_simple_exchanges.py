@@ -6,27 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from helpers.exchanges import Simulated, Weights, agree, descend, flat, job, mean_of, run, weights_of
+from helpers.exchanged_gradients import rounded
+from helpers.exchanges import Simulated, agree, descend, flat, job, mean_of, run, weights_of
 from helpers.launcher import Launcher
 
 STEPS = 6
-
-
-def rounded(gradients: list[Weights], exchange: str) -> Weights:
-    """Returns the mean of gradients that are sent in 16 bits, as docs/exchanges.md says."""
-    ranks = len(gradients)
-    found = {}
-    largest = max(float(np.abs(each).max()) for gradient in gradients for each in gradient.values())
-    scale = 2.0 ** np.floor(np.log2(2.0**15 / largest)) if exchange == "fp16" else 1.0
-    dtype = torch.float16 if exchange == "fp16" else torch.bfloat16
-    for name in gradients[0]:
-        low = [torch.from_numpy(each[name] * np.float32(scale / ranks)).to(dtype) for each in gradients]
-        total = low[0]
-        for each in low[1:]:
-            total = total + each
-        found[name] = total.float().numpy() / np.float32(scale)
-    return found
 
 
 @pytest.mark.parametrize("ranks", (2, 3, 4))
