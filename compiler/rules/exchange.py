@@ -39,6 +39,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
     if layout is None or exchange is None:
         return
     where = said_at(job)
+    exact = "`adam` is exact" if isinstance(optimizer, Compressed) else "`gradients = allreduce()` is exact"
     fine = _check_axes(job, layout, exchange, where, report)
     if job.train.step is not None:
         report.add(
@@ -65,14 +66,14 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             "which others have used",
             where,
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`gradients = allreduce()`",
+            help=exact,
         )
     report.add(
         "W0630",
         f"`{exchange.word}` gives up that training is the same on any number of ranks: {exchange.gives_up}",
         where,
         label=_alone(exchange),
-        help="`gradients = allreduce()` is exact" if not isinstance(optimizer, Compressed) else "`adam` is exact",
+        help=exact,
     )
 
 

@@ -16,7 +16,10 @@ from helpers.exchanged_gradients import LowRank, in_codes, rounded
 from helpers.exchanged_momenta import Adam
 from helpers.exchanged_weights import Outer, Ring, alone, averaged
 from helpers.exchanges import (
+    ASIDE,
+    BOTH,
     JOB,
+    TIED,
     Simulated,
     Weights,
     agree,
@@ -28,6 +31,7 @@ from helpers.exchanges import (
     made_data,
     mean_of,
     run,
+    three_layers,
     weights_of,
 )
 from helpers.launcher import Launcher
@@ -131,10 +135,6 @@ EXCHANGES = {
 }
 OPTIMIZERS = JOB.replace("gradients = EXCHANGE", "").replace("sgd(lr = 0.1)", "EXCHANGE")
 
-TIED, ASIDE, BOTH = (
-    f'model.network=python("own_layers:Layers", {more})'
-    for more in ("tied = true", "aside = true", "tied = true, aside = true")
-)
 FROZEN, ACCUMULATED = 'model.freeze=["first.bias"]', "parallelism.microbatches=2"
 CASES = {
     "tied": (TIED,),
@@ -143,12 +143,6 @@ CASES = {
     "accumulation": (TIED, ACCUMULATED),
     "together": (BOTH, FROZEN, ACCUMULATED),
 }
-
-
-def three_layers(weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    second = weights.get("second.weight", weights["first.weight"])
-    hidden = relu(linear(inputs, weights["first.weight"], weights["first.bias"]))
-    return linear(relu(linear(hidden, second, weights["second.bias"])), weights["last.weight"], weights["last.bias"])
 
 
 def cases() -> Iterator[object]:

@@ -48,6 +48,10 @@ train {
 }
 log { every = 1 step }
 """
+TIED, ASIDE, BOTH = (
+    f'model.network=python("own_layers:Layers", {more})'
+    for more in ("tied = true", "aside = true", "tied = true, aside = true")
+)
 MOST = 25 * 2**18  # numbers: a bucket is full once it holds 25 MiB
 BATCH, LR = 24, np.float32(0.1)  # the fourth batch of an epoch has 10 samples, an uneven share on 3 and 4 ranks
 
@@ -109,6 +113,13 @@ def two_layers(weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """Returns the output of the job's network."""
     hidden = relu(linear(inputs, weights["0.weight"], weights["0.bias"]))
     return linear(hidden, weights["2.weight"], weights["2.bias"])
+
+
+def three_layers(weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """Returns the output of own_layers.py's."""
+    second = weights.get("second.weight", weights["first.weight"])
+    hidden = relu(linear(inputs, weights["first.weight"], weights["first.bias"]))
+    return linear(relu(linear(hidden, second, weights["second.bias"])), weights["last.weight"], weights["last.bias"])
 
 
 class Simulated:
