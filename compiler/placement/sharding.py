@@ -115,9 +115,9 @@ def units(model: ModelGraph) -> tuple[Unit, ...]:
 
 def searches(model: ModelGraph, sharding: Sharding) -> bool:
     """True if each step has to find out which parameters it has used: DistributedDataParallel also for those that no
-    step uses, which `fully_shard` passes over by itself.
+    step uses, which other engines pass over by themselves.
     """
-    return model.root is None and (model.varies or (bool(model.unused) and sharding.engine != "fsdp"))
+    return model.root is None and (model.varies or (bool(model.unused) and sharding.engine not in ("fsdp", "local")))
 
 
 def _is_unit(layer: LayerNode, shared: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Rules for an exchange that is no exact sum of gradients: E0605, E0630 to E0633, W0630.
+"""Rules for an exchange that is no exact sum of gradients: E0605, E0630 to E0633, W0630, W0635.
 
 Half precision is a matter of how numbers are sent, and goes with every sharding and axis. Every other exchange needs
 whole gradients, or weights, on each rank of a data axis alone.
@@ -16,11 +16,12 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.optimizers import Compressed
+from dslc.dsl.language.optimizers import Compressed, QAdam
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
 ROUNDED = ("fp16", "bf16")  # exchanges of gradients that go with every engine
+SHORT = 0.05  # of all steps: a third of the shortest warm-up of the papers
 
 
 def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
@@ -39,6 +40,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
     if layout is None or exchange is None:
         return
     where = said_at(job)
+    exact = "`adam` is exact" if isinstance(optimizer, Compressed) else "`gradients = allreduce()` is exact"
     fine = _check_axes(job, layout, exchange, where, report)
     if job.train.step is not None:
         report.add(
@@ -65,15 +67,32 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             "which others have used",
             where,
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`gradients = allreduce()`",
+            help=exact,
         )
     report.add(
         "W0630",
         f"`{exchange.word}` gives up that training is the same on any number of ranks: {exchange.gives_up}",
         where,
         label=_alone(exchange),
-        help="`gradients = allreduce()` is exact" if not isinstance(optimizer, Compressed) else "`adam` is exact",
+        help=exact,
     )
+
+
+def check_warmup(job: JobSpec, steps: int, report: Report) -> None:
+    """Warns if an optimizer freezes its second moment too early in a training of so many steps, or never."""
+    optimizer = job.train.optimizer
+    if not isinstance(optimizer, Compressed):
+        return
+    alone, word = plural(optimizer.alone, "step"), optimizer.word
+    if optimizer.alone >= steps:
+        told = f"the training ends after {plural(steps, 'step')}, and `{word}` is plain Adam in the first {alone}"
+    elif optimizer.alone < SHORT * steps:
+        told = f"`{word}` freezes its second moment after {alone} of {steps}: too early, the training may diverge"
+    else:
+        return
+    name = "warmup" if isinstance(optimizer, QAdam) else "freeze"
+    fifth = max(1, steps // 5)
+    report.add("W0635", told, job.train.at("optimizer"), help=f"`{name} = {fifth}`, a fifth of the training")
 
 
 def said_at(job: JobSpec) -> Span | None:

@@ -18,7 +18,7 @@ from dslc.compiler.placement.workload import Workload, in_steps, steps_of
 from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.documents import check_documents
-from dslc.compiler.rules.exchange import check_exchange
+from dslc.compiler.rules.exchange import check_exchange, check_warmup
 from dslc.compiler.rules.goals import check_goals
 from dslc.compiler.rules.mixtures import check_mixture
 from dslc.compiler.rules.pipeline import check_pipeline
@@ -162,6 +162,7 @@ def _check_length(job: JobSpec, layout: Layout | None, workload: Workload | None
     train = job.train
     if workload is None or workload.steps is None:
         return
+    check_warmup(job, workload.steps, report)
     parts = {"warmup": "a warm-up", "rise": "a rise", "decay": "a fall"}
     found = {name: getattr(train.lr_schedule, name, None) for name in parts}
     spans = {name: steps_of(value, workload) or 0 for name, value in found.items() if isinstance(value, Quantity)}

@@ -8,8 +8,8 @@ import pytest
 from helpers.paths import EXAMPLES
 
 from dslc.dsl.diagnostics import Report
-from dslc.front import check_one
 from dslc.dsl.meaning.load import load
+from dslc.front import check_one
 from dslc.runs import Around, Ready, prepare
 from dslc.surroundings import world_for
 
@@ -136,7 +136,9 @@ def prepared(environ: Mapping[str, str], word: str) -> tuple[Ready | None, Repor
     chosen = ("devices.cpus=2", "devices.nodes=1..4", "data.batch=64", "checkpoint.every=10 steps", "train.steps=20")
     report = Report()
     around = Around(environ=environ)
-    return prepare(load(str(EXAMPLES / "digits.plt"), [*chosen, f"launch.with={word}()"]), report, around=around), report
+    return prepare(
+        load(str(EXAMPLES / "digits.plt"), [*chosen, f"launch.with={word}()"]), report, around=around
+    ), report
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.exchanges import Array, Simulated, Weights, agree, descend, flat, job, mean_of, run, shares, weights_of
+from helpers.exchanged_weights import alone
+from helpers.exchanges import (
+    TIED,
+    Array,
+    Forward,
+    Simulated,
+    Weights,
+    agree,
+    descend,
+    flat,
+    job,
+    mean_of,
+    run,
+    three_layers,
+    two_layers,
+    weights_of,
+)
 from helpers.launcher import Launcher
 from helpers.trained import Trained, ready
 
@@ -30,43 +46,38 @@ def held_back(folder: Path, at: int, until: int) -> str:
     )
 
 
-def alone(simulated: Simulated) -> list[Weights]:
-    """Returns the gradients of ranks in the next step, each of the mean over its own samples."""
-    gradients = simulated.gradients()
-    count = 24 if simulated.step % 4 else 10
-    sizes = [stop - start for start, stop in shares(count, simulated.ranks)]
-    factors = [np.float32(count / (simulated.ranks * size)) for size in sizes]
-    return [{n: f * g for n, g in each.items()} for each, f in zip(gradients, factors, strict=True)]
+def numbers(weights: Weights) -> Array:
+    return flat(weights, tuple(sorted(weights)))
 
 
 def left(trained: Trained, name: str) -> Array:
     with np.load(trained.folder / f"{name}.npz") as found:
-        return flat(dict(found))
+        return numbers(dict(found))
 
 
-def hold_the_rule(trained: Trained, ranks: int, steps: int = STEPS) -> Array:
+def hold_the_rule(trained: Trained, ranks: int, steps: int = STEPS, forward: Forward = two_layers) -> Array:
     """Asserts that each rank's steps are its own, and that what is added between them leaves the mean as it was.
     Returns what each rank was given in all.
     """
-    simulated = Simulated(weights_of(trained, 0, 0), ranks)
-    given = np.zeros((ranks, flat(simulated.weights[0]).size))
+    simulated = Simulated(weights_of(trained, 0, 0), ranks, forward=forward)
+    given = np.zeros((ranks, numbers(simulated.weights[0]).size))
     for step in range(1, steps + 1):
         for rank in range(ranks):
             begun = left(trained, f"begun-{rank}-{step}")
-            given[rank] += begun - flat(weights_of(trained, rank, step - 1))
+            given[rank] += begun - numbers(weights_of(trained, rank, step - 1))
             with np.load(trained.folder / f"begun-{rank}-{step}.npz") as found:
                 simulated.weights[rank] = dict(found)
-        taken = zip(simulated.weights, alone(simulated), strict=True)
-        simulated.weights = [descend(weights, gradient) for weights, gradient in taken]
+        gradients = alone(simulated.gradients(), simulated.count)
+        simulated.weights = [descend(w, g) for w, g in zip(simulated.weights, gradients, strict=True)]
         agree(trained, simulated, step)
     for rank in range(ranks):
-        given[rank] += left(trained, f"end-{rank}") - flat(weights_of(trained, rank, steps))
+        given[rank] += left(trained, f"end-{rank}") - numbers(weights_of(trained, rank, steps))
     np.testing.assert_allclose(given.sum(0), 0, atol=2e-5)
     return given
 
 
 def are_together(trained: Trained, ranks: int) -> None:
-    saved = flat(dict(trained.weights))
+    saved = numbers(dict(trained.weights))
     for rank in range(ranks):
         np.testing.assert_allclose(left(trained, f"end-{rank}"), saved, rtol=0, atol=1e-6)
 
@@ -81,11 +92,12 @@ def test_no_step_waits_for_a_rank_that_is_held_back(launcher: Launcher, tmp_path
 
 
 def test_a_rank_that_is_done_goes_on_taking_part(launcher: Launcher, tmp_path: Path) -> None:
+    """With a tied weight."""
     made = job(tmp_path / "job", 2, NEVER)
-    trained = run(launcher, made, hooks(), SELDOM, f"train.steps={STEPS}")
-    apart = [flat(weights_of(trained, rank, STEPS)) for rank in range(2)]
+    trained = run(launcher, made, TIED, hooks(), SELDOM, f"train.steps={STEPS}")
+    apart = [numbers(weights_of(trained, rank, STEPS)) for rank in range(2)]
     assert np.abs(apart[0] - apart[1]).max() > 1e-3
-    hold_the_rule(trained, 2)
+    hold_the_rule(trained, 2, forward=three_layers)
     are_together(trained, 2)
 
 
@@ -95,7 +107,8 @@ def test_steps_alone_are_those_of_each_rank(launcher: Launcher, tmp_path: Path) 
     trained = run(launcher, job(tmp_path / "job", 3, exchange))
     simulated = Simulated(weights_of(trained, 0, 0), 3)
     for step in range(1, 7):
-        gradients = [mean_of(simulated.gradients())] * 3 if step <= 3 else alone(simulated)
+        gradients = simulated.gradients()
+        gradients = [mean_of(gradients)] * 3 if step <= 3 else alone(gradients, simulated.count)
         simulated.weights = [descend(w, g) for w, g in zip(simulated.weights, gradients, strict=True)]
         agree(trained, simulated, step)
 

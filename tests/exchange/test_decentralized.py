@@ -6,22 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.exchanges import Simulated, Weights, agree, descend, flat, job, mean_of, run, weights_of
+from helpers.exchanged_weights import averaged
+from helpers.exchanges import Simulated, agree, descend, flat, job, mean_of, run, weights_of
 from helpers.launcher import Launcher
 
 STEPS = 6
-
-
-def averaged(before: list[Weights], exchanges: int, pairs: bool) -> list[Weights]:
-    """Returns the averages of weights in the exchange after so many: over all, or of pairs."""
-    members = len(before)
-    if not pairs:
-        return [mean_of(before)] * members
-    half, found = members // 2, list(before)
-    for member in range(half):
-        other = half + (exchanges + member) % half
-        found[member] = found[other] = mean_of([before[member], before[other]])
-    return found
 
 
 @pytest.mark.parametrize(

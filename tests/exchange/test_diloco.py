@@ -7,29 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.exchanges import Array, Simulated, Weights, agree, apart, descend, flat, job, mean_of, run, weights_of
+from helpers.exchanged_weights import Outer
+from helpers.exchanges import Simulated, agree, apart, descend, flat, job, mean_of, run, weights_of
 from helpers.launcher import Launcher
 
 from dslc.runtime.process.records import NOTES
 
-STEPS, LR, MOMENTUM = 6, np.float32(0.7), np.float32(0.9)
+STEPS = 6
 EXCHANGE = "diloco(period = 2, lr = 0.7, momentum = 0.9)"
-
-
-class Outer:
-    """Outer weights, with Nesterov's momentum."""
-
-    def __init__(self, weights: Weights) -> None:
-        self.like = weights
-        self.weights: Array = flat(weights)
-        self.momentum: Array = np.zeros_like(self.weights)
-
-    def step(self, taken: list[Weights]) -> Weights:
-        parts = [self.weights - flat(each) for each in taken]
-        difference: Array = np.asarray(np.mean(parts, axis=0, dtype=np.float32))
-        self.momentum = np.asarray(MOMENTUM * self.momentum + difference)
-        self.weights = np.asarray(self.weights - LR * (difference + MOMENTUM * self.momentum))
-        return apart(self.weights, self.like)
 
 
 @pytest.mark.parametrize("ranks", (2, 3, 4))

@@ -6,37 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.exchanges import Array, Simulated, agree, apart, descend, flat, job, mean_of, run, weights_of
+from helpers.exchanged_weights import Ring
+from helpers.exchanges import Simulated, agree, apart, descend, flat, job, mean_of, run, weights_of
 from helpers.launcher import Launcher
 
 STEPS = 6
-
-
-def through_codes(numbers: Array) -> Array:
-    """Returns numbers after they were sent as MinMaxUInt8."""
-    low, high = np.float64(numbers.min()), np.float64(numbers.max())
-    scale = 255 / (high - low + 1e-7)
-    base = np.round(high * scale) - 255
-    codes = np.clip(np.round(numbers * scale) - base, 0, 255)
-    return ((codes + base) / scale).astype(np.float32)
-
-
-class Ring:
-    """Replicas of each member's weights: its own (1), and those of the members before (0) and after it (2)."""
-
-    def __init__(self, start: Array, members: int) -> None:
-        self.members = members
-        self.replicas = [[start.copy() for _ in range(3)] for _ in range(members)]
-
-    def exchange(self, taken: list[Array]) -> list[Array]:
-        """Returns the weights of the members after an exchange of those after their steps."""
-        sent = []
-        for weights, (before, own, after) in zip(taken, self.replicas, strict=True):
-            sent.append(through_codes(weights + before / 3 + after / 3 - own * np.float32(5 / 3)))
-        for member, replicas in enumerate(self.replicas):
-            for place in range(3):
-                replicas[place] = replicas[place] + sent[(member + place - 1) % self.members]
-        return [own.copy() for _, own, _ in self.replicas]
 
 
 @pytest.mark.parametrize(("ranks", "interval"), [(2, 1), (3, 1), (4, 1), (4, 2)])

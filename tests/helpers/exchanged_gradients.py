@@ -1,4 +1,4 @@
-"""`fp16()`, `bf16()`, `bytegrad()` and `powersgd(rank)` by the book: what all ranks agree on, in numpy."""
+"""Exchanges of gradients by the book: what all ranks agree on, in numpy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,25 @@ import hashlib
 import numpy as np
 import torch
 
-from helpers.exchanges import Array, Weights, apart, flat, mean_of
+from helpers.exchanges import Array, Weights, apart, buckets_of, flat, mean_of
 
-ORDER = ("2.weight", "2.bias", "0.weight", "0.bias")  # in the only bucket of `bytegrad`
 SEED = 0
+
+
+def rounded(gradients: list[Weights], exchange: str) -> Weights:
+    """Returns the mean of gradients that are sent in 16 bits, as docs/exchanges.md says."""
+    ranks = len(gradients)
+    found = {}
+    largest = max(float(np.abs(each).max()) for gradient in gradients for each in gradient.values())
+    scale = 2.0 ** np.floor(np.log2(2.0**15 / largest)) if exchange == "fp16" else 1.0
+    dtype = torch.float16 if exchange == "fp16" else torch.bfloat16
+    for name in gradients[0]:
+        low = [torch.from_numpy(each[name] * np.float32(scale / ranks)).to(dtype) for each in gradients]
+        total = low[0]
+        for each in low[1:]:
+            total = total + each
+        found[name] = total.float().numpy() / np.float32(scale)
+    return found
 
 
 def drawn(name: str, columns: int, rank: int, seed: int = SEED) -> Array:
@@ -66,25 +81,12 @@ def exchanged(buckets: list[Array]) -> Array:
     return np.concatenate(agreed)[:count]
 
 
-def in_codes(gradients: list[Weights], names: tuple[str, ...] = ORDER, pieces: int = 1) -> Weights:
-    whole = [flat(each, names) for each in gradients]
-    nodes = [np.mean(whole[n : n + pieces], axis=0, dtype=np.float32) for n in range(0, len(whole), pieces)]
-    cut = [np.pad(each, (0, -each.size % pieces)).reshape(pieces, -1) for each in nodes]
-    found = np.concatenate([exchanged([each[piece] for each in cut]) for piece in range(pieces)])
-    return apart(found[: whole[0].size], gradients[0], names)
-
-
-def rounded(gradients: list[Weights], exchange: str) -> Weights:
-    """Returns the mean of gradients that are sent in 16 bits, as docs/exchanges.md says."""
-    ranks = len(gradients)
-    found = {}
-    largest = max(float(np.abs(each).max()) for gradient in gradients for each in gradient.values())
-    scale = 2.0 ** np.floor(np.log2(2.0**15 / largest)) if exchange == "fp16" else 1.0
-    dtype = torch.float16 if exchange == "fp16" else torch.bfloat16
-    for name in gradients[0]:
-        low = [torch.from_numpy(each[name] * np.float32(scale / ranks)).to(dtype) for each in gradients]
-        total = low[0]
-        for each in low[1:]:
-            total = total + each
-        found[name] = total.float().numpy() / np.float32(scale)
+def in_codes(gradients: list[Weights], pieces: int = 1) -> Weights:
+    found: Weights = {}
+    for names in buckets_of(gradients[0], sorted(gradients[0], reverse=True)):
+        whole = [flat(each, names) for each in gradients]
+        nodes = [np.mean(whole[n : n + pieces], axis=0, dtype=np.float32) for n in range(0, len(whole), pieces)]
+        cut = [np.pad(each, (0, -each.size % pieces)).reshape(pieces, -1) for each in nodes]
+        agreed = np.concatenate([exchanged([each[piece] for each in cut]) for piece in range(pieces)])
+        found |= apart(agreed[: whole[0].size], gradients[0], names)
     return found

@@ -121,7 +121,7 @@ class File:
 
 
 class Weights:
-    """Leaves the weights of a rank before the first step and after each."""
+    """Leaves the weights and statistics of a rank before the first step and after each."""
 
     def start(self, context: Any) -> None:
         self.after_step(context)
@@ -130,7 +130,8 @@ class Weights:
         self._leave(context, f"weights-{context.rank}-{context.step}")
 
     def _leave(self, context: Any, name: str) -> None:
-        found = {name: each.detach().numpy().copy() for name, each in context.model.named_parameters()}
+        named = [*context.model.named_parameters(), *context.model.named_buffers()]
+        found = {name: each.detach().numpy().copy() for name, each in named if each.is_floating_point()}
         np.savez(os.path.join(context.folder, f"{name}.npz"), **found)
 
 
