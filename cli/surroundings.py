@@ -47,7 +47,7 @@ def counts_there(
     job: JobSpec, counts: Mapping[int, Analysis], environ: Mapping[str, str], report: Report
 ) -> Mapping[int, Analysis]:
     """Returns the analysis of the one count of nodes on which the launcher of an elastic job has started its
-    processes; of all counts, if it has not, or does not say.
+    processes; none if it does not train on so many; of all counts, if the launcher has not started it.
     """
     world = worlds(environ).get(job.launch.with_.word)
     if world is None or world.fault:
@@ -56,16 +56,17 @@ def counts_there(
     nodes = world.nodes if world.nodes is not None else world.size // (layout.world_size // layout.nodes)
     if nodes in counts:
         return {nodes: counts[nodes]}
-    if nodes:
-        report.add(
-            "E0810",
-            f"{world.command} has started processes on {plural(nodes, 'node')}, and the job trains on "
-            f"{alternatives(sorted(counts))}",
-            job.launch.at("with_"),
-            notes=[Note(message="the range is here", span=job.devices.at("nodes"))],
-            help=f"`{_command(job, layout)}`",
-        )
-    return counts
+    if not nodes:  # fewer processes than one node has ranks, which will be said
+        return counts
+    report.add(
+        "E0810",
+        f"{world.command} has started processes on {plural(nodes, 'node')}, and the job trains on "
+        f"{alternatives(sorted(counts))}",
+        job.launch.at("with_"),
+        notes=[Note(message="the range is here", span=job.devices.at("nodes"))],
+        help=f"`{_command(job, layout)}`",
+    )
+    return {}
 
 
 def _contradiction(layout: Layout, world: World) -> str:

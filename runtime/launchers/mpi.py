@@ -7,12 +7,14 @@ not answer is looked up again. Nothing here needs MPI itself.
 When a process ends with an error, mpirun ends all others: Open MPI within two seconds, MPICH at once. Of ranks that
 fail, which are forked from these processes, it hears nothing.
 
-Limits: MPICH names no run, and two of one job that begin in one folder at once, each on several hosts, could meet: give
-each a run directory in a folder of its own.
+MPICH names no run. Its proxy, which has started this process, was told by its command line where mpirun listens: no two
+that run at once have this alike. Where that cannot be read, two runs of one job that begin in one folder at once, each
+on several hosts, could meet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,8 +43,17 @@ def _join(world: World, environ: Mapping[str, str], beside: str) -> FileDoor:
     one_host = world.local_size == world.size
     run = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
     if run is None:
-        run = f"mpich-{os.getppid()}" if one_host else "mpich"
+        run = f"mpich-{_control_port() or (os.getppid() if one_host else '')}"
     return FileDoor(f"{beside}-{run.replace(os.sep, '_')}", one_host=one_host)
+
+
+def _control_port() -> str:
+    """Returns where the mpirun of MPICH listens for its proxies, HOST:PORT; "" if that is not to be found out."""
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8") as file:
+        words = file.read().split("\0")
+        if "--control-port" in words[:-1]:
+            return words[words.index("--control-port") + 1]
+    return ""
 
 
 LAUNCHER = Launcher(

@@ -133,12 +133,10 @@ def test_what_fits_is_not_reported(word: str, environ: Mapping[str, str], settin
 
 def prepared(environ: Mapping[str, str], word: str) -> tuple[Ready | None, Report]:
     """Compiles a job that trains on 1, 2 or 4 nodes of two ranks each."""
-    chosen = ("devices.cpus=2", "devices.nodes=1..4", "data.batch=64", "checkpoint.every=10 steps", "train.steps=20")
+    chosen = ("devices.nodes=1..4", "devices.cpus=2", "parallelism.data=none", "data.batch=64", "train.steps=20")
     report = Report()
-    around = Around(environ=environ)
-    return prepare(
-        load(str(EXAMPLES / "digits.plt"), [*chosen, f"launch.with={word}()"]), report, around=around
-    ), report
+    loaded = load(str(EXAMPLES / "digits.plt"), [*chosen, "checkpoint.every=10 steps", f"launch.with={word}()"])
+    return prepare(loaded, report, around=Around(environ=environ)), report
 
 
 @pytest.mark.parametrize(

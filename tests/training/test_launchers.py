@@ -297,6 +297,20 @@ def test_mpirun_over_hosts_trains_as_one_process(
 
 @pytest.mark.long
 @pytest.mark.parametrize("mpirun", ["mpich"], indirect=True)
+def test_two_runs_of_one_job_at_once_do_not_meet(launcher: Launcher, over_hosts: list[str], job: Path) -> None:
+    command = of_mpi([*over_hosts, "host1:1,host2:1"], job, "devices.nodes=2", "devices.cpus=1")
+    outs = [job.parent / "run", job.parent / "other"]
+    other = [str(outs[1]) if word == str(outs[0]) else word for word in command]
+    with started(job.parent, [command, other]) as both:
+        ends = [each.end() for each in both]
+        assert [status for status, _ in ends] == [0, 0], ends
+    alone = train_job(launcher, job, *ALONE)
+    for out in outs:
+        agree(alone, Trained(out))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mpirun", ["mpich"], indirect=True)
 def test_ranks_of_a_node_on_two_hosts_are_said_once(over_hosts: list[str], job: Path) -> None:
     command = of_mpi([*over_hosts, "host1:1,host2:1"], job, "devices.nodes=2", ranks=4)
     with started(job.parent, [command]) as (running,):

@@ -328,12 +328,8 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(launcher: Launcher,
     finally:
         subprocess.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], check=True)
     assert shown(job)[0].state == "done" and every_step_once(job, 1500), said_of(job)
-    ranks = {
-        len(list(logs.glob("rank-*.log")))
-        for logs in (job.parent / "run" / "logs", *(job.parent / "run").glob("logs/attempt-*"))
-    }
     plan = json.loads((job.parent / "run" / "plan.json").read_text())
-    assert plan["topology"]["nodes"] == 2 and 3 in ranks
+    assert plan["topology"]["nodes"] == 2 and (job.parent / "run" / "logs" / "rank-2.log").exists()
     agree(train_job(launcher, job, *ALONE, "train.steps=1500"), Trained(job.parent / "run"))
 
 
