@@ -42,6 +42,8 @@ def test_every_code_of_the_sources_has_a_page() -> None:
     codes = {code for path in SOURCES for code in re.findall(r'"([EWN]\d{4})"', path.read_text(encoding="utf-8"))}
     assert len(codes) > 100
     assert not {code for code in codes if explain(code) is None}
+    of_both = {f"{other}{code[1:]}" for code in codes for other in "EW"}  # a page of a warning and of its error
+    assert not titles().keys() - of_both - codes, "pages of codes that are no more"
 
 
 def test_no_text_shows_a_warning_with_the_code_of_an_error() -> None:
