@@ -1,4 +1,6 @@
-"""The buckets in which weights and momenta are exchanged, and gradients whose rounding depends on their bucket."""
+"""The buckets in which weights and momenta are exchanged, and gradients whose rounding depends on their bucket; and
+the messages in which two ranks send each other a bucket.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 MOST = 25 * 2**18  # numbers: 25 MiB in float32
+LONGEST = 2**18  # bytes of a message: two long ones that cross on one connection of gloo's take almost twice as long
 
 
 def in_buckets(sizes: Iterable[int], most: int = MOST) -> tuple[range, ...]:
@@ -20,6 +23,11 @@ def in_buckets(sizes: Iterable[int], most: int = MOST) -> tuple[range, ...]:
             found.append(range(first, n))
             first, held = n, 0
     return (*found, range(first, n)) if first < n else tuple(found)
+
+
+def messages(size: int) -> list[int]:
+    """Returns the bytes of the messages in which two ranks send each other so many bytes."""
+    return [min(LONGEST, size - start) for start in range(0, size, LONGEST)]
 
 
 def last_first(names: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from dslc.compiler.common.buckets import messages
 from dslc.compiler.common.low_rank import matrix_of
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ParameterNode
@@ -79,16 +80,19 @@ def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]])
         yield _node("all_gather", "gradients", "float32", [4 * piece for piece in pieces], "node")
 
 
-def _by_rule(exchange: Exchange, sizes: Sequence[int], when: When) -> Iterator[TrafficNode]:
+def _by_rule(exchange: Exchange, numbers_of: Sequence[int], when: When) -> Iterator[TrafficNode]:
     among: Among = "nodes" if exchange.pieces > 1 else ""
-    sent = [list(RULES[exchange.kind](size, exchange)) for size in sizes]
+    sent = [list(RULES[exchange.kind](numbers, exchange)) for numbers in numbers_of]
     for each in zip(*sent, strict=True):  # the same collective of all buckets
         first = each[0]
+        sizes = [one.bytes for one in each]
+        if first.operation in ("send", "receive"):
+            sizes = [part for size in sizes for part in messages(size)]
         yield _node(
             first.operation,
             first.what or exchange.agrees,
             first.dtype,
-            [one.bytes for one in each] * first.times,
+            sizes * first.times,
             among,
             when,
         )

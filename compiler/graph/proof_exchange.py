@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from dslc.compiler.common.buckets import messages
 from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.exchange_traffic import HEADER, ROUNDS, SCALE, SCALE_OF_SUMS, SECOND
 from dslc.compiler.graph.proof_view import Line, View
@@ -156,7 +157,7 @@ class _Agreement:
             if reason := self._size(name, action, held):
                 return reason
             for group in action.weights:
-                moved = _moved(held[group], action, self._members)
+                moved = _moved(held[group], action, self._members, self._neighbours())
                 if moved is None:
                     return f"{name} is not among ranks that have something to exchange: {held[group]}"
                 held[group] = moved
@@ -177,11 +178,16 @@ class _Agreement:
 
     def _size(self, name: str, action: Action, held: Mapping[str, _Held]) -> str:
         sizes = [self._numbers(self._own[group], held[group], action) for group in action.weights]
-        total = sum(sent_bytes(numbers, action, self._members, self._exchange.kind) for numbers in sizes)
-        times = _TIMES.get(self._peers(), 1) if action.what in ("send", "receive") else 1
-        if (action.count, action.bytes) != (times * len(sizes), times * total):
-            return f"{name} exchanges {action.count} of {action.bytes} bytes; they are {len(sizes)} of {total}"
+        found = [sent_bytes(numbers, action, self._members, self._exchange.kind) for numbers in sizes]
+        count, total, times = len(found), sum(found), 1
+        if action.what in ("send", "receive"):
+            count, times = sum(len(messages(each)) for each in found), self._neighbours()
+        if (action.count, action.bytes) != (times * count, times * total):
+            return f"{name} exchanges {action.count} of {action.bytes} bytes; they are {count} of {total}"
         return ""
+
+    def _neighbours(self) -> int:
+        return _NEIGHBOURS.get(self._peers(), 1)
 
     def _numbers(self, group: Weights, held: _Held, action: Action) -> int:
         numbers = group.trained or 0
@@ -205,8 +211,8 @@ def sent_bytes(numbers: int, action: Action, members: int, kind: str) -> int:
     return members * (HEADER + largest(numbers, members)) if action.what == "all_to_all" else HEADER + numbers
 
 
-def _moved(held: _Held, action: Action, members: int) -> _Held | None:
-    """Returns what a rank has after the action; None if it is not possible."""
+def _moved(held: _Held, action: Action, members: int, neighbours: int) -> _Held | None:
+    """Returns what a rank has after the action; None if it is not possible. It sends to so many `neighbours`."""
     if action.what in ("send", "receive") and (action.ranks, action.stride) != (members, held.over):
         return None
     group = (action.ranks, action.stride)
@@ -221,15 +227,15 @@ def _moved(held: _Held, action: Action, members: int) -> _Held | None:
         case "all_gather" if held.cut and held.cut[-1] == group:
             return replace(held, cut=held.cut[:-1])
         case "send":
-            return replace(held, told=held.told + action.count // len(action.weights))
+            return replace(held, told=held.told + neighbours)
         case "receive":
-            return replace(held, heard=held.heard + action.count // len(action.weights))
+            return replace(held, heard=held.heard + neighbours)
     return None
 
 
 # Exchanges, or their peers, that do not take a mean over all members: over how many.
 WANTED: dict[str, int] = {"shift_one": 2, "low_precision_decentralized": 3}
 # How many neighbours each rank sends a message to.
-_TIMES: dict[str, int] = {"low_precision_decentralized": 2}
+_NEIGHBOURS: dict[str, int] = {"low_precision_decentralized": 2}
 # Exchanges of weights that begin before the passes of a step; the others come after its update.
 AHEAD: tuple[str, ...] = ("decentralized",)

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
+from dslc.compiler.common.buckets import LONGEST
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 
 
@@ -79,6 +80,16 @@ class Together:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+
+
+def in_messages(
+    send: Callable[..., Any], numbers: Tensor, group: dist.ProcessGroup, other: int, way: int = 0
+) -> list[dist.P2POp]:
+    """Returns the messages that send numbers to another rank of a group, or receive them (`send` is `dist.isend` or
+    `dist.irecv`). Where two ranks send each other numbers in two ways at once, these have numbers, 0 and 1.
+    """
+    parts = numbers.view(-1).split(LONGEST // numbers.element_size())
+    return [dist.P2POp(send, part, group=group, group_peer=other, tag=2 * n + way) for n, part in enumerate(parts)]
 
 
 class InOrder:

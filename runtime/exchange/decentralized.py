@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import InOrder, Together, Waited, mean
+from dslc.runtime.exchange.among import InOrder, Together, Waited, in_messages, mean
 from dslc.runtime.exchange.exchange import Bucket, WeightExchange
 
 
@@ -61,13 +61,8 @@ class Decentralized(WeightExchange):
     def _with_one(self, copy: Tensor, received: Tensor) -> Iterator[Waited]:
         far = self.where.far
         other = peer(self.where.member, self.where.members, self.step // self.how.every - 1)
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, copy, group=far, group_peer=other),
-                dist.P2POp(dist.irecv, received, group=far, group_peer=other),
-            ]
-        )
-        yield Together(works)
+        both = [*in_messages(dist.isend, copy, far, other), *in_messages(dist.irecv, received, far, other)]
+        yield Together(dist.batch_isend_irecv(both))
         copy.add_(received).mul_(0.5)
 
 

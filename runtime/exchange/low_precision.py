@@ -26,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import Together, Waited
+from dslc.runtime.exchange.among import Together, Waited, in_messages
 from dslc.runtime.exchange.codes import compress, restore
 from dslc.runtime.exchange.exchange import WeightExchange
 
 _REPLICAS = ("replica_of_own", "replica_of_left", "replica_of_right")
-_TO_RIGHT, _TO_LEFT = 0, 1  # tags: with two members both messages go to the same
+_TO_RIGHT, _TO_LEFT = 0, 1  # with two members both go to the same
 
 
 class LowPrecisionDecentralized(WeightExchange):
@@ -70,10 +70,10 @@ class LowPrecisionDecentralized(WeightExchange):
         after, before = (where.member + 1) % where.members, (where.member - 1) % where.members
         works = dist.batch_isend_irecv(
             [
-                dist.P2POp(dist.isend, own, group=where.far, group_peer=after, tag=_TO_RIGHT),
-                dist.P2POp(dist.irecv, of_left, group=where.far, group_peer=before, tag=_TO_RIGHT),
-                dist.P2POp(dist.isend, own, group=where.far, group_peer=before, tag=_TO_LEFT),
-                dist.P2POp(dist.irecv, of_right, group=where.far, group_peer=after, tag=_TO_LEFT),
+                *in_messages(dist.isend, own, where.far, after, _TO_RIGHT),
+                *in_messages(dist.irecv, of_left, where.far, before, _TO_RIGHT),
+                *in_messages(dist.isend, own, where.far, before, _TO_LEFT),
+                *in_messages(dist.irecv, of_right, where.far, after, _TO_LEFT),
             ]
         )
         yield Together(works)

@@ -216,10 +216,12 @@ JOBS: list[dict[str, str]] = [
     {"gradients": "bytegrad()", "network": "wide", "ranks": "4", "microbatches": "2", "clip": "1.0"},
     {"gradients": "powersgd(rank = 3)", "network": "tied", "ranks": "4", "precision": "fp16", "clip": "1.0"},
     {"gradients": "fp16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
+    {"gradients": "low_precision_decentralized()", "network": "wide"},
     {"gradients": "fp16()", "pipeline": "2", "ranks": "4", "zero": "3", "network": "tied", "clip": "1.0"},
     {"gradients": "local_sgd(period = 1)", "network": "unused", "microbatches": "2"},
 ]
 MORE: list[dict[str, str]] = [
+    {"gradients": "decentralized(peers = shift_one)", "network": "wide"},
     {"gradients": "fp16()", "zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
     {"gradients": "bf16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
     {"gradients": "fp16()", "tensor": "2", "ranks": "4", "microbatches": "2"},
