@@ -1,4 +1,4 @@
-"""Rules for an exchange that is no exact sum of gradients: E0605, E0630 to E0633, W0630, W0635.
+"""Rules for an exchange that is no exact sum of gradients: E0605, E0630 to E0633, W0630, W0635, W0636.
 
 Half precision is a matter of how numbers are sent, and goes with every sharding and axis. Every other exchange needs
 whole gradients, or weights, on each rank of a data axis alone.
@@ -7,11 +7,12 @@ whole gradients, or weights, on each rank of a data axis alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.exchange import Exchange, exchange_of
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.sharding import low_copy, searches, sharding_of
+from dslc.compiler.placement.sharding import low_copy, searches, sharding_of, trained
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce
@@ -22,6 +23,7 @@ from dslc.dsl.words import plural
 
 ROUNDED = ("fp16", "bf16")  # exchanges of gradients that go with every engine
 SHORT = 0.05  # of all steps: a third of the shortest warm-up of the papers
+TINY = 1e-6  # an `eps` by which rounded momenta that have no gradient may be divided
 
 
 def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
@@ -69,6 +71,8 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             notes=[Note(message="the network", span=job.model.at("network"))],
             help=exact,
         )
+    if model is not None and isinstance(optimizer, Compressed) and optimizer.eps < TINY:
+        _check_biases(job, model, report)
     report.add(
         "W0630",
         f"`{exchange.word}` gives up that training is the same on any number of ranks: {exchange.gives_up}",
@@ -76,6 +80,26 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         label=_alone(exchange),
         help=exact,
     )
+
+
+def _check_biases(job: JobSpec, model: ModelGraph, report: Report) -> None:
+    """Warns of biases that a batch norm takes away again: their gradients are rounding alone."""
+    own = {name for name in trained(job, model) if name.endswith(".bias")}
+    found = [
+        layer
+        for layer, after in pairwise(model.layers)
+        if after.kind == "batch_norm" and any(q.name in own for q in layer.parameters)
+    ]
+    if found:
+        word = job.train.optimizer.word
+        report.add(
+            "W0636",
+            f"a bias before a batch norm has no gradient but rounding, which `{word}` divides by next to nothing: it "
+            "runs away, and what is evaluated is wrong",
+            job.train.at("optimizer"),
+            notes=[Note(message=f"`{found[0].kind}` has a bias before a batch norm", span=found[0].span)],
+            help="`bias = false` there; or `eps = 1e-4`",
+        )
 
 
 def check_warmup(job: JobSpec, steps: int, report: Report) -> None:
