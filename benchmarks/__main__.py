@@ -209,7 +209,7 @@ def bench_programs(pairs: int) -> None:
 
 
 def bench_faults(pairs: int) -> None:
-    """Runs `pairs` of the 14 drawn cases on either side."""
+    """Runs as many drawn cases on either side."""
     from benchmarks import faults
 
     faults.compare(pairs)

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import chain, count, islice
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -111,8 +112,8 @@ def train(side: str, folder: Path, faults: Sequence[Fault], wanted: list[tuple[i
 
 
 def drawn_cases(seed: int) -> list[list[Fault]]:
-    """Returns a single fault of each kind, and then two of each, of which the second follows at once or hits the
-    restart.
+    """Returns 14 cases: a single fault of each kind, and then two of each, of which the second follows at once, or hits
+    the restart.
     """
     draw, single, double = random.Random(seed), list[list[Fault]](), list[list[Fault]]()
     for kind in KINDS:
@@ -137,10 +138,10 @@ def compare(most: int, sides: Sequence[str] = ("dslc", "torchrun")) -> None:
             whole = Path(folder, f"{side}-whole")
             show(f"{side}, undisturbed: {train(side, whole, [], [])}")
             wanted[side] = losses(whole / "run")
-        for n, faults in enumerate(drawn_cases(0)[:most]):
+        for n, faults in enumerate(islice(chain.from_iterable(map(drawn_cases, count())), most)):
             for side in sides:
                 end = train(side, Path(folder, f"{side}-{n}"), faults, wanted[side])
                 counts[side][end] += 1
                 show(f"{side}: {' + '.join(map(str, faults))}: {end}")
     for side, ends in counts.items():
-        show(f"{side}: " + ", ".join(f"{count} of {ends.total()} {end}" for end, count in ends.most_common()))
+        show(f"{side}: " + ", ".join(f"{times} of {ends.total()} {end}" for end, times in ends.most_common()))

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import InOrder, Together, Waited, in_messages, mean
+from dslc.runtime.exchange.among import InOrder, Waited, in_turn, mean
 from dslc.runtime.exchange.exchange import Bucket, WeightExchange
 
 
@@ -61,8 +61,7 @@ class Decentralized(WeightExchange):
     def _with_one(self, copy: Tensor, received: Tensor) -> Iterator[Waited]:
         far = self.where.far
         other = peer(self.where.member, self.where.members, self.step // self.how.every - 1)
-        both = [*in_messages(dist.isend, copy, far, other), *in_messages(dist.irecv, received, far, other)]
-        yield Together(dist.batch_isend_irecv(both))
+        yield in_turn((dist.isend, copy, other), (dist.irecv, received, other), group=far)
         copy.add_(received).mul_(0.5)
 
 

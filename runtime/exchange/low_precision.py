@@ -26,12 +26,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import Together, Waited, in_messages
+from dslc.runtime.exchange.among import Waited, in_turn
 from dslc.runtime.exchange.codes import compress, restore
 from dslc.runtime.exchange.exchange import WeightExchange
 
 _REPLICAS = ("replica_of_own", "replica_of_left", "replica_of_right")
-_TO_RIGHT, _TO_LEFT = 0, 1  # with two members both go to the same
 
 
 class LowPrecisionDecentralized(WeightExchange):
@@ -68,15 +67,9 @@ class LowPrecisionDecentralized(WeightExchange):
         of_left, of_right = torch.empty_like(own), torch.empty_like(own)
         where = self.where
         after, before = (where.member + 1) % where.members, (where.member - 1) % where.members
-        works = dist.batch_isend_irecv(
-            [
-                *in_messages(dist.isend, own, where.far, after, _TO_RIGHT),
-                *in_messages(dist.irecv, of_left, where.far, before, _TO_RIGHT),
-                *in_messages(dist.isend, own, where.far, before, _TO_LEFT),
-                *in_messages(dist.irecv, of_right, where.far, after, _TO_LEFT),
-            ]
-        )
-        yield Together(works)
+        # With two members both ways go to the same, whose messages are in this order too.
+        to_right, to_left = ((dist.isend, own, each) for each in (after, before))
+        yield in_turn(to_right, (dist.irecv, of_left, before), to_left, (dist.irecv, of_right, after), group=where.far)
         for replica, codes in ((known, own), (left, of_left), (right, of_right)):
             replica.add_(restore(codes).view(-1))
         numbers.copy_(known)
