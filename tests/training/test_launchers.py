@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -102,6 +103,19 @@ def test_two_torchruns_train_as_one_process(launcher: Launcher, job: Path, chose
         assert not [left for each in commands for left in each.left()]
     assert sum("validation: " in said for _, said in ends) == 1
     agree(train_job(launcher, job, *ALONE), Trained(out))
+
+
+@pytest.mark.long
+def test_an_elastic_job_takes_the_hosts_that_torchrun_has(launcher: Launcher, job: Path) -> None:
+    meet = ("--rdzv-backend", "c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-conf", "last_call_timeout=1")
+    words = ["--out", str(job.parent / "run"), *settings("devices.nodes=1..2")]
+    command = torchrun(job, *words, how=("--nnodes", "1:2", "--nproc-per-node", "2", *meet))
+    with started(job.parent, [command]) as (running,):
+        status, said = running.end()
+        assert status == 0, said
+    plan = json.loads((job.parent / "run" / "plan.json").read_text())
+    assert plan["topology"]["nodes"] == 1 and plan["topology"]["node_counts"] == [1, 2]
+    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
 
 
 def test_torchrun_starts_a_killed_training_again_and_it_goes_on(launcher: Launcher, job: Path) -> None:
