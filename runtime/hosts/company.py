@@ -150,7 +150,8 @@ class Company:
         if self._gate is not None:
             self._gate.look()
             self._gate.call()
-        if self._late is not None:
+        meets_again = self.lost and self._meeting.again  # those who come now are looked at then
+        if self._late is not None and not meets_again:
             self._late.look(self.hosts)
         found, self._early = self._early, []
         for node, wire in self._wires.items():
