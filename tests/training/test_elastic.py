@@ -153,7 +153,7 @@ def test_one_to_four_hosts_come_and_go_ten_times(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    steps, draw, changes = 4000, random.Random(3), Counter[str]()
+    steps, draw, changes = 15_000, random.Random(3), Counter[str]()
     (tmp_path / "alone").mkdir()
     alone = train_job(launcher, written(tmp_path / "alone", steps), *ALONE)
     job = written(tmp_path, steps, "1..4")
