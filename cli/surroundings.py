@@ -10,10 +10,9 @@ from collections.abc import Mapping
 
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.rules.elastic import alternatives
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.words import plural
+from dslc.dsl.words import either, plural
 from dslc.runtime.launchers.known import LAUNCHERS, worlds
 from dslc.runtime.launchers.world import World
 
@@ -61,7 +60,7 @@ def counts_there(
     report.add(
         "E0810",
         f"{world.command} has started processes on {plural(nodes, 'node')}, and the job trains on "
-        f"{alternatives(sorted(counts))}",
+        f"{either(sorted(counts))}",
         job.launch.at("with_"),
         notes=[Note(message="the range is here", span=job.devices.at("nodes"))],
         help=f"`{_command(job, layout)}`",

@@ -24,7 +24,13 @@ def listed(choices: Iterable[str], limit: int = 16) -> str:
     quoted = [f"`{choice}`" for choice in choices]
     if len(quoted) > limit:
         return first_of(quoted, limit)
-    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+    return either(quoted)
+
+
+def either(choices: Iterable[object]) -> str:
+    """Joins choices as they are: `1, 2 or 4`."""
+    texts = list(map(str, choices))
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def first_of(texts: Sequence[str], most: int = 3) -> str:

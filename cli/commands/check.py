@@ -12,7 +12,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
-from dslc.dsl.words import plural
+from dslc.dsl.words import either, plural
 from dslc.front import check_one, show
 from dslc.probe.unseen import unseen
 from dslc.status import GOOD, JOB_AT_FAULT
@@ -59,7 +59,7 @@ def _summary(analysis: Analysis) -> str:
     counts, world = analysis.layout.node_counts, analysis.layout.world_size
     parts = [plural(world, "rank")]
     if len(counts) > 1:
-        on = f"trains on {', '.join(map(str, counts[:-1]))} or {counts[-1]} nodes"
+        on = f"trains on {either(counts)} nodes"
         parts = [on, f"on {counts[-1]}: {parts[0]}"]
     if analysis.model:
         count = analysis.model.parameters

@@ -6,7 +6,7 @@ the order of the samples are the same at every count.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dslc.compiler.cost.reuse import Reuse
@@ -17,7 +17,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
-from dslc.dsl.words import plural
+from dslc.dsl.words import either, plural
 
 _SHOWN = 8  # counts of which it is said why they are skipped, at most
 _AXES = "E0401"  # devices that the axes do not fit
@@ -86,7 +86,7 @@ def _check(job: JobSpec, report: Report) -> None:
 def _tell_of_skipped(job: JobSpec, skipped: Mapping[int, Report], known: tuple[int, ...], report: Report) -> None:
     if not skipped or job.parallelism.data is not None:
         return
-    on = alternatives(known)
+    on = either(known)
     more = "; while there are more hosts than it trains on, the rest wait" if max(skipped) > known[0] else ""
     report.add(
         "W0808",
@@ -129,14 +129,8 @@ def _reasons(told: Mapping[int, Report]) -> list[Note]:
     return notes if more <= 0 else [*notes[:_SHOWN], Note(message=f"and {plural(more, 'other count')}")]
 
 
-def alternatives(counts: Sequence[int]) -> str:
-    """Returns `1, 2 or 4`."""
-    return f"{', '.join(map(str, counts[:-1]))} or {counts[-1]}" if len(counts) > 1 else str(counts[0])
-
-
 def _listed(counts: list[int]) -> str:
     """Returns `3`, `3 or 5`, `3, 5 or 6`; of many the first."""
-    texts = list(map(str, counts))
-    if len(texts) > _SHOWN:
-        return f"{', '.join(texts[:_SHOWN])} and {len(texts) - _SHOWN} more counts of"
-    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+    if len(counts) > _SHOWN:
+        return f"{', '.join(map(str, counts[:_SHOWN]))} and {len(counts) - _SHOWN} more counts of"
+    return either(counts)

@@ -49,7 +49,7 @@ from dslc.compiler.show.describe import (
     stage_layers,
     stages_of,
 )
-from dslc.dsl.words import plural
+from dslc.dsl.words import either, plural
 
 MOST_LAYERS = 40  # lines of the layer table
 MOST_CLASSES = 16  # lines of tables by pipeline coordinate
@@ -162,8 +162,7 @@ def _elastic(counts: Sequence[int], shown: int) -> str:
     """Returns what is said of an elastic job, of whose counts of nodes one is shown."""
     if len(counts) == 1:
         return ""
-    on = f"{', '.join(map(str, counts[:-1]))} or {counts[-1]}"
-    return f", of an elastic job on {on}; `--set devices.nodes=…` shows another"
+    return f", of an elastic job on {either(counts)}; `--set devices.nodes=…` shows another"
 
 
 def _limit(plan: Plan) -> str:

@@ -101,8 +101,13 @@ class Company:
     @property
     def handles(self) -> list[int]:
         """The descriptors of all connections, to wait for a message."""
-        comes = self._gate or self._late
+        comes = self._gate or self._turns_away
         return [*(wire.fileno() for wire in self.wires), *(comes.handles if comes is not None else ())]
+
+    @property
+    def _turns_away(self) -> Late | None:
+        """Looks at those who come, unless a host is lost and all meet again, where they are looked at."""
+        return None if self.lost and self._meeting.again else self._late
 
     @property
     def keeps(self) -> bool:
@@ -111,7 +116,7 @@ class Company:
 
     @property
     def started_by(self) -> str:
-        """What has started the launchers, all at once, if they did not come by themselves: "mpirun"."""
+        """The command that has started the launchers, all at once, as "mpirun"; "" if they came by themselves."""
         return self._meeting.by
 
     @property
@@ -150,9 +155,8 @@ class Company:
         if self._gate is not None:
             self._gate.look()
             self._gate.call()
-        meets_again = self.lost and self._meeting.again  # those who come now are looked at then
-        if self._late is not None and not meets_again:
-            self._late.look(self.hosts)
+        if self._turns_away is not None:
+            self._turns_away.look(self.hosts)
         found, self._early = self._early, []
         for node, wire in self._wires.items():
             if node not in self.lost:
