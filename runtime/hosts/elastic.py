@@ -5,7 +5,9 @@ meeting. At a meeting the keeper takes as many hosts as the job can train on, th
 wait at the gate. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the hosts
 of the last start are back, and without one that is not within `BACK` seconds.
 
-Nothing is special about the first host. When the keeper is lost, each of the others looks for a gate at the addresses
+Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
+keeps, as each opens a gate at its own when nobody answers at those before it for a while; one that has begun to keep a
+first start gives way to an earlier one. When the keeper is lost, each of the others looks for a gate at the addresses
 of all, which it knows from the last welcome; the next in order opens one, if it can lock the run directory (`claim`):
 the lock is what keeps two groups, which a network has parted, from both going on. A keeper whose gate is not at the
 rendezvous looks for a host that waits there in vain, as that of a keeper that was lost and came back, and sends it on.
@@ -14,7 +16,8 @@ A keeper of a first start that finds the run directory locked waits for that, wi
 Contract: `meet` and `meet_again` return what this launcher then is, with the gate if it keeps.
 
 Limits: a host that comes finds the training if something answers at the rendezvous, or at one of several that it is
-given. On a file system without locks two groups may both go on.
+given. Of several, names that nobody knows are waited for, as a cluster may get to know them. On a file system without
+locks two groups may both go on.
 """
 
 from __future__ import annotations
@@ -47,8 +50,10 @@ from dslc.runtime.hosts.wire import Message, Wire, endpoint, is_connected, liste
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
 SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came
 _TURN = 2.0  # seconds after which the next host in order opens a gate
+_LATER = 10.0  # the same for a first start, to which hosts come one by one
 _REACH = 2.0  # seconds that connecting to a host may take
-_CALL = 1.0  # seconds between two looks for a host that waits at the rendezvous
+_CALL = 1.0  # seconds between two looks for hosts at the other places of the rendezvous
+_CALLS = 8  # places that are looked at together
 
 _STOP_IT = "`dslc stop` with that folder ends it; `--out` names another folder for another training"
 
@@ -76,13 +81,25 @@ def largest(counts: Sequence[int], hosts: int) -> int:
     return max((count for count in counts if count <= hosts), default=0)
 
 
-def places_of(rendezvous: str) -> list[Place]:
-    """Returns the addresses of `HOST[:PORT]`, or of several with commas between. Raises NotMet."""
+def named_in(rendezvous: str) -> list[Place]:
+    """Returns the names and ports of `HOST[:PORT]`, or of several with commas between. Raises NotMet."""
     try:
-        named = [endpoint(each.strip()) for each in rendezvous.split(",")]
+        return [endpoint(each.strip()) for each in rendezvous.split(",")]
     except ValueError as error:
         raise NotMet(f"the rendezvous {error}") from error
-    return [(address_of(name), port) for name, port in named]
+
+
+def _place(name: str, port: int) -> Place | None:
+    """Returns an address; None if nobody knows the name, or no way leads there."""
+    try:
+        return address_of(name), port
+    except NotMet:
+        return None
+
+
+def _known(rendezvous: str) -> list[Place]:
+    found = [_place(*each) for each in named_in(rendezvous)]
+    return [place for place in found if place is not None]
 
 
 # --------------------------------------------------------------------------------------------------------- the keeper
@@ -99,9 +116,8 @@ class Gate:
         self.last = time.monotonic()  # when somebody arrived
         self.fresh = True  # no training was kept here yet
         self.busy = ""  # while ranks train: what a host that comes is told to wait for
-        self._elsewhere = [place for place in places_of(meeting.rendezvous) if place != self.place]
-        self._calls: dict[socket.socket, float] = {}
-        self._called = 0.0
+        self._calls: dict[socket.socket, tuple[Place, float]] = {}
+        self._called, self._round = 0.0, 0
 
     @property
     def handles(self) -> list[int]:
@@ -148,25 +164,41 @@ class Gate:
             wire.close()
 
     def call(self) -> None:
-        """Tells a host that waits at the rendezvous, as the keeper of nothing, where the training is kept."""
+        """Looks for hosts at the other places of the rendezvous: one that waits there as the keeper of nothing is told
+        where the training is kept. Raises _Elsewhere if nothing is kept here either, and one is there that is named
+        before this one.
+        """
         now = time.monotonic()
-        for calling, since in list(self._calls.items()):
-            if is_connected(calling) or now - since > _REACH:
-                del self._calls[calling]
-                if calling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH:
-                    wire = Wire(calling)
-                    wire.send({"kind": "elsewhere", "place": self.place})
-                calling.close()
+        for calling, (place, since) in list(self._calls.items()):
+            if not (is_connected(calling) or now - since > _REACH):
+                continue
+            del self._calls[calling]
+            reached = calling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH
+            if reached and not self.fresh:
+                Wire(calling).send({"kind": "elsewhere", "place": self.place})
+            calling.close()
+            if reached and self.fresh:
+                raise _Elsewhere(place)
         if now - self._called < _CALL or self._calls:
             return
         self._called = now
-        for address, port in self._elsewhere:
+        for address, port in self._next_places():
             calling = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             calling.setblocking(False)
             if calling.connect_ex((address, port)) in (0, errno.EINPROGRESS):
-                self._calls[calling] = now
+                self._calls[calling] = (address, port), now
             else:
                 calling.close()
+
+    def _next_places(self) -> list[Place]:
+        """Returns the places to look at now, some of them each time."""
+        others = _known(self._meeting.rendezvous)
+        if self.place in others and self.fresh:
+            others = others[: others.index(self.place)]
+        others = [place for place in others if place != self.place]
+        begin = self._round % max(1, len(others))
+        self._round = begin + _CALLS if begin + _CALLS < len(others) else 0
+        return others[begin : begin + _CALLS]
 
     def tell(self, kind: str, **more: object) -> None:
         """Sends a message to those who wait."""
@@ -199,8 +231,7 @@ def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]
                 if not holder:
                     return _taken(meeting, gate, before)
                 waiting.turn_to(f"for the training in its run directory, which {holder} keeps", _STOP_IT)
-            if not gate.fresh:
-                gate.call()
+            gate.call()
             waiting.look([str(hello["host"]) for _, hello in gate.arrived])
             gate.wait(AGAIN)
     except _Elsewhere as error:
@@ -256,12 +287,16 @@ def _taken(meeting: Meeting, gate: Gate, before: Before | None) -> Met:
 
 
 def _join(
-    meeting: Meeting, places: Sequence[Place], before: Before | None, heir: Callable[[], Gate | None]
+    meeting: Meeting, first: Sequence[Place], before: Before | None, heir: Callable[[], Gate | None]
 ) -> Met | Gate:
-    """Looks for a gate at these places and returns what the keeper answers; or the gate that `heir` has opened."""
+    """Looks for a gate at these places, and then at those of the rendezvous, and returns what the keeper answers; or
+    the gate that `heir` has opened.
+    """
     waiting = Waiting(meeting, "")
     while True:
+        places = list(dict.fromkeys([*first, *_known(meeting.rendezvous)]))
         waiting.what = f"for a host at {' or '.join(dict.fromkeys(place[0] for place in places)) or meeting.rendezvous}"
+        waiting.why = waiting.why if places else ": no such name is known, or no way leads there"
         for place in places:
             wire = _reached(place, waiting)
             if wire is None:
@@ -273,18 +308,19 @@ def _join(
                 waiting.patient = False
             except _Elsewhere as error:
                 wire.close()
-                places = [error.place, *(each for each in places if each != error.place)]
+                first = [error.place, *(each for each in first if each != error.place)]
                 break
             except BaseException as error:
                 if isinstance(error, Stopped):
                     wire.send({"kind": "stop"})
                 wire.close()
                 raise
-        gate = heir()
-        if gate is not None:
-            return gate
+        else:
+            gate = heir()
+            if gate is not None:
+                return gate
+            time.sleep(AGAIN)
         waiting.look([])
-        time.sleep(AGAIN)
 
 
 def _reached(place: Place, waiting: Waiting) -> Wire | None:
@@ -340,35 +376,55 @@ class Was:
 
 
 def meet(meeting: Meeting) -> tuple[Met, Gate | None]:
-    """Meets for the first start. The host that the rendezvous names first keeps, if nobody else does."""
-    places = places_of(meeting.rendezvous)
+    """Meets for the first start. The first host of the rendezvous that is there keeps, if nobody else does."""
+    named, began = named_in(meeting.rendezvous), time.monotonic()
+    if len(named) == 1:
+        address_of(named[0][0])
+
+    def heir() -> Gate | None:
+        """Opens a gate if it is this host's turn, at its own place."""
+        for n, each in enumerate(named):
+            if n and time.monotonic() - began < _LATER * n:
+                break
+            place = _place(*each)
+            gate = _opened(meeting, place) if place is not None else None
+            if gate is not None:
+                return gate
+        return None
+
+    return keep_first(meeting, heir() or _join(meeting, [], None, heir), heir)
+
+
+def keep_first(meeting: Meeting, met: Met | Gate, heir: Callable[[], Gate | None]) -> tuple[Met, Gate | None]:
+    """Waits for hosts at a gate that this host has opened, until they have met there, or at another place."""
+    while isinstance(met, Gate):
+        try:
+            with _closed_on_error(met):
+                return _keep(meeting, met, None, set()), met
+        except _Elsewhere as error:
+            met = _join(meeting, [error.place], None, heir)
+    return met, None
+
+
+def _opened(meeting: Meeting, place: Place) -> Gate | None:
+    """Returns a gate at a place; None if that is not one of this host, or taken. Raises NotMet."""
     try:
-        gate: Gate | None = Gate(meeting, listen(*places[0]))
+        return Gate(meeting, listen(*place))
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             raise NotMet(f"{meeting.host} cannot listen at {meeting.rendezvous}: {error.strerror}") from error
-        gate = None
-    if gate is not None:
-        try:
-            with _closed_on_error(gate):
-                return _keep(meeting, gate, None, set()), gate
-        except _Elsewhere as error:
-            places = [error.place, *places]
-    joined = _join(meeting, places, None, lambda: None)
-    assert isinstance(joined, Met)
-    return joined, None
+        return None
 
 
 def meet_again(meeting: Meeting, was: Was) -> tuple[Met, Gate | None]:
     """Meets for another start: with the hosts that are there."""
-    before, port = was.before, places_of(meeting.rendezvous)[0][1]
+    before, port = was.before, named_in(meeting.rendezvous)[0][1]
     nodes = range(len(was.addresses))
     if was.gate is not None:
         there = {node for node in nodes if node and node not in was.lost}
         return _keep(meeting, was.gate, before, there), was.gate
     others = [node for node in nodes if node != before.node]
     places = [(was.addresses[node], port) for node in others]
-    places += [place for place in places_of(meeting.rendezvous) if place not in places]
     began = time.monotonic()
 
     def heir() -> Gate | None:
@@ -386,7 +442,7 @@ def meet_again(meeting: Meeting, was: Was) -> tuple[Met, Gate | None]:
         listening.close()
         return None
 
-    joined = _join(meeting, list(dict.fromkeys(places)), before, heir)
+    joined = _join(meeting, places, before, heir)
     if isinstance(joined, Met):
         return joined, None
     with _closed_on_error(joined):

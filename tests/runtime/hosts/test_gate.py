@@ -11,6 +11,7 @@ from threading import Event
 
 import pytest
 
+from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.company import Company, meet
 from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.hosts.elastic import Gate, Over, Was, largest, meet_again
@@ -84,7 +85,7 @@ def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[Compa
 def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
     """The training is kept elsewhere by now: whoever keeps it there calls."""
     gate = Gate(coming(port, "keeper", 1, 2), listen("127.0.0.2", port))
-    gate.busy = "the training goes on; this host waits for a place"
+    gate.busy, gate.fresh = "the training goes on; this host waits for a place", False
     said: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(meet, replace(coming(port, "back", 2, 3), say=said.append))
@@ -98,6 +99,45 @@ def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
     assert isinstance(error, Over) and (error.steps, error.host) == (7, "keeper")
     assert said == [gate.busy]
     gate.close()
+
+
+@pytest.mark.parametrize("first", ["127.0.0.1", "nowhere.invalid"], ids=["is not there", "is not known"])
+def test_the_first_of_the_rendezvous_that_is_there_keeps(
+    port: int, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(elastic, "_opened", lambda _, place: only(place, "127.0.0.2"))
+    named = replace(coming(port, "second", 1), rendezvous=f"{first}:{port},127.0.0.2:{port},127.0.0.3:{port}")
+    monkeypatch.setattr(elastic, "_LATER", 0.2)
+    met, gate = elastic.meet(named)
+    assert gate is not None and gate.place == ("127.0.0.2", port) and met.machines == ["second"]
+    gate.close()
+    assert met.listening is not None
+    met.listening.close()
+
+
+def only(place: elastic.Place, address: str) -> Gate | None:
+    """Returns a gate at the address of this host, of the several that this machine has."""
+    return Gate(coming(place[1], "", 1), listen(*place)) if place[0] == address else None
+
+
+def test_who_keeps_a_first_start_gives_way_to_one_that_is_named_before(port: int) -> None:
+    """The third waits with the second when the first comes, and is sent on there."""
+    named = f"127.0.0.1:{port},127.0.0.2:{port}"
+    with ThreadPoolExecutor(3) as pool:
+        waits = replace(coming(port, "second", 3), rendezvous=named)
+        gate = Gate(waits, listen("127.0.0.2", port))
+        third = pool.submit(meet, replace(coming(port, "third", 3), rendezvous=f"127.0.0.2:{port}"))
+        while not gate.arrived:
+            gate.wait(0.1)
+            gate.look()
+        second = pool.submit(elastic.keep_first, waits, gate, lambda: None)
+        first = meet(replace(coming(port, "first", 3), rendezvous=named))
+        met, kept = second.result()
+        assert first.keeps and kept is None and sorted([met.node, third.result().node]) == [1, 2]
+        assert sorted(first.machines) == ["first", "second", "third"]
+        met.wires[0].close()
+        for each in (first, third.result()):
+            each.close()
 
 
 def test_a_host_that_finds_the_run_directory_locked_waits_to_be_sent_on(port: int) -> None:
