@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     call = loaded.job.launch.with_
     if isinstance(call, SSH) and not rendezvous and not arguments.trial:
-        return _start_by_ssh(call, arguments, len(combinations), loaded.job.launch.restarts)
+        return _start_by_ssh(call, arguments, [each for each in ready if each is not None])
     runs = [restarted(each) for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
@@ -85,18 +85,18 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
 
 
-def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: int, restarts: int) -> int:
+def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[Ready]) -> int:
     """Has `ssh` start the training on each host of the job, with the words of this command."""
     from dslc.launching.by_ssh import run_by_ssh
 
-    if trainings > 1:
+    if len(trainings) > 1:
         print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
         return WRONG_USAGE
     words = [os.path.abspath(arguments.job), *(["--profile"] if arguments.profile else [])]
     words += ["--out", os.path.abspath(os.path.expanduser(arguments.out))] if arguments.out else []
     for setting in arguments.settings:
         words += ["--set", setting]
-    return run_by_ssh(call, words, restarts)
+    return run_by_ssh(call, words, trainings[0])
 
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:

@@ -41,7 +41,7 @@ def analyse_counts(
         if told and reuse.enough and not all_of_them:
             break
         told[count] = Report()
-        of_it = replace(job, devices=replace(job.devices, nodes=count))
+        of_it = _of_count(job, count)
         analysis = analyse(of_it, facts, told[count], broken, reuse=reuse)
         if analysis is not None and not told[count].errors:
             found[count] = analysis
@@ -55,6 +55,15 @@ def analyse_counts(
     return {count: found[count] for count in known}, len(told)
 
 
+def _of_count(job: JobSpec, count: int) -> JobSpec:
+    """Returns the job of one count of nodes; where it names hosts, of the first of them."""
+    call = job.launch.with_
+    launch = (
+        replace(job.launch, with_=replace(call, hosts=call.hosts[:count])) if isinstance(call, c.SSH) else job.launch
+    )
+    return replace(job, devices=replace(job.devices, nodes=count), launch=launch)
+
+
 def _check(job: JobSpec, report: Report) -> None:
     """Checks what an elastic job needs, whatever the count: an axis that grows, and checkpoints to go on from."""
     parallelism, devices = job.parallelism, job.devices
@@ -66,7 +75,7 @@ def _check(job: JobSpec, report: Report) -> None:
             notes=[Note(message="the range is here", span=devices.at("nodes"))],
             help="leave `data` out: it grows with the nodes; or name one count of nodes",
         )
-    if isinstance(job.launch.with_, c.SSH | c.Kubernetes):
+    if isinstance(job.launch.with_, c.Kubernetes):
         report.add(
             "W0801",
             f"a range of nodes with `{job.launch.with_.word}(…)` is checked and planned, but this version of dslc "

@@ -20,9 +20,8 @@ def check_hosts(job: JobSpec, layout: Layout, report: Report) -> None:
     elif len(set(call.hosts)) < len(call.hosts):
         twice = next(host for n, host in enumerate(call.hosts) if host in call.hosts[:n])
         what, remedy = f"`{twice}` is named twice, and a host is one node", "each host once"
-    elif layout.node_counts != (len(call.hosts),):
-        takes = plural(layout.nodes, "node") if len(layout.node_counts) == 1 else f"up to {layout.nodes} nodes"
-        what = f"`ssh` reaches {plural(len(call.hosts), 'host')}, and the job takes {takes}"
+    elif layout.nodes != len(call.hosts):
+        what = f"`ssh` reaches {plural(len(call.hosts), 'host')}, and the job takes {plural(layout.nodes, 'node')}"
         remedy = f"`devices {{ nodes = {len(call.hosts)} }}`" if call.hosts else "a host for each node"
     else:
         return

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dslc.launching.by_ssh import _fault, _Host
+from dslc.launching.by_ssh import _fault
 from dslc.launching.on_host import NO_FOLDER, READY
+from dslc.launching.ssh_hosts import Host
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ from dslc.launching.on_host import NO_FOLDER, READY
 def test_the_end_of_ssh_is_one_message_with_a_remedy(status: int, errors: str, said: str) -> None:
     process = subprocess.Popen(["sh", "-c", f"exit {status}"], stdin=subprocess.DEVNULL)
     process.wait()
-    assert _fault(_Host(name="host1", process=process, errors=[errors])).startswith(said)
+    assert _fault(Host(name="host1", process=process, errors=[errors])).startswith(said)
 
 
 @pytest.mark.parametrize("lines, status", [("", 130), ("end\n", 130), ("alive\nstop\n", 130), ("go\n", 0)])
