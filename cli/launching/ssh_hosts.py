@@ -326,6 +326,7 @@ class ComeAndGo(_Hosts):
         for host in self._hosts:
             if host.ready and not host.going and host.status is None:
                 host.go()
+                self._seen = time.monotonic()
                 self._lost.pop(host.name, None)
 
     def _note_end(self, host: Host) -> None:

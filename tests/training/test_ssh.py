@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,6 +160,49 @@ def test_three_hosts_and_one_that_is_cut_off(launcher: Launcher, job: Path) -> N
             until(lambda: not of_run(out))
         finally:
             tool("mend", "3")
+
+
+@pytest.mark.long
+def test_hosts_of_an_elastic_job_come_and_go(launcher: Launcher, job: Path, config: Path) -> None:
+    """The first cannot be reached at the beginning, and joins; the second is cut off, and comes back; the launcher of
+    the third is killed, and is given up. The training goes on all the while.
+    """
+    out, right = job.parent / "run", config.read_text()
+    three = ("devices.nodes=1..3", 'launch.with.hosts=["host1", "host2", "host3"]')
+    own = job.parent / "config"
+    own.write_text(right.replace("Port 2222", "Port 2223", 1))
+    settings = (*three, *ENDLESS[:1], f'launch.with.options=["-F", "{own}"]')
+    with started(job.parent, [here(words(job, *settings))]) as (running,):
+        running.wait_for("host1 cannot be reached by ssh")
+        reach(out, 10, [running])
+        own.write_text(right)
+        running.wait_for("host1: the training goes on with host2 and host3; this host waits for a place")
+        running.wait_for("goes on after step ")
+        tool("cut", "2")
+        try:
+            running.wait_for("goes on with the other hosts, from the checkpoint of step ")
+            running.wait_for("the connection to host2 was lost (Timeout, server")
+        finally:
+            tool("mend", "2")
+        running.wait_for("host2: the training goes on with ")
+        running.wait_for("goes on after step ")
+        os.kill(launcher_on("host3", out), signal.SIGKILL)
+        running.wait_for("host3 takes no part any more (exit status 137)")
+        reach(out, logged(out)[-1] + 30, [running])
+        os.kill(running.process.pid, signal.SIGINT)
+        status, said = running.end()
+        assert status == 130 and "stopped after " in said, said
+        until(lambda: not of_run(out))
+    assert sorted(set(logged(out))) == list(range(1, logged(out)[-1] + 1))
+    alone = train_job(launcher, job, *ALONE, "train.steps=60").losses()
+    found = [record["loss"] for record in read_metrics(str(out)) if record["split"] == "train"]
+    assert found[: len(alone)] == pytest.approx(alone, abs=1e-5)
+
+
+def launcher_on(host: str, out: Path) -> int:
+    """Returns the launcher of the run on a host."""
+    there = set(map(int, subprocess.check_output(["ip", "netns", "pids", host]).split()))
+    return next(each for each in of_run(out) if each in there and b"on_host" in command_of(parent_of(each)))
 
 
 @pytest.mark.parametrize(

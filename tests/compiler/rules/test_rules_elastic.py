@@ -66,3 +66,14 @@ def test_a_mistake_that_every_count_has_is_told_once() -> None:
     assert not inspect_counts(load_text(job("1..4").replace("linear(8)", "conv2d(8, kernel = 3)")), report)
     assert report.errors and not any(each.code in ("E0813", "W0808") for each in report.found)
     assert len({each.code for each in report.errors}) == len(report.errors)
+
+
+def test_ssh_reaches_as_many_hosts_as_it_names() -> None:
+    """More hosts than the range wait for a place; of a range that is longer, the rest is skipped."""
+    launch = "launch {{ with = ssh(hosts = {}) }}"
+    for hosts, counts in ((["a", "b"], [1, 2]), (["a", "b", "c"], [1, 2, 3]), (["a", "b", "c", "d"], [1, 2, 3])):
+        report = Report()
+        named = str(hosts).replace("'", '"')
+        assert list(inspect_counts(load_text(job("1..3", launch.format(named))), report)) == counts
+        told = [each.code for each in report.found if each.code != "W0608"]
+        assert told == (["W0808"] if len(hosts) == 2 else [])
