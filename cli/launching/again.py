@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 @dataclass(frozen=True, kw_only=True)
 class _Before:
-    """What has been already: failures, the messages of exceptions by step, and requeues without progress since a
+    """The past of a run: failures, the messages of exceptions by step, and requeues without progress since a
     step.
     """
 

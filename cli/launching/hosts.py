@@ -38,7 +38,7 @@ _FOR_PROCESSES = "the job takes {} processes, which one command starts"
 
 @dataclass(frozen=True, kw_only=True)
 class Whereabouts:
-    """What the command says of where processes meet and write; the same for all processes of a launcher."""
+    """The command's word on where processes meet and write; the same for all processes of a launcher."""
 
     job: str
     rendezvous: str = ""

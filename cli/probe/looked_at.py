@@ -1,4 +1,4 @@
-"""What tracing looks at: files, environment variables, and things that cannot be compared later.
+"""Notes what tracing looks at: files, environment variables, and things that cannot be compared later.
 
 Model: a child watches itself while it traces (`LookedAt`): Python's audit events name the files that are opened, the
 environment notes the variables that the user's code reads (those of libraries are in each key), and standard output and

@@ -1,4 +1,4 @@
-"""What an exchange sends that is no exact sum of gradients (docs/exchanges.md), in collectives of a rank.
+"""Counts what an exchange sends that is no exact sum of gradients (docs/exchanges.md), in collectives of a rank.
 
 Model: each bucket of gradients, momenta or weights goes through the collectives of its rule one after another. If the
 exchange is hierarchical a bucket is first summed, or cut, within a node: each of its ranks exchanges a piece of it with

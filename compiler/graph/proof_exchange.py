@@ -33,7 +33,7 @@ AGREED = ("gradients", "momenta", "weights", SCALE, SCALE_OF_SUMS, SECOND, ROUND
 
 @record
 class _Held(Record):
-    """What a rank has of a number: a mean over so many ranks, in pieces among groups of (ranks, stride)."""
+    """A rank's part of a number: a mean over so many ranks, in pieces among groups of (ranks, stride)."""
 
     over: int = 1
     cut: tuple[tuple[int, int], ...] = ()

@@ -1,4 +1,4 @@
-"""What a run of a module on pieces of sequences did, and whether another did the same (pieces.py)."""
+"""Records what a run of a module on pieces of sequences did, and tells whether another did the same (pieces.py)."""
 
 from __future__ import annotations
 

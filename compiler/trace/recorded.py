@@ -48,7 +48,7 @@ class Call:
 
     @property
     def terms(self) -> Any:
-        """What happens in it, the same for blocks alike."""
+        """Returns what happens in it, the same for blocks alike."""
         return self.given, tuple(self.operations), self.made
 
 

@@ -180,7 +180,7 @@ def _passing(middle: Middle, path: str, stand: str, given: dict[str, Any]) -> Ca
 
 
 class _Given:
-    """What a block is given: a tensor, which is not kept alive, or anything else."""
+    """An argument of a block: a tensor, which is not kept alive, or anything else."""
 
     def __init__(self, value: Any) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""What pictures go through before the network: the transforms of `torchvision.transforms.v2`, and their normalisation.
+"""Changes to pictures before the network: the transforms of `torchvision.transforms.v2`, and their normalisation.
 
 A class here has the name of a class there, and its arguments with their defaults.
 """

@@ -117,7 +117,7 @@ class ConfusionMatrix(TorchMetric):
 
 @call("metric", "python", open=True)
 class PythonMetric(PythonCall):
-    """What a function of yours returns: a `torchmetrics.Metric`; or an object with `update(output, target)`,
+    """The result of a function of yours: a `torchmetrics.Metric`; or an object with `update(output, target)`,
     `compute()`, and `states`, which says of each attribute that counts how those of several ranks are put together:
     `{"hits": "sum"}`, or `max`, `min`, `cat`. `compute` gives a number, or a dict of numbers.
     """

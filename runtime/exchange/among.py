@@ -24,7 +24,7 @@ from dslc.compiler.ir.program import ExchangeStep, JobProgram
 
 
 class Waited(Protocol):
-    """What is waited for: a collective, or several."""
+    """A thing to wait for: a collective, or several."""
 
     def wait(self) -> object: ...
 

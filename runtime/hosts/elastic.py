@@ -366,7 +366,7 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
 
 @dataclass(frozen=True, kw_only=True)
 class Was:
-    """What a launcher was in the last start; the nodes that it has seen leave, and where the others are."""
+    """A launcher's place in the last start; the nodes that it has seen leave, and where the others are."""
 
     before: Before
     gate: Gate | None

@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Meeting:
-    """What one launcher brings: where they meet, how many they are, and what it knows of the job, by name.
+    """The part of one launcher: where they meet, how many they are, and what it knows of the job, by name.
 
     With a `door` the launchers know their places, and what has started them (`by`: "mpirun"); each starts `processes`
     ranks. One that cannot train has the reason as its `fault`, and comes to say so: all leave, and the keeper with that
@@ -80,7 +80,7 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Met:
-    """What a meeting came to: this launcher's node, all machines, the wires by node, and the store's address; the
+    """The result of a meeting: this launcher's node, all machines, the wires by node, and the store's address; the
     number of this start of the ranks, and the run directory of the one before.
     """
 
@@ -98,7 +98,7 @@ class Met:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What a launcher says of the start before this one, of which it was."""
+    """A launcher's word on the start before this one, of which it was."""
 
     node: int
     start: int
