@@ -131,7 +131,7 @@ class Weights:
 
     def _leave(self, context: Any, name: str) -> None:
         named = [*context.model.named_parameters(), *context.model.named_buffers()]
-        found = {name: each.detach().numpy().copy() for name, each in named if each.is_floating_point()}
+        found = {name: each.detach().cpu().numpy().copy() for name, each in named if each.is_floating_point()}
         np.savez(os.path.join(context.folder, f"{name}.npz"), **found)
 
 
