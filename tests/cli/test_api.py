@@ -13,6 +13,7 @@ from helpers.paths import EXAMPLES
 
 import dslc
 from dslc.dsl.diagnostics import JobError
+from dslc.probe.child import in_child
 
 DIGITS = str(EXAMPLES / "digits.plt")
 
@@ -95,6 +96,7 @@ def test_a_program_whose_children_may_not_use_torch_traces_by_itself(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("dslc.probe.child._torch_is_barred", lambda: True)
+    assert in_child(lambda: 1) == {"made": 1, "left": ""}
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     compiled = dslc.compile(DIGITS, ['model.network=python("seeing:network")'], trace=True)
     assert compiled.plan.parameters == 650
