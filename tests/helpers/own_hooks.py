@@ -145,6 +145,20 @@ class Course(Weights):
         self._leave(context, f"end-{context.rank}")
 
 
+class NeverWaits:
+    """Fails where the host waits for its GPU within a step."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._steps = range(first, last + 1)
+
+    def before_step(self, context: Any) -> None:
+        if context.step in self._steps:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def after_step(self, context: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 class HeldBack:
     """Holds a rank back at the beginning of a step until rank 0 has done another, by a named pipe."""
 
