@@ -304,6 +304,15 @@ PEAKS = (
     ("gpt2", 2, "parallelism.tensor=2"),
     ("gpt2", 2, "parallelism.context=2"),
     ("gpt2", 2, "parallelism.pipeline=2 parallelism.microbatches=4"),
+    ("gpt2", 2, "data.batch=2 parallelism.gradients=fp16()"),
+    ("gpt2", 2, "data.batch=2 parallelism.gradients=powersgd(rank=4)"),
+    ("gpt2", 2, "data.batch=2 parallelism.gradients=bytegrad()"),
+    ("gpt2", 2, "data.batch=2 parallelism.gradients=local_sgd(period=2)"),
+    ("gpt2", 2, "data.batch=2 parallelism.gradients=diloco(period=2)"),
+    ("gpt2", 2, "data.batch=2 parallelism.gradients=decentralized(peers=shift_one)"),
+    ("gpt2", 2, "data.batch=2 parallelism.gradients=low_precision_decentralized()"),
+    ("gpt2", 2, "data.batch=2 train.optimizer=qadam(warmup=2)"),
+    ("gpt2", 2, "data.batch=2 train.optimizer=onebit_adam(freeze=2)"),
     ("gpt2", 4, "parallelism.zero=3 parallelism.replicas=2"),
     ("gpt2", 4, "parallelism.pipeline=2 parallelism.tensor=2 parallelism.microbatches=4"),
     ("llama", 1, "train.compile=true"),
@@ -327,6 +336,7 @@ def bench_memory(pairs: int) -> None:
         if gpus > torch.cuda.device_count():
             continue
         settings = [f"devices.gpus={gpus}", "train.compile=false", "train.steps=5", *changed.split()]
+        settings.append("train.on_nonfinite=continue")  # absent GPUs leave whatever was in their memory
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "run")
             flags = [word for setting in settings for word in ("--set", setting)]

@@ -136,7 +136,11 @@ def launch(
 
 
 def _preload(program: JobProgram) -> None:
-    """Imports what the ranks would have to import each."""
+    """Imports what the ranks would have to import each.
+
+    On GPUs not what may import torchao (transformers, peft): its modules ask CUDA about the devices, and a process that
+    is forked after that cannot use them.
+    """
     checkpoint.preload(program)
     kept_metrics.preload(program.metrics)
     augmented.preload(program.data)
@@ -146,6 +150,8 @@ def _preload(program: JobProgram) -> None:
         pipeline.preload()
     if program.gradients.kind == "zero1":
         zero1.preload()
+    if program.device == "cuda":
+        return
     if program.model.transformers is not None:
         transformers_model.preload(program.model.transformers)
     if program.model.adapter is not None:

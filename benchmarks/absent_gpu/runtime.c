@@ -1,5 +1,5 @@
-// The CUDA runtime, cuBLAS and NCCL of GPUs that are not there: what allocates, copies and answers questions works, what
-// computes does nothing. ABSENT_GPUS says how many there are. They answer as H200s do.
+// The CUDA runtime, cuBLAS, cuSOLVER's QR and NCCL of GPUs that are not there: what allocates, copies and answers
+// questions works, what computes does nothing. ABSENT_GPUS says how many there are. They answer as H200s do.
 //
 // Memory of a GPU is the process's own, taken from the system when it is first written. Memory that nothing was copied
 // into reads as zeros. What a stream is given is done at once, but for exchanges between ranks, which a thread of the
@@ -12,6 +12,7 @@
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
+#include <cusolverDn.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <nccl.h>
@@ -405,6 +406,38 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *made) 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *made, cudaDataType type, uint64_t rows, uint64_t cols,
                                           int64_t leading) {
   return *made = handle(), CUBLAS_STATUS_SUCCESS;
+}
+
+// ------------------------------------------------------------------------------ cuSOLVER: `torch.linalg.qr` alone
+
+cusolverStatus_t cusolverDnCreate(cusolverDnHandle_t *made) { return *made = handle(), 0; }
+cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t h, cudaStream_t stream) { return 0; }
+cusolverStatus_t cusolverDnCreateParams(cusolverDnParams_t *made) { return *made = handle(), 0; }
+cusolverStatus_t cusolverDnDestroyParams(cusolverDnParams_t params) { return free(params), 0; }
+
+cusolverStatus_t cusolverDnXgeqrf_bufferSize(cusolverDnHandle_t h, cusolverDnParams_t params, int64_t rows,
+                                             int64_t cols, cudaDataType type, const void *a, int64_t leading,
+                                             cudaDataType tau_type, const void *tau, cudaDataType compute,
+                                             size_t *on_device, size_t *on_host) {
+  *on_device = *on_host = 4096;
+  return 0;
+}
+
+cusolverStatus_t cusolverDnXgeqrf(cusolverDnHandle_t h, cusolverDnParams_t params, int64_t rows, int64_t cols,
+                                  cudaDataType type, void *a, int64_t leading, cudaDataType tau_type, void *tau,
+                                  cudaDataType compute, void *on_device, size_t size, void *on_host, size_t host_size,
+                                  int *info) {
+  return 0;
+}
+
+cusolverStatus_t cusolverDnSorgqr_bufferSize(cusolverDnHandle_t h, int rows, int cols, int count, const float *a,
+                                             int leading, const float *tau, int *numbers) {
+  return *numbers = 1024, 0;
+}
+
+cusolverStatus_t cusolverDnSorgqr(cusolverDnHandle_t h, int rows, int cols, int count, float *a, int leading,
+                                  const float *tau, float *work, int numbers, int *info) {
+  return 0;
 }
 
 // --------------------------------------------------------------------------------------------------------- NCCL

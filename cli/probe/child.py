@@ -42,7 +42,7 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
         told = ("where", "argument", "remedy", "module", "absent")
         answer = {"error": said, "threads": [], "processes": []} | dict.fromkeys(told, "")
     answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended["processes"]])
-    return _attempt_here(work) if "barred" in answer else answer
+    return _attempt_here(work) | {"left": ""} if "barred" in answer else answer
 
 
 def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:

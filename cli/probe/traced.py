@@ -348,7 +348,8 @@ def _traced_transformers(
     job: JobSpec, network: TransformersNetwork, source: SourceFacts, files: Files, report: Report, run: bool
 ) -> ModelFacts | None:
     """Builds the model without memory in a child, and reports the library's errors in its configuration. Before a `run`
-    this process imports the library, for the child and for the ranks that are forked from it later.
+    on CPUs this process imports the library, for the child and for the ranks that are forked from it later. On GPUs
+    that could keep them from CUDA (runtime/launch.py).
     """
     from dslc.compiler.graph.constants import transformers_step
     from dslc.compiler.ir.codec import from_json, to_json
@@ -357,7 +358,7 @@ def _traced_transformers(
         _library_missing("transformers", network.span, report)
         return None
 
-    if run:
+    if run and job.devices.gpus is None:
         from dslc.runtime.model.transformers_model import preload
 
         preload(transformers_step(network, source, job.folder))

@@ -12,6 +12,7 @@ Contract: groups of an exchange are its own, so that its collectives never come 
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,12 +54,12 @@ def among(job: JobProgram, step: ExchangeStep) -> Among:
     """Makes the groups of an exchange. All ranks call it, as making a group is a collective."""
     ranks, pieces, rank = job.world_size, step.pieces, dist.get_rank()
     member, piece = divmod(rank, pieces)
-    everyone = dist.new_group()
+    everyone = group_of(job)
     near, far = None, everyone
     if pieces > 1:
-        nodes = [dist.new_group(list(range(first, first + pieces))) for first in range(0, ranks, pieces)]
-        places = [dist.new_group(list(range(first, ranks, pieces))) for first in range(pieces)]
-        near, far = nodes[member], places[piece]
+        near = group_of_node(job, pieces)
+        places = [group_of(job, range(first, ranks, pieces)) for first in range(pieces)]
+        far = places[piece]
     return Among(
         everyone=everyone,
         near=near,
@@ -69,6 +70,18 @@ def among(job: JobProgram, step: ExchangeStep) -> Among:
         pieces=pieces,
         piece=piece,
     )
+
+
+def group_of(job: JobProgram, ranks: Iterable[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
+    """Makes a group of these ranks, or of all, that waits as long as the job says. All ranks call it."""
+    members = None if ranks is None else list(ranks)
+    return dist.new_group(members, timeout=datetime.timedelta(seconds=job.timeout), backend=backend)
+
+
+def group_of_node(job: JobProgram, pieces: int, backend: str | None = None) -> dist.ProcessGroup:
+    """Makes the groups of each `pieces` ranks, and returns that of this rank. All ranks call it."""
+    nodes = [group_of(job, range(n, n + pieces), backend) for n in range(0, job.world_size, pieces)]
+    return nodes[dist.get_rank() // pieces]
 
 
 class Together:

@@ -13,6 +13,10 @@ Model: rounds are counted, and each takes place on all members, on process group
 that is late to begin a round holds up the rounds, never a step. The ranks of a node step together, and so do their
 rounds: in each step they agree on whether all of them end, or begin, one.
 
+On GPUs the thread sums on a stream of its own, and all ranks meet on the host first (over gloo). A kernel of NCCL that
+waited for a late member would take a part of the GPU from the steps; and what waits for the whole device, as freeing
+memory does, would wait for that member, who may wait for this one in a step that is logged.
+
     settle  before weights are averaged to be evaluated or saved: all ranks, after the same step, complete the rounds
             that any has begun
     close   after the last step: a member goes on taking part, at once each time, until all of them have told in one
@@ -39,6 +43,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.runtime.exchange.among import group_of, group_of_node
 from dslc.runtime.exchange.exchange import WeightExchange
 
 
@@ -54,7 +59,14 @@ class AsyncAverage(WeightExchange):
         self._messages = [piece.new_empty(piece.numel() + 1) for piece in pieces]
         self.held = [*self._copies, *self._messages]
         # Not of `where`, in which the training has collectives of its own.
-        self._group = dist.new_group() if self.where.near is None else self.where.far
+        self._group = group_of(job) if self.where.near is None else self.where.far
+        self._near, self._meeting = self.where.near, None  # where members agree, and meet, on the host
+        if job.device == "cuda":
+            self._meeting = group_of(job, backend="gloo")
+            if self._near is not None:
+                self._near = group_of_node(job, step.pieces, backend="gloo")
+            for message in self._messages[:1]:
+                dist.all_reduce(message.zero_(), group=self._group)  # NCCL connects in a first collective
         self._thread: _Averaging | None = None
         self._round: Future[bool] | None = None
 
@@ -68,13 +80,14 @@ class AsyncAverage(WeightExchange):
         if self.together or not self.buckets:
             return
         if self._thread is None:
-            self._thread = _Averaging(self._group, self.where.members, self._copies, self._messages)
+            members = self.where.members
+            self._thread = _Averaging(self._group, self._meeting, members, self._copies, self._messages)
             self._began = time.monotonic()
         ended = self._round is not None and self._round.done()
         begins = (ended or self._round is None) and time.monotonic() - self._began >= self._interval
-        if self.where.near is not None:
-            agreed = torch.tensor([ended, begins], dtype=torch.float32, device=self._copies[0].device)
-            dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self.where.near)
+        if self._near is not None:
+            agreed = torch.tensor([ended, begins], dtype=torch.float32)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._near)
             ended, begins = (bool(each) for each in agreed.tolist())
         if ended:
             self._end_round()
@@ -136,10 +149,16 @@ class _Averaging(threading.Thread):
     """Sums copies over the members, a round at a time: `messages` are then what a member has to add."""
 
     def __init__(
-        self, group: dist.ProcessGroup, members: int, copies: Sequence[Tensor], messages: Sequence[Tensor]
+        self,
+        group: dist.ProcessGroup,
+        meeting: dist.ProcessGroup | None,
+        members: int,
+        copies: Sequence[Tensor],
+        messages: Sequence[Tensor],
     ) -> None:
         super().__init__(name="dslc-average", daemon=True)
-        self._group, self._members, self._copies, self._messages = group, members, copies, messages
+        self._group, self._meeting, self._members = group, meeting, members
+        self._copies, self._messages = copies, messages
         self._asked: queue.SimpleQueue[tuple[bool, Future[bool], Any] | None] = queue.SimpleQueue()
         self._device = copies[0].device
         self.start()
@@ -178,6 +197,8 @@ class _Averaging(threading.Thread):
 
     @torch.no_grad()
     def _average(self, done: bool) -> bool:
+        if self._meeting is not None:
+            dist.barrier(self._meeting)
         count = 0.0
         for copy, message in zip(self._copies, self._messages, strict=True):
             message[:-1].copy_(copy)

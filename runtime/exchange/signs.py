@@ -10,12 +10,13 @@ Contract: a row with nan or infinity is restored as nan or infinity throughout.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 HEADER = 4  # bytes: the magnitude, in float32
 _GATHER = 0x0102040810204080  # times eight bytes that are 0 or 1: their bits in the highest byte
-_SIGNS = ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) % 2 * 2.0 - 1.0).to(torch.float32)  # of each byte
 
 
 def chunk_of(numbers: int, members: int) -> int:
@@ -61,5 +62,11 @@ def pack(bits: Tensor) -> Tensor:
 def unpack(packed: Tensor) -> Tensor:
     """Returns rows of bytes as rows of -1 and 1."""
     rows, count = packed.shape
-    table = _SIGNS.to(packed.device)
-    return table.index_select(0, packed.reshape(-1).to(torch.int32)).view(rows, 8 * count)
+    return _signs(packed.device).index_select(0, packed.reshape(-1).to(torch.int32)).view(rows, 8 * count)
+
+
+@cache
+def _signs(device: torch.device) -> Tensor:
+    """Returns the signs of each byte. A copy to a GPU would wait for it, so that it is made once."""
+    bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) % 2
+    return (bits * 2.0 - 1.0).to(device, torch.float32)

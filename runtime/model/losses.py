@@ -14,8 +14,9 @@ Limits: a target that is not ignored and is no class is an error on the CPU, and
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -54,15 +55,30 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
 
 def try_out(step: LossStep, output: Any, target: Any, ranks: int) -> bool:
     """Calls the loss on a batch of two samples, as rank 0 of `ranks`, with collectives that return its own input.
-    Returns whether it counts by itself. Raises as the loss does; the process is useless afterwards.
+    Returns whether it counts by itself. Raises as the loss does.
     """
+    with _as_rank_0(ranks):
+        if step.python is not None and not step.together and counts_itself(step.python, output, target):
+            step = replace(step, counts="own")
+        loss_sum(step)(output, target)
+        return step.counts == "own"
+
+
+@contextlib.contextmanager
+def _as_rank_0(ranks: int) -> Iterator[None]:
+    """Makes this process rank 0 of `ranks` that do not exist, while the context lasts."""
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    before = {name: os.environ.get(name) for name in rank}
     os.environ.update(rank)
     torch.distributed.init_process_group("fake", store=fake_store(), rank=0, world_size=ranks)
-    if step.python is not None and not step.together and counts_itself(step.python, output, target):
-        step = replace(step, counts="own")
-    loss_sum(step)(output, target)
-    return step.counts == "own"
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:

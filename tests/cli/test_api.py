@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from helpers.paths import EXAMPLES
 
 import dslc
 from dslc.dsl.diagnostics import JobError
+from dslc.probe.child import in_child
 
 DIGITS = str(EXAMPLES / "digits.plt")
 
@@ -92,13 +94,19 @@ def test_a_program_whose_children_may_not_use_torch_traces_by_itself(
         "def network():\n"
         "    built.append(torch.get_num_threads())\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+        "def loss(output, target):\n"
+        "    return torch.nn.functional.cross_entropy(output, target, reduction='none')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("dslc.probe.child._torch_is_barred", lambda: True)
+    assert in_child(lambda: 1) == {"made": 1, "left": ""}
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     compiled = dslc.compile(DIGITS, ['model.network=python("seeing:network")'], trace=True)
     assert compiled.plan.parameters == 650
     assert sys.modules["seeing"].built
+    for _ in range(2):
+        dslc.compile(DIGITS, ['model.network=python("seeing:network")', 'model.loss=python("seeing:loss")'], trace=True)
+    assert not torch.distributed.is_initialized() and "WORLD_SIZE" not in os.environ
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(JobError) as raised:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
+from dslc.compiler.ir.program import JobProgram
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.trained import Trained, beside, ready, train
@@ -74,13 +75,18 @@ def made_data() -> tuple[Array, Array]:
 def run(launcher: Launcher, made: Path, *settings: str, pieces: int = 1, **changed: Any) -> Trained:
     """Trains the job: `pieces` ranks make a node, as far as the exchange knows, though all are here."""
     ready_ = ready(made, *settings)
-    if pieces > 1:
-        gradients = ready_.program.gradients
-        assert gradients.exchange is not None
-        changed["gradients"] = replace(gradients, exchange=replace(gradients.exchange, pieces=pieces))
     folder = made.parent / f"run{len(list(made.parent.iterdir()))}"
     folder.mkdir()
-    return train(launcher, folder, ready_.program, ready_.places, **changed)
+    return train(launcher, folder, in_pieces(ready_.program, pieces), ready_.places, **changed)
+
+
+def in_pieces(program: JobProgram, pieces: int) -> JobProgram:
+    """Returns the program in which so many ranks make a node, as far as the exchange knows."""
+    if pieces == 1:
+        return program
+    assert program.gradients.exchange is not None
+    exchange = replace(program.gradients.exchange, pieces=pieces)
+    return replace(program, gradients=replace(program.gradients, exchange=exchange))
 
 
 def weights_of(trained: Trained, rank: int, step: int) -> Weights:

@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.process import program_file
 from helpers.paths import TESTS
@@ -36,7 +38,8 @@ PRELOADED = (
     "torch.distributed.optim",
     "torch.distributed.pipelining.schedules",
     "torch.distributed.tensor.parallel",
-    *LIBRARIES,
+    # They import torchao, which asks CUDA about devices if it is there, and a process forked after that cannot use it.
+    *(() if torch.version.cuda else LIBRARIES),
 )
 
 
@@ -76,8 +79,6 @@ class Launcher:
 
 def serve() -> None:
     """Takes (program, places, run directory) from standard input, one after another, until it ends."""
-    import torch
-
     from dslc.runtime.checkpoint.checkpoint import preload
     from dslc.runtime.launch import launch
 

@@ -131,7 +131,7 @@ class Weights:
 
     def _leave(self, context: Any, name: str) -> None:
         named = [*context.model.named_parameters(), *context.model.named_buffers()]
-        found = {name: each.detach().numpy().copy() for name, each in named if each.is_floating_point()}
+        found = {name: each.detach().cpu().numpy().copy() for name, each in named if each.is_floating_point()}
         np.savez(os.path.join(context.folder, f"{name}.npz"), **found)
 
 
@@ -143,6 +143,20 @@ class Course(Weights):
 
     def end(self, context: Any) -> None:
         self._leave(context, f"end-{context.rank}")
+
+
+class NeverWaits:
+    """Fails where the host waits for its GPU within a step."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._steps = range(first, last + 1)
+
+    def before_step(self, context: Any) -> None:
+        if context.step in self._steps:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def after_step(self, context: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 class HeldBack:

@@ -16,6 +16,7 @@ from helpers.made_programs import gpt_model, images, places, program, python, to
 from helpers.paths import TESTS
 
 from dslc.compiler.ir import program as p
+from dslc.runtime.launch import _preload
 from dslc.runtime.transport.meeting import Gate
 
 
@@ -173,6 +174,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from helpers.made_programs import images, places, program
 from dslc.compiler.ir import program as p
+from dslc.runtime.launch import _preload
 from dslc.runtime.launch import run_in_subprocess
 
 def net(width):
@@ -202,3 +204,17 @@ def test_from_a_program_that_has_used_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize(("device", "imported"), [("cpu", True), ("cuda", False)])
+def test_what_may_begin_with_cuda_is_not_imported_before_ranks_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Any, imported: bool
+) -> None:
+    """Transformers and peft import torchao, which does."""
+    seen: list[object] = []
+    monkeypatch.setattr("dslc.runtime.model.transformers_model.preload", seen.append)
+    monkeypatch.setattr("dslc.runtime.model.adapters.preload", lambda: seen.append("peft"))
+    adapter = p.AdapterStep(rank=2, alpha=2.0, targets=("c_attn",))
+    model = p.ModelStep(transformers=p.TransformersStep(name="gpt2"), adapter=adapter)
+    _preload(program(2, tokens(tmp_path), model=model, device=device))
+    assert bool(seen) == imported

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
 aten = torch.ops.aten
@@ -69,6 +70,8 @@ def _replacement(name: str, schema: Any, compute: Callable[..., Any]) -> Callabl
     Raises NotImplementedError, when called, if the CPU has none.
     """
     outs = [argument.name for argument in schema.arguments if argument.is_out]
+    tensors = [n for n, argument in enumerate(schema.arguments) if str(argument.type) == "Tensor"]
+    of_any = getattr(aten, name.partition(".")[0])
     written = [n for n, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
     random = any(argument.name == "generator" for argument in schema.arguments)
     returned = [result.alias_info is not None for result in schema.returns]
@@ -90,7 +93,9 @@ def _replacement(name: str, schema: Any, compute: Callable[..., Any]) -> Callabl
             host_kwargs["device"] = "cpu"
         if random:
             host_kwargs["generator"] = _generator(kwargs.get("generator"), device)
-        result = compute(*host_args, **host_kwargs)
+        number = any(isinstance(host_args[n], int | float) for n in tensors if n < len(host_args))
+        # Torch hands over a number in the place of a tensor, which not every overload takes back.
+        result = (of_any if number and isinstance(compute, OpOverload) else compute)(*host_args, **host_kwargs)
         for key, out in made.items():
             if isinstance(out, torch.Tensor):
                 if out.size() != host_kwargs[key].size():

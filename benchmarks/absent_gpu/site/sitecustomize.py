@@ -75,13 +75,15 @@ def _gpus_for_cpus(module: ModuleType) -> None:
     """Gives jobs that ask for CPUs GPUs instead; the name is as wide, so that messages still point to the right
     place.
     """
-    plain, asked = module._load, re.compile(r"\bcpus(?=\s*=)")
+    read, laid, asked = module._read, module._laid, re.compile(r"\bcpus(?=\s*=)")
 
-    def load(source: Any, full: str, settings: Sequence[str], report: Any) -> Any:
-        source = type(source)(source.name, asked.sub("gpus", source.text))
-        return plain(source, full, [asked.sub("gpus", setting) for setting in settings], report)
+    def of_text(source: Any, *more: Any) -> Any:
+        return read(type(source)(source.name, asked.sub("gpus", source.text)), *more)
 
-    vars(module)["_load"] = load
+    def with_settings(job: Any, settings: Sequence[str], *more: Any) -> Any:
+        return laid(job, [asked.sub("gpus", setting) for setting in settings], *more)
+
+    vars(module).update(_read=of_text, _laid=with_settings)
 
 
 _calls: dict[str, Callable[[ModuleType], None]] = {"torch.backends.cuda": _without_cudnn}
