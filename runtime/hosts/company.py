@@ -198,10 +198,10 @@ class Company:
             self.start, self.changes = starts + 1, starts
 
     def let_end(self) -> None:
-        """Returns on the keeper, and elsewhere when the keeper has closed its connections, or does not within
-        `PATIENCE` seconds.
+        """Returns on the keeper, and elsewhere when the keeper has closed its connections, as it has written all, or
+        does not within `PATIENCE` seconds; in an elastic training within those for which hosts are waited for.
         """
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + (max(PATIENCE, self._meeting.timeout) if self.elastic else PATIENCE)
         while not self.keeps and self.wires and time.monotonic() < until:
             readable(self.wires, AGAIN)
             self.hear()
@@ -293,27 +293,31 @@ class Company:
         if self._where.listening is not None:
             self._where.listening.close()
 
-    def dismiss(self, steps: int | None) -> None:
-        """Tells the hosts that wait to take part that the training is over, after so many steps; None if it failed."""
+    def dismiss(self, steps: int | None, *, stopped: bool = False) -> None:
+        """Tells the hosts that wait to take part that the training is over, or was `stopped`, after so many steps; None
+        if it failed.
+        """
         if self._gate is None:
             return
         if steps is None:
             self._gate.tell("refused", why="the training failed")
         else:
-            self._gate.tell("over", steps=steps, host=self.machines[0])
+            self._gate.tell("over", steps=steps, host=self.machines[0], stopped=stopped)
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
 
 
 def meet(meeting: Meeting) -> Company:
-    """Returns the company of all hosts, when all have come and agree. Raises NotMet."""
+    """Returns the company of all hosts, when all have come and agree. Raises NotMet, and Over if it is elastic."""
     try:
         if meeting.counts:
             met, gate = elastic.meet(meeting)
             return Company(meeting, Where(meeting.rendezvous, lambda: None), met, gate)
         return _meet_at(meeting.door, meeting) if meeting.door is not None else _meet(meeting)
     except Stopped:
+        if meeting.counts:
+            raise elastic.Over(stopped=True) from None
         raise NotMet("another host was asked to stop while the hosts met") from None
 
 

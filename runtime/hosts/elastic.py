@@ -61,11 +61,15 @@ Place = tuple[str, int]
 
 
 class Over(Exception):
-    """The training has ended, after so many `steps`, and this host had no part in the end of it; `host` knows more."""
+    """The training has ended, after so many `steps`, or was `stopped` after them, and this host had no part in the end
+    of it; `host` knows more. Without these nobody has said so.
+    """
 
-    def __init__(self, steps: int, host: str) -> None:
-        super().__init__(f"the training has ended, after {steps} steps, without this host; {host} has what it made")
-        self.steps, self.host = steps, host
+    def __init__(self, steps: int = 0, host: str = "", *, stopped: bool = False) -> None:
+        has = "was stopped" if stopped else "has ended"
+        after, knows = f", after {steps} steps," if steps else "", f"; {host} has what it made" if host else ""
+        super().__init__(f"the training {has}{after} without this host{knows}")
+        self.steps, self.host, self.stopped = steps, host, stopped
 
 
 class _Elsewhere(Exception):
@@ -347,7 +351,7 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
                 case "stopped":
                     raise Stopped
                 case "over":
-                    raise Over(int(message["steps"]), str(message["host"]))
+                    raise Over(int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"]))
                 case "elsewhere":
                     address, port = message["place"]
                     raise _Elsewhere((str(address), int(port)))
@@ -378,7 +382,7 @@ class Was:
 def meet(meeting: Meeting) -> tuple[Met, Gate | None]:
     """Meets for the first start. The first host of the rendezvous that is there keeps, if nobody else does."""
     named, began = named_in(meeting.rendezvous), time.monotonic()
-    if len(named) == 1:
+    if len(named) == 1 and not meeting.patient:
         address_of(named[0][0])
 
     def heir() -> Gate | None:

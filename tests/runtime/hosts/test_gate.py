@@ -94,9 +94,9 @@ def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
             gate.look()
             gate.call()
         assert gate.arrived[0][1]["host"] == "back"
-        gate.tell("over", steps=7, host="keeper")
+        gate.tell("over", steps=7, host="keeper", stopped=True)
         error = waits.exception()
-    assert isinstance(error, Over) and (error.steps, error.host) == (7, "keeper")
+    assert isinstance(error, Over) and (error.steps, error.host, error.stopped) == (7, "keeper", True)
     assert said == [gate.busy]
     gate.close()
 
