@@ -42,7 +42,7 @@ def world_for(
     elif hosts and elastic and in_pod(word, environ):
         return None
     elif word not in found:
-        _not_started(job, layout, found, report)
+        _not_started(job, layout, found, environ, report)
     else:
         why = _contradiction(layout, found[word]) or _other_restarts(job, environ)
         if why:
@@ -121,10 +121,14 @@ def _nodes(layout: Layout) -> str:
     return f"each of {layout.nodes} nodes" if layout.nodes > 1 else "one node"
 
 
-def _not_started(job: JobSpec, layout: Layout, found: Mapping[str, World], report: Report) -> None:
+def _not_started(
+    job: JobSpec, layout: Layout, found: Mapping[str, World], environ: Mapping[str, str], report: Report
+) -> None:
     word = job.launch.with_.word
     other = next(iter(found.values()), None)
     missing = f"it has not started this process: {LAUNCHERS[word].sign} is not set"
+    if in_pod(word, environ):
+        missing = "this pod is not one that `dslc submit` has made of this job"
     instead = missing if other is None else _found(other)
     report.add(
         NOT_STARTED,
