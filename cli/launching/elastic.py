@@ -26,7 +26,7 @@ from dslc.launching.restarted import is_in_pod, plan_on
 from dslc.run_folder import Occupied, claimed, holder, make_folder, refuse_run
 from dslc.runs import Ready, draw, launch, lay_down, report_on
 from dslc.runtime.process.run_status import begin
-from dslc.status import GOOD, INTERRUPTED
+from dslc.status import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import Company
@@ -73,6 +73,8 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             status = then(outcome, report, training.folder)
             company.dismiss(outcome.steps if outcome.failure is None else None, stopped=outcome.stopped_at is not None)
             company.let_end()
+            if outcome.failure is not None and company.apart and is_in_pod(ready):
+                return WRONG_USAGE  # as from the first meeting: this pod found the others no more, who may go on
             return status
         finally:
             company.close()

@@ -81,6 +81,7 @@ class Company:
         self.place = "" if alone else self.machines[node] if meeting.ranks else self.hosts[node]  # of a rank's failure
         self.listening = met.listening  # at the store's address, on the keeper
         self.lost: dict[int, str] = {}  # nodes, and why
+        self.apart = False  # True when the hosts have parted to meet again, and this one has met none
         self._wires = dict(met.wires)
         self._early = list(met.early)
 
@@ -202,7 +203,7 @@ class Company:
         does not within `PATIENCE` seconds; in an elastic training within those for which hosts are waited for.
         """
         until = time.monotonic() + (max(PATIENCE, self._meeting.timeout) if self.elastic else PATIENCE)
-        while not self.keeps and self.wires and time.monotonic() < until:
+        while not self.keeps and not self.apart and self.wires and time.monotonic() < until:
             readable(self.wires, AGAIN)
             self.hear()
 
@@ -223,6 +224,7 @@ class Company:
             self.hear()
         here = self._here
         self._part()
+        self.apart = True
         meeting = replace(self._meeting, until=until, stopped=stopped)
         before = Before(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
         if self.elastic:

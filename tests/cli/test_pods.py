@@ -17,7 +17,7 @@ from dslc.launching.restarted import is_done
 from dslc.runs import Around, Ready, lay_down, prepare
 from dslc.runtime.hosts import company
 from dslc.runtime.hosts.elastic import Over
-from dslc.runtime.process.failure import Outcome
+from dslc.runtime.process.failure import Failure, Outcome
 from dslc.runtime.process.run_status import RunStatus, write_status
 
 POD = {"JOB_COMPLETION_INDEX": "1"}
@@ -69,6 +69,23 @@ def test_a_training_that_has_ended_is_done_only_if_it_is_of_the_plan(tmp_path: P
     assert longer is not None and not is_done(longer, out)
 
 
+class Keeper:
+    """Notes what it is told."""
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self.order: list[Any] = []
+        self.apart = apart
+
+    def dismiss(self, steps: int | None, *, stopped: bool) -> None:
+        self.order.append((steps, stopped))
+
+    def let_end(self) -> None:
+        self.order.append("lets end")
+
+    def close(self) -> None:
+        self.order.append("closes")
+
+
 @pytest.mark.parametrize(
     "outcome, told",
     [
@@ -81,27 +98,17 @@ def test_those_who_wait_are_dismissed_when_all_is_written(
     monkeypatch: pytest.MonkeyPatch, outcome: Outcome, told: tuple[int, bool]
 ) -> None:
     """Kubernetes ends all pods when the first has ended with 0: it must be no other than the keeper."""
-    order: list[Any] = []
-
-    class Keeper:
-        def dismiss(self, steps: int | None, *, stopped: bool) -> None:
-            order.append((steps, stopped))
-
-        def let_end(self) -> None:
-            order.append("lets end")
-
-        def close(self) -> None:
-            order.append("closes")
+    keeper = Keeper()
 
     def written(*_: object) -> int:
-        order.append("written")
+        keeper.order.append("written")
         return 0
 
-    monkeypatch.setattr(company, "meet", lambda meeting: Keeper())
+    monkeypatch.setattr(company, "meet", lambda meeting: keeper)
     monkeypatch.setattr(elastic._Training, "run", lambda self, company: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, written) == 0
-    assert order == ["written", told, "lets end", "closes"]
+    assert keeper.order == ["written", told, "lets end", "closes"]
 
 
 @pytest.mark.parametrize("stopped, status", [(False, 0), (True, 130)])
@@ -114,5 +121,16 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
         raise Over(7, "keeper", stopped=stopped)
 
     monkeypatch.setattr(company, "meet", over)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status
+
+
+@pytest.mark.parametrize("apart, status", [(False, 3), (True, 2)])
+def test_a_pod_that_is_cut_off_gives_itself_up_alone(monkeypatch: pytest.MonkeyPatch, apart: bool, status: int) -> None:
+    """A training that failed ends the Job; one that others may go on with does not."""
+    failure = Failure(rank=None, step=7, kind="ended", message="found nobody")
+    monkeypatch.setattr(company, "meet", lambda meeting: Keeper(apart=apart))
+    outcome = Outcome(run_dir="", steps=6, failure=failure)
+    monkeypatch.setattr(elastic._Training, "run", lambda self, company: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status

@@ -80,6 +80,9 @@ def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[Compa
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, each, 3) for each in three[1:]]
     assert all(isinstance(each.exception(), NotMet) for each in rest), rest
+    for each in three[1:]:
+        assert each.apart
+        each.let_end()  # there is nobody to wait for
 
 
 def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
