@@ -77,6 +77,12 @@ def test_pods_come_and_are_lost(launcher: Launcher, tmp_path: Path) -> None:
         second.wait_for("stops for a host that has come")
         second.wait_for("goes on after step ")
         reach(out, logged(out)[-1] + 30, [first, second, third])
+        os.kill(third.process.pid, signal.SIGTERM)  # as by an eviction: all stop, and are made anew
+        ends = [each.end() for each in (first, second, third)]
+        assert [status for status, _ in ends] == [130, 130, 130], ends
+        steps = logged(out)[-1]
+        first, second, third = [pods.start(n) for n in range(3)]
+        reach(out, steps + 30, [first, second, third])
         os.killpg(second.process.pid, signal.SIGKILL)
         reach(out, logged(out)[-1] + 30, [first, third])
         again = pods.start(1)
