@@ -105,7 +105,7 @@ def look_around(analysis: Analysis, report: Report, around: Around, *, elastic: 
         check_needs(job, analysis.layout, os.environ, report)
     if around.environ is not None:
         world, errors = None, len(report.errors)
-        world = world_for(job, analysis.layout, around.environ, report, hosts=around.hosts)
+        world = world_for(job, analysis.layout, around.environ, report, hosts=around.hosts, elastic=elastic)
         if world is not None or len(report.errors) > errors:
             return world
     if nodes == 1 and around.hosts and not elastic:

@@ -23,23 +23,37 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are give
 
 
 def world_for(
-    job: JobSpec, layout: Layout, environ: Mapping[str, str], report: Report, *, hosts: bool = False
+    job: JobSpec,
+    layout: Layout,
+    environ: Mapping[str, str],
+    report: Report,
+    *,
+    hosts: bool = False,
+    elastic: bool = False,
 ) -> World | None:
     """Returns the place of this process, if the launcher of the job has started it, and reports an environment that
-    contradicts the job. `hosts`: the user has said where the processes of several hosts meet.
+    contradicts the job. `hosts`: it was said where the processes of several hosts meet; `elastic`: they may come and
+    go. Both are so in the pods of an elastic job, which have no place: each is a host that comes to the others.
     """
     word, found = job.launch.with_.word, worlds(environ)
     if word not in LAUNCHERS:
         if not hosts:
             _not_asked(job, found, environ, report)
+    elif hosts and elastic and in_pod(word, environ):
+        return None
     elif word not in found:
-        _not_started(job, layout, found, report)
+        _not_started(job, layout, found, environ, report)
     else:
         why = _contradiction(layout, found[word]) or _other_restarts(job, environ)
         if why:
             report.add("E0810", why, job.launch.at("with_"), help=f"`{_command(job, layout)}`")
         return found[word]
     return None
+
+
+def in_pod(word: str, environ: Mapping[str, str]) -> bool:
+    """True if Kubernetes, which a job names by this word, has started this process."""
+    return word == "kubernetes" and LAUNCHERS[word].sign in environ
 
 
 def counts_there(
@@ -107,10 +121,14 @@ def _nodes(layout: Layout) -> str:
     return f"each of {layout.nodes} nodes" if layout.nodes > 1 else "one node"
 
 
-def _not_started(job: JobSpec, layout: Layout, found: Mapping[str, World], report: Report) -> None:
+def _not_started(
+    job: JobSpec, layout: Layout, found: Mapping[str, World], environ: Mapping[str, str], report: Report
+) -> None:
     word = job.launch.with_.word
     other = next(iter(found.values()), None)
     missing = f"it has not started this process: {LAUNCHERS[word].sign} is not set"
+    if in_pod(word, environ):
+        missing = "this pod is not one that `dslc submit` has made of this job"
     instead = missing if other is None else _found(other)
     report.add(
         NOT_STARTED,

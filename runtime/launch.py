@@ -129,7 +129,7 @@ def launch(
             outcome = outcome if between else Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
         except Over as over:
             watch.shown_by(over.host)
-            outcome = Outcome(run_dir=run_dir, steps=over.steps)
+            outcome = Outcome(run_dir=run_dir, steps=over.steps, stopped_at=over.steps if over.stopped else None)
     outcome = replace(outcome, restarts=restarts.used)
     watch.close(outcome)
     return outcome

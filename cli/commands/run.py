@@ -17,7 +17,7 @@ from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.front import over, presented, show
-from dslc.launching.restarted import folder_of, restarted, was_stopped
+from dslc.launching.restarted import folder_of, is_done, is_in_pod, restarted, was_stopped
 from dslc.planned import is_plan_file, prepare_plan
 from dslc.run_folder import Occupied
 from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
@@ -67,7 +67,10 @@ def main(arguments: argparse.Namespace) -> int:
         return _try_each(runs)
     if was_stopped(runs[0], arguments.out):
         print("dslc: it was stopped by `dslc stop`: submit it again to go on", file=sys.stderr)
-        return WRONG_USAGE
+        return JOB_AT_FAULT  # which ends the Job, and does not only give this pod up
+    if is_done(runs[0], arguments.out):
+        print(plain(f"dslc: the training has ended without this pod: {arguments.out}"), file=sys.stderr)
+        return GOOD
     if rendezvous or _has_peers(runs[0]):
         return _run_with_others(runs, rendezvous, arguments)
     runner = _runner(loaded, runs, arguments.parallel)
@@ -245,10 +248,11 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvo
         layout = ready.compiled.analysis.layout
         restarts = ready.compiled.analysis.job.launch.restarts
         begin = command(ready.world.word, layout, os.path.relpath(job), restarts) if ready.world is not None else None
-        begin = ["dslc", "submit", os.path.relpath(job)] if SUBMITTED in os.environ else begin
+        submitted = SUBMITTED in os.environ or is_in_pod(ready)
+        begin = ["dslc", "submit", os.path.relpath(job)] if submitted else begin
         words = [*(begin or ["dslc", "run", os.path.relpath(job)]), "--out", os.path.relpath(folder)]
         by_ssh = isinstance(ready.compiled.analysis.job.launch.with_, SSH)
-        words += ["--rendezvous", rendezvous] if rendezvous and not by_ssh else []
+        words += ["--rendezvous", rendezvous] if rendezvous and not by_ssh and not submitted else []
         for setting in (*kept, "checkpoint.resume=auto"):
             words += ["--set", setting]
         print(plain(f"to resume:  {shlex.join(words)}"), file=sys.stderr)

@@ -13,7 +13,7 @@ from dslc.commands.status import follow
 from dslc.dsl.plain import plain
 from dslc.launching.standing import Standing, runs_in, standings
 from dslc.launching.submission import Submission, command
-from dslc.runtime.process.run_status import RunStatus, ask_to_stop, write_status
+from dslc.runtime.process.run_status import RunStatus, ask_to_stop, read_status, write_status
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
 
 
@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _stop(run: Standing) -> bool:
     """Stops one run, or asks it to; returns False, with the reason shown, if that cannot be."""
     job = run.submitted
-    if run.state == "waiting" and job is not None:
+    if job is not None and (run.state == "waiting" or _is_unseen(run, job)):
         words = ["scancel", job.job] if job.cluster == "slurm" else _delete(job)
         if command(words) is None:
             said = f"dslc: {run.folder}: `{' '.join(words)}` failed, or is not to be had on this machine"
@@ -50,6 +50,12 @@ def _stop(run: Standing) -> bool:
     ask_to_stop(run.folder)
     print(plain(f"{os.path.relpath(run.folder)}: asked to stop after its step"), flush=True)
     return True
+
+
+def _is_unseen(run: Standing, job: Submission) -> bool:
+    """True of a training whose pods run, and have written nothing here: they see another run directory."""
+    told = read_status(run.folder)
+    return job.cluster == "kubernetes" and not run.ended and (told is None or told.state == "waiting")
 
 
 def _delete(made: Submission) -> Sequence[str]:

@@ -161,7 +161,7 @@ def _to_slurm(whole: Submitted, *, dry: bool) -> int:
 
 
 def _to_kubernetes(whole: Submitted, *, dry: bool) -> int:
-    from dslc.launching.manifest import JOBSET, folder_in_pod, manifest, name_of, text_of
+    from dslc.launching.manifest import JOBSET, folder_in_pod, is_elastic, manifest, name_of, text_of
 
     text = text_of(manifest(whole.runs, whole.folders, whole.name))
     if dry:
@@ -178,6 +178,7 @@ def _to_kubernetes(whole: Submitted, *, dry: bool) -> int:
             script=path,
             space=call.namespace or "",
             kind="jobset" if JOBSET in call.options else "job",
+            elastic=is_elastic(whole.runs[0]),
         )
         write_submission(folder, made)
     if _hand_over(["kubectl", "apply", "--filename", path], f"`kubectl apply --filename {path}` where it is") is None:

@@ -31,16 +31,24 @@ def starts_before(folder: str, plan_of: Callable[[int], str]) -> int:
     status = read_status(folder)
     if status is None or status.state not in ALIVE or not (silence(folder, status) or _is_free(folder)):
         return 0
+    if not is_of_plan(folder, plan_of):
+        return 0
+    try:
+        names = os.listdir(os.path.join(folder, "logs"))
+    except OSError:
+        return 0
+    return max([1, *(int(found.group(1)) for found in map(_ATTEMPT.fullmatch, names) if found)])
+
+
+def is_of_plan(folder: str, plan_of: Callable[[int], str]) -> bool:
+    """True if the run directory holds a training of the job's plan, on as many nodes as it has had last."""
     try:
         with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
             plan = json.load(file)
         nodes, told = int(plan["topology"]["nodes"]), str(plan["hash"])
-        names = os.listdir(os.path.join(folder, "logs"))
     except (OSError, ValueError, TypeError, KeyError):
-        return 0
-    if told != plan_of(nodes):
-        return 0
-    return max([1, *(int(found.group(1)) for found in map(_ATTEMPT.fullmatch, names) if found)])
+        return False
+    return told == plan_of(nodes)
 
 
 def newest_of(job: str, plan_of: Callable[[int], str]) -> str:

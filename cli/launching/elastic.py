@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,11 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.plain import plain_lines
 from dslc.launching.agreement import ANSWER, Then, facts_compared, remedy, share_checkpoints
 from dslc.launching.cut_off import starts_before, tell_of_newest
+from dslc.launching.restarted import is_in_pod, plan_on
 from dslc.run_folder import Occupied, claimed, holder, make_folder, refuse_run
 from dslc.runs import Ready, draw, launch, lay_down, report_on
 from dslc.runtime.process.run_status import begin
-from dslc.status import GOOD
+from dslc.status import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import Company
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) -> int:
     """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises NotMet, and
     Occupied.
+
+    All hosts end after the keeper has written all: Kubernetes ends every pod when the first one has ended well.
     """
     from dslc.runtime.hosts.company import meet
     from dslc.runtime.hosts.elastic import Over
@@ -55,17 +59,22 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             claim=training.claim,
             holder=lambda: holder(os.path.expanduser(out)) if out is not None else "",
             remedy=remedy,
+            patient=is_in_pod(ready),
         )
+        if is_in_pod(ready):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a pod would ignore it
         try:
             company = meet(meeting)
         except Over as over:
             _say(f"dslc: {over}")
-            return GOOD
+            return INTERRUPTED if over.stopped else GOOD
         try:
             outcome, report = training.run(company)
-            company.dismiss(outcome.steps if outcome.failure is None else None)
             status = then(outcome, report, training.folder)
+            company.dismiss(outcome.steps if outcome.failure is None else None, stopped=outcome.stopped_at is not None)
             company.let_end()
+            if outcome.failure is not None and company.apart and is_in_pod(ready):
+                return WRONG_USAGE  # as from the first meeting: this pod found the others no more, who may go on
             return status
         finally:
             company.close()
@@ -87,9 +96,8 @@ class _Training:
         """Trains to the end, and returns the outcome and, on the keeper, the contents of report.json."""
         until = time.monotonic() + self._job.program.timeout
         program, places = company.gather(lambda: self.gathered(company), 1, until, lambda: False, met=True)
-        if company.keeps:
-            self._claims.enter_context(draw(self.folder))
-        outcome = launch(program, places, self.folder, company=company, gathered=lambda: self.gathered(company))
+        with draw(self.folder) if company.keeps else contextlib.nullcontext():
+            outcome = launch(program, places, self.folder, company=company, gathered=lambda: self.gathered(company))
         if not company.keeps or outcome.failure is not None or outcome.stopped_at == 0:
             return outcome, None
         return outcome, report_on(self.ready, self.folder, outcome.steps)
@@ -126,7 +134,7 @@ class _Training:
         return ready.program, ready.places
 
     def _plan_of(self, nodes: int) -> str:
-        return self._job.on(nodes).program.plan_hash if nodes in self._job.counts else ""
+        return plan_on(self._job, nodes)
 
     def _keep(self, company: Company) -> None:
         """Has the run directory, and writes the plan there."""

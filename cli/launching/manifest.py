@@ -5,7 +5,12 @@ each node, whose agent forks the ranks; with `jobset` among the options a JobSet
 pods run the same command. A pod that fails is made again, and so are the others, which lose it: the training goes on
 from its newest checkpoint. A pod that Kubernetes takes away does not count.
 
-Limits: the memory of a pod with GPUs, and the speed of the disk, are supposed as for SLURM (slurm_script.py).
+An elastic job has a pod for each node that it can use at most. Their command names all of them as the rendezvous, and
+those that run train; others wait for room in the cluster, and come later. A pod that fails is made again while the rest
+goes on, and given up after `restarts` times. The first that ends well ends the Job, also for pods that wait for room.
+
+Limits: an elastic job needs Kubernetes 1.31, the first whose Jobs have `successPolicy` by default. The memory of a pod
+with GPUs, and the speed of the disk, are supposed as for SLURM (slurm_script.py).
 """
 
 from __future__ import annotations
@@ -19,14 +24,16 @@ from typing import Any
 
 from dslc.compiler.compile import Compiled
 from dslc.dsl.language.calls import Kubernetes
+from dslc.dsl.language.registry import Range
 from dslc.launching.slurm_script import cores, host_memory, warning_seconds
 from dslc.runs import Ready, job_text
 from dslc.runtime.launchers.kubernetes import FIRST, NODES
-from dslc.status import JOB_AT_FAULT, WRONG_USAGE
+from dslc.status import INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 JOBSET = "jobset"
 _WHERE = "/etc/dslc"  # of the job in a pod
 _LONGEST = 40  # characters of a name, which Kubernetes adds to
+_ENDED = 143  # the status of a pod that was asked to end before it listened: 128 + SIGTERM
 
 
 def manifest(runs: Sequence[Ready], folders: Sequence[str], name: str) -> dict[str, Any]:
@@ -57,6 +64,11 @@ def folder_in_pod(call: Kubernetes, folder: str) -> str:
     return os.path.join(mounts[0], "runs", os.path.basename(os.path.dirname(folder)), os.path.basename(folder))
 
 
+def is_elastic(ready: Ready) -> bool:
+    """True of a job whose pods may come and go."""
+    return ready.loaded.job is not None and isinstance(ready.loaded.job.devices.nodes, Range)
+
+
 def _resources(ready: Ready, folder: str, name: str) -> list[dict[str, Any]]:
     compiled = ready.compiled
     call = compiled.analysis.job.launch.with_
@@ -76,7 +88,8 @@ def _resources(ready: Ready, folder: str, name: str) -> list[dict[str, Any]]:
         job = head("batch/v1", "Job") | {"spec": spec}
         return [config, service, _changed(job, call.options)]
     jobs = [{"name": "ranks", "replicas": 1, "template": {"spec": spec}}]
-    restarts = compiled.analysis.job.launch.restarts
+    # Of an elastic job failed pods are made again inside of its Job, which fails when that is of no use.
+    restarts = 0 if is_elastic(ready) else compiled.analysis.job.launch.restarts
     network = {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True}
     made = head("jobset.x-k8s.io/v1alpha2", "JobSet") | {
         "spec": {"network": network, "failurePolicy": {"maxRestarts": restarts}, "replicatedJobs": jobs}
@@ -85,14 +98,16 @@ def _resources(ready: Ready, folder: str, name: str) -> list[dict[str, Any]]:
 
 
 def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: dict[str, str]) -> dict[str, Any]:
-    compiled = ready.compiled
-    nodes, jobset = compiled.plan.topology.nodes, JOBSET in call.options
-    first = f"{name}-ranks-0-0.{name}" if jobset else f"{name}-0.{name}"
+    compiled, elastic, jobset = ready.compiled, is_elastic(ready), JOBSET in call.options
+    nodes = compiled.analysis.layout.node_counts[-1] if elastic else compiled.plan.topology.nodes
+    hosts = [f"{name}-ranks-0-{n}.{name}" if jobset else f"{name}-{n}.{name}" for n in range(nodes)]
+    meeting = ["--rendezvous", ",".join(hosts)] if elastic else []
+    world = {} if elastic else {NODES: str(nodes), FIRST: hosts[0]}
     pod = {
         "restartPolicy": "Never",
         **({} if jobset else {"subdomain": name}),
         "terminationGracePeriodSeconds": warning_seconds([ready]),
-        "containers": [_container(compiled, call, folder, {NODES: str(nodes), FIRST: first})],
+        "containers": [_container(compiled, call, folder, meeting, world)],
         "volumes": [
             {"name": "job", "configMap": {"name": name}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
@@ -102,25 +117,51 @@ def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: di
             ),
         ],
     }
+    restarts = compiled.analysis.job.launch.restarts
     return {
         "completionMode": "Indexed",
         "completions": nodes,
         "parallelism": nodes,
-        "backoffLimit": 0 if jobset else nodes * compiled.analysis.job.launch.restarts,
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"operator": "In", "values": [JOB_AT_FAULT, WRONG_USAGE]},
-                },
-            ]
-        },
+        **(_of_each_pod(compiled) if elastic else _of_all_pods(0 if jobset else nodes * restarts)),
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
 
 
-def _container(compiled: Compiled, call: Kubernetes, folder: str, variables: Mapping[str, str]) -> dict[str, Any]:
+def _of_all_pods(restarts: int) -> dict[str, Any]:
+    """Returns what follows when pods of a fixed number end: all of them begin again, up to so many times."""
+    rules = [_TAKEN_AWAY, _on_status("FailJob", JOB_AT_FAULT, WRONG_USAGE)]
+    return {"backoffLimit": restarts, "podFailurePolicy": {"rules": rules}}
+
+
+def _of_each_pod(compiled: Compiled) -> dict[str, Any]:
+    """Returns what follows when a pod of an elastic job ends. One that was asked to stop has stopped all of them; they
+    are made again and go on, but for `dslc stop`, which has them end with the status of a job at fault.
+    """
+    counts = compiled.analysis.layout.node_counts
+    rules = [
+        _TAKEN_AWAY,
+        _on_status("FailJob", JOB_AT_FAULT, TRAINING_FAILED),
+        _on_status("FailIndex", WRONG_USAGE),
+        _on_status("Ignore", INTERRUPTED, _ENDED),
+    ]
+    return {
+        "backoffLimitPerIndex": compiled.analysis.job.launch.restarts,
+        "maxFailedIndexes": counts[-1] - counts[0],
+        "podFailurePolicy": {"rules": rules},
+        "successPolicy": {"rules": [{"succeededCount": 1}]},
+    }
+
+
+_TAKEN_AWAY = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def _on_status(action: str, *statuses: int) -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"operator": "In", "values": list(statuses)}}
+
+
+def _container(
+    compiled: Compiled, call: Kubernetes, folder: str, more: Sequence[str], variables: Mapping[str, str]
+) -> dict[str, Any]:
     topology = compiled.plan.topology
     needs = {"cpu": str(cores(compiled)), "memory": f"{host_memory(compiled)}Mi"}
     gpus = {"nvidia.com/gpu": str(topology.processes)} if topology.device == "cuda" else {}
@@ -128,7 +169,7 @@ def _container(compiled: Compiled, call: Kubernetes, folder: str, variables: Map
     return {
         "name": "dslc",
         "image": call.image,
-        "command": ["python", "-P", "-m", "dslc", "run", f"{_WHERE}/job.plt", "--out", where],
+        "command": ["python", "-P", "-m", "dslc", "run", f"{_WHERE}/job.plt", "--out", where, *more],
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "resources": {"requests": {**needs, **gpus}, **({"limits": gpus} if gpus else {})},
         "volumeMounts": [

@@ -11,6 +11,8 @@ import contextlib
 import os
 from dataclasses import replace
 
+from dslc.dsl.language.calls import Kubernetes
+from dslc.launching.cut_off import is_of_plan
 from dslc.run_folder import make_folder
 from dslc.runs import Ready
 from dslc.runtime.launchers.world import World
@@ -31,12 +33,30 @@ def restarted(ready: Ready) -> Ready:
     return replace(ready, program=replace(program, checkpoint=replace(program.checkpoint, resume="auto")))
 
 
+def is_in_pod(ready: Ready) -> bool:
+    """True of a training that Kubernetes has started: nobody else starts one of such a job."""
+    return isinstance(ready.compiled.analysis.job.launch.with_, Kubernetes)
+
+
 def was_stopped(ready: Ready, out: str | None) -> bool:
     """True if Kubernetes has started a training again that `dslc stop` has ended, which has no other way to say so."""
-    if ready.world is None or ready.world.word != "kubernetes" or out is None:
-        return False
-    told = read_status(out)
+    told = read_status(out) if out is not None and is_in_pod(ready) else None
     return told is not None and told.state == "stopped" and told.asked == "dslc stop"
+
+
+def is_done(ready: Ready, out: str | None) -> bool:
+    """True in a pod that finds room, or is made again, when the others have ended the training."""
+    told = read_status(out) if out is not None and is_in_pod(ready) else None
+    if out is None or told is None or told.state != "done":
+        return False
+    return is_of_plan(out, lambda nodes: plan_on(ready, nodes))
+
+
+def plan_on(ready: Ready, nodes: int) -> str:
+    """Returns the hash of the plan on so many nodes; "" if the job does not train on them."""
+    if not ready.counts:
+        return ready.program.plan_hash if nodes == ready.compiled.plan.topology.nodes else ""
+    return ready.on(nodes).program.plan_hash if nodes in ready.counts else ""
 
 
 def folder_of(ready: Ready, out: str | None) -> str:

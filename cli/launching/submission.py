@@ -15,14 +15,16 @@ from typing import Any
 
 NAME = "submitted.json"
 _PATIENCE = 30.0  # seconds that a command of the cluster may take
-_PHASES = ("Pending", "Running", "Failed", "Unknown", "Succeeded")
+_PHASES = ("Pending", "Running", "Failed", "Unknown", "Succeeded")  # those furthest from an end well first
+_OF_ONE = ("Running", "Pending", "Succeeded", "Unknown", "Failed")  # where one pod is enough
 _MOST = 1 << 20  # bytes of a file that is read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """A job that was handed over: `job` is its cluster's name for it, "12", or "12_0" of an array; `script` is the file
-    that was handed over. In Kubernetes `space` is the namespace, and `kind` a job or a jobset.
+    that was handed over. In Kubernetes `space` is the namespace, and `kind` a job or a jobset; of an `elastic` one the
+    pods that run train without the others.
     """
 
     cluster: str  # "slurm" or "kubernetes"
@@ -30,6 +32,7 @@ class Submission:
     script: str
     space: str = ""
     kind: str = "job"
+    elastic: bool = False
 
 
 def write_submission(folder: str, made: Submission) -> None:
@@ -46,7 +49,8 @@ def read_submission(folder: str) -> Submission | None:
         found = Submission(**told)
     except (OSError, ValueError, TypeError):
         return None
-    return found if all(isinstance(value, str) for value in asdict(found).values()) else None
+    kinds = {name: bool if name == "elastic" else str for name in asdict(found)}
+    return found if all(isinstance(value, kinds[name]) for name, value in asdict(found).items()) else None
 
 
 def command(words: Sequence[str]) -> str | None:
@@ -84,18 +88,18 @@ class Queue:
 
 def pods_of(made: Submission) -> tuple[str, str] | None:
     """Returns the phase of the pods of a job in Kubernetes, and why they are in it: that of those furthest from an end
-    well; ("", "") if there are none, None where nobody can be asked.
+    well, or nearest in an elastic job; ("", "") if there are none, None where nobody can be asked.
     """
     space = ["--namespace", made.space] if made.space else []
     told = command(["kubectl", "get", "pods", "--selector", f"dslc-run={made.job}", "--output", "json", *space])
     if told is None:
         return None
-    found: dict[str, str] = {}
+    found, order = dict[str, str](), _OF_ONE if made.elastic else _PHASES
     with contextlib.suppress(ValueError, TypeError, AttributeError):
         for pod in json.loads(told)["items"]:
             status = pod["status"]
             found.setdefault(str(status["phase"]), _reason(status))
-    return next(((phase, found[phase]) for phase in _PHASES if phase in found), ("", ""))
+    return next(((phase, found[phase]) for phase in order if phase in found), ("", ""))
 
 
 def _reason(status: Mapping[str, Any]) -> str:

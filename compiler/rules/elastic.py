@@ -75,13 +75,14 @@ def _check(job: JobSpec, report: Report) -> None:
             notes=[Note(message="the range is here", span=devices.at("nodes"))],
             help="leave `data` out: it grows with the nodes; or name one count of nodes",
         )
-    if isinstance(job.launch.with_, c.Kubernetes):
+    call = job.launch.with_
+    if isinstance(call, c.Kubernetes) and not call.volumes:
         report.add(
-            "W0801",
-            f"a range of nodes with `{job.launch.with_.word}(…)` is checked and planned, but this version of dslc "
-            "cannot run it yet",
-            devices.at("nodes"),
-            help="one count of nodes; or `local()`, or a launcher that decides how many it starts",
+            "E0827",
+            "pods that come and go need a run directory that all of them see, and they have no volume",
+            job.launch.at("with_"),
+            notes=[Note(message="the range is here", span=devices.at("nodes"))],
+            help='`volumes = ["claim:/runs"]` mounts a persistent volume claim; or one count of nodes',
         )
     if not job.checkpoint.written:
         report.add(

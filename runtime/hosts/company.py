@@ -81,6 +81,7 @@ class Company:
         self.place = "" if alone else self.machines[node] if meeting.ranks else self.hosts[node]  # of a rank's failure
         self.listening = met.listening  # at the store's address, on the keeper
         self.lost: dict[int, str] = {}  # nodes, and why
+        self.apart = False  # True when the hosts have parted to meet again, and this one has met none
         self._wires = dict(met.wires)
         self._early = list(met.early)
 
@@ -198,11 +199,11 @@ class Company:
             self.start, self.changes = starts + 1, starts
 
     def let_end(self) -> None:
-        """Returns on the keeper, and elsewhere when the keeper has closed its connections, or does not within
-        `PATIENCE` seconds.
+        """Returns on the keeper, and elsewhere when the keeper has closed its connections, as it has written all, or
+        does not within `PATIENCE` seconds; in an elastic training within those for which hosts are waited for.
         """
-        until = time.monotonic() + PATIENCE
-        while not self.keeps and self.wires and time.monotonic() < until:
+        until = time.monotonic() + (max(PATIENCE, self._meeting.timeout) if self.elastic else PATIENCE)
+        while not self.keeps and not self.apart and self.wires and time.monotonic() < until:
             readable(self.wires, AGAIN)
             self.hear()
 
@@ -223,6 +224,7 @@ class Company:
             self.hear()
         here = self._here
         self._part()
+        self.apart = True
         meeting = replace(self._meeting, until=until, stopped=stopped)
         before = Before(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
         if self.elastic:
@@ -293,27 +295,31 @@ class Company:
         if self._where.listening is not None:
             self._where.listening.close()
 
-    def dismiss(self, steps: int | None) -> None:
-        """Tells the hosts that wait to take part that the training is over, after so many steps; None if it failed."""
+    def dismiss(self, steps: int | None, *, stopped: bool = False) -> None:
+        """Tells the hosts that wait to take part that the training is over, or was `stopped`, after so many steps; None
+        if it failed.
+        """
         if self._gate is None:
             return
         if steps is None:
             self._gate.tell("refused", why="the training failed")
         else:
-            self._gate.tell("over", steps=steps, host=self.machines[0])
+            self._gate.tell("over", steps=steps, host=self.machines[0], stopped=stopped)
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
 
 
 def meet(meeting: Meeting) -> Company:
-    """Returns the company of all hosts, when all have come and agree. Raises NotMet."""
+    """Returns the company of all hosts, when all have come and agree. Raises NotMet, and Over if it is elastic."""
     try:
         if meeting.counts:
             met, gate = elastic.meet(meeting)
             return Company(meeting, Where(meeting.rendezvous, lambda: None), met, gate)
         return _meet_at(meeting.door, meeting) if meeting.door is not None else _meet(meeting)
     except Stopped:
+        if meeting.counts:
+            raise elastic.Over(stopped=True) from None
         raise NotMet("another host was asked to stop while the hosts met") from None
 
 

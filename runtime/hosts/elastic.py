@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,11 +62,15 @@ Place = tuple[str, int]
 
 
 class Over(Exception):
-    """The training has ended, after so many `steps`, and this host had no part in the end of it; `host` knows more."""
+    """The training has ended, after so many `steps`, or was `stopped` after them, and this host had no part in the end
+    of it; `host` knows more. Without these nobody has said so.
+    """
 
-    def __init__(self, steps: int, host: str) -> None:
-        super().__init__(f"the training has ended, after {steps} steps, without this host; {host} has what it made")
-        self.steps, self.host = steps, host
+    def __init__(self, steps: int = 0, host: str = "", *, stopped: bool = False) -> None:
+        has = "was stopped" if stopped else "has ended"
+        after, knows = f", after {steps} steps," if steps else "", f"; {host} has what it made" if host else ""
+        super().__init__(f"the training {has}{after} without this host{knows}")
+        self.steps, self.host, self.stopped = steps, host, stopped
 
 
 class _Elsewhere(Exception):
@@ -97,9 +102,9 @@ def _place(name: str, port: int) -> Place | None:
         return None
 
 
-def _known(rendezvous: str) -> list[Place]:
-    found = [_place(*each) for each in named_in(rendezvous)]
-    return [place for place in found if place is not None]
+def _known(named: Sequence[Place]) -> Iterator[Place]:
+    """Yields the addresses of these names, each when it is needed, but for those that nobody knows."""
+    return (place for each in named if (place := _place(*each)) is not None)
 
 
 # --------------------------------------------------------------------------------------------------------- the keeper
@@ -118,6 +123,7 @@ class Gate:
         self.busy = ""  # while ranks train: what a host that comes is told to wait for
         self._calls: dict[socket.socket, tuple[Place, float]] = {}
         self._called, self._round = 0.0, 0
+        self._own: int | None = None  # this place among those named, when it was looked for
 
     @property
     def handles(self) -> list[int]:
@@ -191,14 +197,15 @@ class Gate:
                 calling.close()
 
     def _next_places(self) -> list[Place]:
-        """Returns the places to look at now, some of them each time."""
-        others = _known(self._meeting.rendezvous)
-        if self.place in others and self.fresh:
-            others = others[: others.index(self.place)]
-        others = [place for place in others if place != self.place]
-        begin = self._round % max(1, len(others))
-        self._round = begin + _CALLS if begin + _CALLS < len(others) else 0
-        return others[begin : begin + _CALLS]
+        """Returns the places to look at now: some of those named each time, as each has to be looked up."""
+        named = named_in(self._meeting.rendezvous)
+        if self._own is None:
+            self._own = next((n for n, each in enumerate(named) if _place(*each) == self.place), len(named))
+        if self.fresh:
+            named = named[: self._own]
+        begin = self._round if self._round < len(named) else 0
+        self._round = begin + _CALLS
+        return [place for place in _known(named[begin : begin + _CALLS]) if place != self.place]
 
     def tell(self, kind: str, **more: object) -> None:
         """Sends a message to those who wait."""
@@ -292,12 +299,13 @@ def _join(
     """Looks for a gate at these places, and then at those of the rendezvous, and returns what the keeper answers; or
     the gate that `heir` has opened.
     """
-    waiting = Waiting(meeting, "")
+    waiting, named = Waiting(meeting, ""), named_in(meeting.rendezvous)
     while True:
-        places = list(dict.fromkeys([*first, *_known(meeting.rendezvous)]))
-        waiting.what = f"for a host at {' or '.join(dict.fromkeys(place[0] for place in places)) or meeting.rendezvous}"
-        waiting.why = waiting.why if places else ": no such name is known, or no way leads there"
-        for place in places:
+        tried: list[Place] = []
+        for place in itertools.chain(first, _known(named)):
+            if place in tried:
+                continue
+            tried.append(place)
             wire = _reached(place, waiting)
             if wire is None:
                 continue
@@ -320,6 +328,8 @@ def _join(
             if gate is not None:
                 return gate
             time.sleep(AGAIN)
+        waiting.what = f"for a host at {' or '.join(dict.fromkeys(place[0] for place in tried)) or meeting.rendezvous}"
+        waiting.why = waiting.why if tried else ": no such name is known, or no way leads there"
         waiting.look([])
 
 
@@ -347,7 +357,7 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
                 case "stopped":
                     raise Stopped
                 case "over":
-                    raise Over(int(message["steps"]), str(message["host"]))
+                    raise Over(int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"]))
                 case "elsewhere":
                     address, port = message["place"]
                     raise _Elsewhere((str(address), int(port)))
@@ -378,7 +388,7 @@ class Was:
 def meet(meeting: Meeting) -> tuple[Met, Gate | None]:
     """Meets for the first start. The first host of the rendezvous that is there keeps, if nobody else does."""
     named, began = named_in(meeting.rendezvous), time.monotonic()
-    if len(named) == 1:
+    if len(named) == 1 and not meeting.patient:
         address_of(named[0][0])
 
     def heir() -> Gate | None:

@@ -66,6 +66,7 @@ class Meeting:
     claim: Callable[[str], bool] = field(default=lambda folder: True)  # takes a run directory over, if it is free
     holder: Callable[[], str] = field(default=lambda: "")  # who trains in the run directory, if somebody does
     remedy: Callable[[str], str] = field(default=lambda name: "")  # for a fact in which two hosts differ
+    patient: bool = False  # before the first start hosts are waited for without end: a cluster brings them
 
     @property
     def takes(self) -> str:
@@ -490,7 +491,8 @@ class Waiting:
             raise Stopped
         now = time.monotonic()
         there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
-        if not self.patient and now > min(self._began + self._meeting.timeout, self._meeting.until):
+        limit = math.inf if self._meeting.patient else self._began + self._meeting.timeout
+        if not self.patient and now > min(limit, self._meeting.until):
             waited = f"{self._meeting.host} waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}"
             help = f"\nhelp: {self.help}" if self.help else ""
             raise NotMet(f"{waited}{there}; {self._meeting.needs.format(self._meeting.takes)}{help}")

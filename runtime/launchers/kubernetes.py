@@ -2,6 +2,9 @@
 
 Model: Kubernetes sets `JOB_COMPLETION_INDEX`, and the manifest of `dslc submit` the number of pods and the name of the
 first. A name resolves when its pod has started, which may be later than the others.
+
+The pods of an elastic job have no such number, and are no world: their command names all of them as the rendezvous of
+hosts that come and go (hosts/elastic.py).
 """
 
 from __future__ import annotations

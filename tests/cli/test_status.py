@@ -132,6 +132,19 @@ def pods(*statuses: dict[str, object]) -> str:
     return json.dumps({"items": [{"status": status} for status in statuses]})
 
 
+def submitted(folder: Path, monkeypatch: pytest.MonkeyPatch, told: str, *, elastic: bool = False) -> None:
+    """Makes a run directory of pods, and a kubectl that answers what is `told`: none of a cluster is to be had."""
+    (folder / "answer").write_text(told)
+    kubectl = folder / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\ncat {folder}/answer\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(kubectl.parent), prepend=os.pathsep)
+    (folder / "run").mkdir()
+    made = {"cluster": "kubernetes", "job": "made", "script": "submit.json", "space": "ml", "elastic": elastic}
+    (folder / "run" / "submitted.json").write_text(json.dumps(made))
+
+
 TOO_FEW = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
 NO_IMAGE = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling registry/dslc:1"}}}
 
@@ -154,16 +167,32 @@ NO_IMAGE = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back
 def test_kubernetes_is_asked_why_a_job_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, line: str, status: int
 ) -> None:
-    """By a kubectl that answers what is written here: none of a cluster is to be had."""
-    (tmp_path / "answer").write_text(told)
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.parent.mkdir()
-    kubectl.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat {tmp_path}/answer\n')
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", str(kubectl.parent), prepend=os.pathsep)
-    (tmp_path / "run").mkdir()
-    submitted = {"cluster": "kubernetes", "job": "made", "script": "submit.json", "space": "ml"}
-    (tmp_path / "run" / "submitted.json").write_text(json.dumps(submitted))
+    submitted(tmp_path, monkeypatch, told)
     assert line in stands(tmp_path / "run", status)
     words = "get pods --selector dslc-run=made --output json --namespace ml"
     assert (tmp_path / "asked").read_text().strip() == words
+
+
+@pytest.mark.parametrize(
+    ("told", "line", "status"),
+    [
+        (pods({"phase": "Pending", "conditions": [TOO_FEW]}, {"phase": "Running"}), "starting", 0),
+        (pods({"phase": "Failed"}, {"phase": "Pending", "conditions": [TOO_FEW]}), "0/3 nodes are available", 0),
+        (pods({"phase": "Failed"}, {"phase": "Succeeded"}), "its pods have ended (Succeeded)", 3),
+    ],
+)
+def test_one_pod_of_an_elastic_job_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, line: str, status: int
+) -> None:
+    submitted(tmp_path, monkeypatch, told, elastic=True)
+    assert line in stands(tmp_path / "run", status)
+
+
+def test_pods_that_see_another_folder_are_stopped_by_deleting_their_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(tmp_path, monkeypatch, pods({"phase": "Running"}), elastic=True)
+    assert dslc("stop", tmp_path / "run").returncode == 0
+    words = "delete job,service,configmap --selector dslc-run=made --namespace ml"
+    assert (tmp_path / "asked").read_text().strip() == words
+    assert "stopped" in stands(tmp_path / "run", 130)

@@ -118,8 +118,9 @@ PODS = JOB.replace(
 )
 
 
-def manifest(folder: Path, options: str) -> list[dict[str, Any]]:
-    status, text, said = submit(folder, PODS.replace("OPTIONS", options), "--out", "first")
+def manifest(folder: Path, options: str, nodes: str = "2") -> list[dict[str, Any]]:
+    job = PODS.replace("OPTIONS", options).replace("nodes = 2", f"nodes = {nodes}")
+    status, text, said = submit(folder, job, "--out", "first")
     assert status == 0, said
     items: list[dict[str, Any]] = json.loads(text)["items"]
     return items
@@ -152,6 +153,32 @@ def test_a_jobset_makes_its_service_itself(tmp_path: Path) -> None:
     assert made["spec"]["failurePolicy"] == {"maxRestarts": 3} and made["spec"]["network"]["subdomain"] == name
     env = ranks["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "DSLC_FIRST_HOST", "value": f"{name}-ranks-0-0.{name}"} in env
+
+
+def test_the_pods_of_an_elastic_job_come_and_go(tmp_path: Path) -> None:
+    """48 samples are not shared out over 4 nodes of 8 ranks: it trains on 1 to 3."""
+    validate = pytest.importorskip("kubernetes_validate", reason="the published schemas are not installed")
+    jobs = [
+        manifest(tmp_path, f'options = ["{option}"]', nodes="1..4")
+        for option in ("spec.ttlSecondsAfterFinished=60", "jobset")
+    ]
+    job, (ranks,) = jobs[0][-1], jobs[1][-1]["spec"]["replicatedJobs"]
+    for each in (*jobs[0], {**job, **ranks["template"]}):
+        validate.validate(each, "1.31", strict=True)
+    assert jobs[1][-1]["spec"]["failurePolicy"] == {"maxRestarts": 0}
+    name = job["metadata"]["name"]
+    for spec, of in ((job["spec"], ""), (ranks["template"]["spec"], "ranks-0-")):
+        assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
+        assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (3, 2) and "backoffLimit" not in spec
+        assert spec["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+        rules = spec["podFailurePolicy"]["rules"]
+        assert all(rule["onExitCodes"]["values"] == sorted(rule["onExitCodes"]["values"]) for rule in rules[1:])
+        actions = {status: rule["action"] for rule in rules[1:] for status in rule["onExitCodes"]["values"]}
+        assert actions == {1: "FailJob", 2: "FailIndex", 3: "FailJob", 130: "Ignore", 143: "Ignore"}
+        (container,) = spec["template"]["spec"]["containers"]
+        assert container["command"][-2:] == ["--rendezvous", ",".join(f"{name}-{of}{n}.{name}" for n in range(3))]
+        assert container["env"] == []
+    assert "nodes = 1..4" in re.sub(" +", " ", jobs[0][0]["data"]["job.plt"])
 
 
 def test_without_kubectl_the_manifest_is_left_to_hand_over(tmp_path: Path) -> None:

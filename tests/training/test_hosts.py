@@ -226,4 +226,4 @@ def test_the_pods_of_a_manifest_train_as_one_process(
     (out / "status.json").write_text(json.dumps({**told_last, "state": "stopped", "asked": "dslc stop"}))
     with started(job.parent, [commands[0]]) as (again,):  # as a pod that is made anew after `dslc stop`
         status, said = again.end()
-    assert status == 2 and "it was stopped by `dslc stop`" in said
+    assert status == 1 and "it was stopped by `dslc stop`" in said

@@ -15,7 +15,7 @@ from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.company import Company, meet
 from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.hosts.elastic import Gate, Over, Was, largest, meet_again
-from dslc.runtime.hosts.meetings import Before, Meeting
+from dslc.runtime.hosts.meetings import Before, Meeting, Waiting
 from dslc.runtime.hosts.wire import listen
 
 
@@ -80,6 +80,9 @@ def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[Compa
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, each, 3) for each in three[1:]]
     assert all(isinstance(each.exception(), NotMet) for each in rest), rest
+    for each in three[1:]:
+        assert each.apart
+        each.let_end()  # there is nobody to wait for
 
 
 def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
@@ -94,9 +97,9 @@ def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
             gate.look()
             gate.call()
         assert gate.arrived[0][1]["host"] == "back"
-        gate.tell("over", steps=7, host="keeper")
+        gate.tell("over", steps=7, host="keeper", stopped=True)
         error = waits.exception()
-    assert isinstance(error, Over) and (error.steps, error.host) == (7, "keeper")
+    assert isinstance(error, Over) and (error.steps, error.host, error.stopped) == (7, "keeper", True)
     assert said == [gate.busy]
     gate.close()
 
@@ -183,3 +186,28 @@ def is_silent(port: int) -> bool:
     except ConnectionRefusedError:
         return True
     return False
+
+
+def test_hosts_that_a_cluster_brings_are_waited_for_without_end(port: int) -> None:
+    """Until the first start; after that for as long as for others."""
+    late = replace(coming(port, "host", 2), timeout=-1)
+    with pytest.raises(NotMet, match="waited -1 s"):
+        Waiting(late, "").look([])
+    Waiting(replace(late, patient=True), "").look([])
+    with pytest.raises(NotMet):
+        Waiting(replace(late, patient=True, until=time.monotonic() - 1), "").look([])
+
+
+def test_a_first_start_looks_only_at_those_named_before_it_some_at_a_time(port: int) -> None:
+    named = [f"127.0.0.{n}:{port}" for n in range(1, 25)]
+    gate = Gate(replace(coming(port, "host", 2), rendezvous=",".join(named)), listen("127.0.0.20", port))
+    looked = [[place[0] for place in gate._next_places()] for _ in range(4)]
+    assert [(each[0], each[-1], len(each)) for each in looked] == [
+        ("127.0.0.1", "127.0.0.8", 8),
+        ("127.0.0.9", "127.0.0.16", 8),
+        ("127.0.0.17", "127.0.0.19", 3),
+        ("127.0.0.1", "127.0.0.8", 8),
+    ]
+    gate.fresh = False
+    assert len({place for _ in range(3) for place in gate._next_places()}) == 23
+    gate.close()
