@@ -15,6 +15,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ from dslc.runs import Ready, draw, launch, lay_down, report_on
 from dslc.runtime.process.run_status import begin
 from dslc.status import GOOD, INTERRUPTED, WRONG_USAGE
 
+_LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
+
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import Company
     from dslc.runtime.process.failure import Outcome
@@ -37,7 +40,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
     """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises NotMet, and
     Occupied.
 
-    All hosts end after the keeper has written all: Kubernetes ends every pod when the first one has ended well.
+    All hosts end after the keeper has written all, and in pods some seconds after it (`_outlive`).
     """
     from dslc.runtime.hosts.company import meet
     from dslc.runtime.hosts.elastic import Over
@@ -67,7 +70,11 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             company = meet(meeting)
         except Over as over:
             _say(f"dslc: {over}")
-            return INTERRUPTED if over.stopped else GOOD
+            if over.stopped:
+                return INTERRUPTED
+            if is_in_pod(ready):
+                _outlive()
+            return GOOD
         try:
             outcome, report = training.run(company)
             status = then(outcome, report, training.folder)
@@ -75,9 +82,22 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             company.let_end()
             if outcome.failure is not None and company.apart and is_in_pod(ready):
                 return WRONG_USAGE  # as from the first meeting: this pod found the others no more, who may go on
+            if outcome.done and is_in_pod(ready) and not company.keeps:
+                _outlive()
             return status
         finally:
             company.close()
+
+
+def _outlive() -> None:
+    """Waits for Kubernetes to end this pod, as it does when that of the keeper has ended, for `_LAST` seconds at most.
+
+    If one of the pods was given up and all others ended within a second or so, Kubernetes would see that all have ended
+    and one has failed, and say so of the Job, before it looks whether one has ended well.
+    """
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    asked.wait(_LAST)
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dslc.dsl.language.calls import Kubernetes
 from dslc.launching.cut_off import is_of_plan
-from dslc.run_folder import make_folder
+from dslc.run_folder import holder, make_folder
 from dslc.runs import Ready
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.run_status import read_status
@@ -45,9 +45,11 @@ def was_stopped(ready: Ready, out: str | None) -> bool:
 
 
 def is_done(ready: Ready, out: str | None) -> bool:
-    """True in a pod that finds room, or is made again, when the others have ended the training."""
+    """True in a pod that finds room, or is made again, when the others have ended the training and nobody writes any
+    more: the first pod that ends well ends all of them.
+    """
     told = read_status(out) if out is not None and is_in_pod(ready) else None
-    if out is None or told is None or told.state != "done":
+    if out is None or told is None or told.state != "done" or holder(out):
         return False
     return is_of_plan(out, lambda nodes: plan_on(ready, nodes))
 

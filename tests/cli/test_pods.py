@@ -14,6 +14,7 @@ from dslc.dsl.meaning.load import load
 from dslc.launching import elastic
 from dslc.launching.elastic import train_elastic
 from dslc.launching.restarted import is_done
+from dslc.run_folder import claimed
 from dslc.runs import Around, Ready, lay_down, prepare
 from dslc.runtime.hosts import company
 from dslc.runtime.hosts.elastic import Over
@@ -65,6 +66,8 @@ def test_a_training_that_has_ended_is_done_only_if_it_is_of_the_plan(tmp_path: P
     for state, done in (("running", False), ("stopped", False), ("done", True)):
         write_status(out, RunStatus(state=state, step=400, steps=400))
         assert is_done(ready, out) == done
+    with claimed(out, None):
+        assert not is_done(ready, out)  # somebody writes there
     longer, _ = prepared(POD, "train.steps=500")
     assert longer is not None and not is_done(longer, out)
 
@@ -72,9 +75,9 @@ def test_a_training_that_has_ended_is_done_only_if_it_is_of_the_plan(tmp_path: P
 class Keeper:
     """Notes what it is told."""
 
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self, *, apart: bool = False, keeps: bool = True) -> None:
         self.order: list[Any] = []
-        self.apart = apart
+        self.apart, self.keeps = apart, keeps
 
     def dismiss(self, steps: int | None, *, stopped: bool) -> None:
         self.order.append((steps, stopped))
@@ -115,7 +118,9 @@ def test_those_who_wait_are_dismissed_when_all_is_written(
 def test_who_waited_for_a_place_leaves_as_the_training_ended(
     monkeypatch: pytest.MonkeyPatch, stopped: bool, status: int
 ) -> None:
-    """A pod that ended with 0 when the others were only stopped would end the Job."""
+    """A pod that ended with 0 when the others were only stopped would end the Job; it leaves after the keeper."""
+    waited = list[float]()
+    monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
 
     def over(_: object) -> None:
         raise Over(7, "keeper", stopped=stopped)
@@ -123,6 +128,18 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
     monkeypatch.setattr(company, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status
+    assert len(waited) == (not stopped)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_keeper_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    waited = list[float]()
+    monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
+    monkeypatch.setattr(company, "meet", lambda meeting: Keeper(keeps=keeps))
+    monkeypatch.setattr(elastic._Training, "run", lambda self, company: (Outcome(run_dir="", steps=400), None))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert train_elastic(in_pod(), "a,b", None, lambda *_: 0) == 0
+    assert len(waited) == (not keeps)
 
 
 @pytest.mark.parametrize("apart, status", [(False, 3), (True, 2)])

@@ -14,6 +14,7 @@ from helpers.commands import dslc
 from helpers.hosts import TOOL, logged, namespaces, reach, reach_checkpoint, started, why_none
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
+from helpers.waiting import until
 from test_elastic import written
 from test_hosts import ALONE
 
@@ -50,6 +51,16 @@ class Pods:
         command = [str(TOOL), "run", str(index + 1), "env", f"JOB_COMPLETION_INDEX={index}", *self._command]
         return self._around.enter_context(started(self._folder / f"pod-{self._number}", [command]))[0]
 
+    def end(self, *running: Command) -> None:
+        """Ends the Job when the first pod has ended well, as Kubernetes does: the others are still there."""
+        until(lambda: any(each.process.poll() is not None for each in running))
+        others = [each for each in running if each.process.poll() is None]
+        assert len(others) == len(running) - 1
+        for each in others:
+            os.kill(each.process.pid, signal.SIGTERM)
+        ends = [each.end() for each in running]
+        assert not any(status for status, _ in ends), ends
+
 
 def test_two_pods_train_while_a_third_finds_no_room(launcher: Launcher, tmp_path: Path) -> None:
     """When it does, the training is over."""
@@ -57,8 +68,7 @@ def test_two_pods_train_while_a_third_finds_no_room(launcher: Launcher, tmp_path
     with namespaces(3) as hosts, ExitStack() as around:
         pods = Pods(job, hosts, around)
         assert len(pods.names) == 3
-        ends = [each.end() for each in [pods.start(0), pods.start(1)]]
-        assert [status for status, _ in ends] == [0, 0], ends
+        pods.end(pods.start(0), pods.start(1))
         assert (out / "report.json").exists()
         status, said = pods.start(2).end()
         assert status == 0 and f"the training has ended without this pod: {out}" in said
@@ -86,9 +96,8 @@ def test_pods_come_and_are_lost(launcher: Launcher, tmp_path: Path) -> None:
         os.killpg(second.process.pid, signal.SIGKILL)
         reach(out, logged(out)[-1] + 30, [first, third])
         again = pods.start(1)
-        again.wait_for("metrics and weights are on ")
-        ends = [each.end() for each in (first, third, again)]
-        assert [status for status, _ in ends] == [0, 0, 0], ends
+        again.wait_for("waits for a place")
+        pods.end(first, third, again)
         assert (out / "report.json").exists()
         told = json.loads((out / "status.json").read_text())
         (out / "status.json").write_text(json.dumps({**told, "state": "stopped", "asked": "dslc stop"}))
