@@ -30,6 +30,7 @@ START = 60.0  # seconds that a host may take to say that it is ready
 _ENOUGH = 15.0  # seconds after which an elastic job begins with fewer hosts than there are
 _END = 30.0  # seconds that the others have after one has failed: they notice it within 10
 _AGAIN = 10.0, 300.0  # seconds until a host is tried again: the first time, and at most
+_REMEMBERED = 1000  # lines, of which others are known to be the same
 NOT_REACHED = 255  # exit status of ssh for its own errors
 _OF_ALL = INTERRUPTED, GOOD, TRAINING_FAILED  # exit statuses that tell how a training ended, the one that counts first
 
@@ -268,14 +269,14 @@ class ComeAndGo(_Hosts):
     def run(self) -> int:
         if not self._enough():
             return INTERRUPTED
-        while not self._over:
+        self._seen = time.monotonic()
+        self._note_ends()
+        while not self._is_over():
             if not self._ends_soon:
                 self._let_in()
                 self._try_again()
             self._look()
-            for host in self._hosts:
-                if host.status is not None and not host.noted:
-                    self._note_end(host)
+            self._note_ends()
         return self._status()
 
     def _enough(self) -> bool:
@@ -303,14 +304,12 @@ class ComeAndGo(_Hosts):
         """True if it was stopped, or a host has told how the training ended."""
         return self._stopping or any(status in _OF_ALL for status in self._ends.values())
 
-    @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
+        """Returns whether no host is there, and none is waited for any more."""
         now = time.monotonic()
         if self._there:
             self._seen = now
             return False
-        if not self._seen:
-            return False  # none was told to go yet
         if self._ends_soon or not (self._lost or self._coming):
             return True
         if now - self._seen > self._timeout:
@@ -326,8 +325,12 @@ class ComeAndGo(_Hosts):
         for host in self._hosts:
             if host.ready and not host.going and host.status is None:
                 host.go()
-                self._seen = time.monotonic()
                 self._lost.pop(host.name, None)
+
+    def _note_ends(self) -> None:
+        for host in self._hosts:
+            if host.status is not None and not host.noted:
+                self._note_end(host)
 
     def _note_end(self, host: Host) -> None:
         """Takes the end of a host, by itself or by the loss of its connection."""
@@ -344,7 +347,8 @@ class ComeAndGo(_Hosts):
         reason = f"the connection to {host.name} was lost ({host.last_error})" if host.going else self._why(host)
         if reason != lost.told and not self._ends_soon:
             lost.told = reason
-            self._report(f"{reason}; it is tried again, and the others go on")
+            others = any(each.ready and each.status is None for each in self._hosts)
+            self._report(f"{reason}; it is tried again{', and the others go on' if others else ''}")
 
     def _try_again(self) -> None:
         now = time.monotonic()
@@ -364,3 +368,5 @@ class ComeAndGo(_Hosts):
     def _said(self, host: Host, line: str) -> None:
         if self._lines.setdefault(line, host.name) == host.name:
             self._print(host, line)
+        if len(self._lines) > _REMEMBERED:
+            del self._lines[next(iter(self._lines))]
