@@ -73,17 +73,19 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
 
     layout = lay_out(job, Report())
     pieces = layout.sizes["data"] * layout.microbatches if layout else 1
+    ranks = layout.world_size if layout else 1
 
     def use(function: Callable[..., Any]) -> tuple[bool, bool]:
         from dslc.runtime.loop.kept_metrics import drawn
-        from dslc.runtime.model.losses import mixes_samples, try_out
+        from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
         step, batches = loss_step(job, source, job.folder), tried.batches()
-        counts = any(try_out(step, *batch, layout.world_size if layout else 1) for batch in batches[:1])
-        if pieces == 1 or not batches or call.over is not None:
-            return counts, False
-        whole = drawn(step, *tried.shapes)[0][0] if tried.shapes is not None else batches[-1]
-        return counts, mixes_samples(replace(step, counts="own") if counts else step, *whole)
+        with as_rank_0(ranks):
+            counts = any(try_out(step, *batch) for batch in batches[:1])
+            if pieces == 1 or not batches or call.over is not None:
+                return counts, False
+            whole = drawn(step, *tried.shapes)[0][0] if tried.shapes is not None else batches[-1]
+            return counts, mixes_samples(replace(step, counts="own") if counts else step, *whole)
 
     counts, mixes = used(job, call, "loss", use, report) or (False, False)
     if mixes:

@@ -53,20 +53,21 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
             return target.ne(step.ignore).sum()
 
 
-def try_out(step: LossStep, output: Any, target: Any, ranks: int) -> bool:
-    """Calls the loss on a batch of two samples, as rank 0 of `ranks`, with collectives that return its own input.
-    Returns whether it counts by itself. Raises as the loss does.
+def try_out(step: LossStep, output: Any, target: Any) -> bool:
+    """Calls the loss on a batch of two samples, in the context of `as_rank_0`. Returns whether it counts by itself.
+    Raises as the loss does.
     """
-    with _as_rank_0(ranks):
-        if step.python is not None and not step.together and counts_itself(step.python, output, target):
-            step = replace(step, counts="own")
-        loss_sum(step)(output, target)
-        return step.counts == "own"
+    if step.python is not None and not step.together and counts_itself(step.python, output, target):
+        step = replace(step, counts="own")
+    loss_sum(step)(output, target)
+    return step.counts == "own"
 
 
 @contextlib.contextmanager
-def _as_rank_0(ranks: int) -> Iterator[None]:
-    """Makes this process rank 0 of `ranks` that do not exist, while the context lasts."""
+def as_rank_0(ranks: int) -> Iterator[None]:
+    """Makes this process rank 0 of `ranks` that do not exist, while the context lasts: collectives return its own
+    input.
+    """
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     before = {name: os.environ.get(name) for name in rank}
     os.environ.update(rank)
@@ -83,7 +84,8 @@ def _as_rank_0(ranks: int) -> Iterator[None]:
 
 def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
     """True if the losses of a batch are others than those of its first sample and of the rest: each depends on which
-    samples it shares a batch with. False where samples cannot be told apart, or the loss talks to other ranks.
+    samples it shares a batch with. False where samples cannot be told apart, or the loss talks to other ranks. Called
+    as `try_out` is.
     """
     found = tensors((output, target))
     samples = found[0].shape[0] if found and found[0].dim() else 0
