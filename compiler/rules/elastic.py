@@ -113,13 +113,16 @@ def _tell_why_none(job: JobSpec, told: Mapping[int, Report], report: Report) -> 
     if not any(of_all):
         report.extend(told[max(told)].found)  # only the machine that runs the job can tell
         return
+    too_few = _too_few_hosts(job, report)
     said = [{each.said() for each in errors} for errors in of_all]
     common: list[Diagnostic] = [each for each in of_all[0] if all(each.said() in others for others in said)]
     if common:
         report.extend(common)
         return
-    if job.parallelism.data is not None and all(each.code == _AXES for errors in of_all for each in errors):
-        return  # it is said that the axis is fixed
+    if too_few or (
+        job.parallelism.data is not None and all(each.code == _AXES for errors in of_all for each in errors)
+    ):
+        return  # it is said that hosts are missing, or that the axis is fixed
     first, last = min(told), max(told)
     report.add(
         "E0813",
@@ -128,6 +131,21 @@ def _tell_why_none(job: JobSpec, told: Mapping[int, Report], report: Report) -> 
         notes=_reasons(told),
         help="another batch, or other axes; `--set devices.nodes=…` shows more about one count",
     )
+
+
+def _too_few_hosts(job: JobSpec, report: Report) -> bool:
+    """Reports fewer hosts than the range of nodes begins with, and returns whether they are."""
+    call, nodes = job.launch.with_, job.devices.nodes
+    if not isinstance(call, c.SSH) or not isinstance(nodes, Range) or len(call.hosts) >= nodes.first:
+        return False
+    report.add(
+        "E0823",
+        f"`ssh` reaches {plural(len(call.hosts), 'host')}, and the job takes {nodes.first} at least",
+        call.at("hosts"),
+        notes=[Note(message="the range is here", span=job.devices.at("nodes"))],
+        help=f"name {nodes.first} hosts or more, or begin the range with {max(1, len(call.hosts))}",
+    )
+    return True
 
 
 def _reasons(told: Mapping[int, Report]) -> list[Note]:

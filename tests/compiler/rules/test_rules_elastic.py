@@ -77,3 +77,7 @@ def test_ssh_reaches_as_many_hosts_as_it_names() -> None:
         assert list(inspect_counts(load_text(job("1..3", launch.format(named))), report)) == counts
         told = [each.code for each in report.found if each.code != "W0608"]
         assert told == (["W0808"] if len(hosts) == 2 else [])
+    report = Report()
+    assert not inspect_counts(load_text(job("2..4", launch.format('["a"]'))), report)
+    (error,) = report.errors
+    assert error.code == "E0823" and error.message == "`ssh` reaches 1 host, and the job takes 2 at least"
