@@ -29,11 +29,11 @@ from dslc.runs import Ready, draw, launch, lay_down, report_on
 from dslc.runtime.process.run_status import begin
 from dslc.status import GOOD, INTERRUPTED, WRONG_USAGE
 
-_LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
-
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import Company
     from dslc.runtime.process.failure import Outcome
+
+_LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
 
 
 def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) -> int:

@@ -16,7 +16,7 @@ from dslc.launching.cut_off import is_of_plan
 from dslc.run_folder import holder, make_folder
 from dslc.runs import Ready
 from dslc.runtime.launchers.world import World
-from dslc.runtime.process.run_status import read_status
+from dslc.runtime.process.run_status import RunStatus, read_status
 
 _MARK = ".launcher"  # in a run directory; names that begin with a dot are no files of a run
 
@@ -40,18 +40,23 @@ def is_in_pod(ready: Ready) -> bool:
 
 def was_stopped(ready: Ready, out: str | None) -> bool:
     """True if Kubernetes has started a training again that `dslc stop` has ended, which has no other way to say so."""
-    told = read_status(out) if out is not None and is_in_pod(ready) else None
-    return told is not None and told.state == "stopped" and told.asked == "dslc stop"
+    told = _told_to_pod(ready, out)
+    return told.state == "stopped" and told.asked == "dslc stop"
 
 
 def is_done(ready: Ready, out: str | None) -> bool:
     """True in a pod that finds room, or is made again, when the others have ended the training and nobody writes any
     more: the first pod that ends well ends all of them.
     """
-    told = read_status(out) if out is not None and is_in_pod(ready) else None
-    if out is None or told is None or told.state != "done" or holder(out):
+    if out is None or _told_to_pod(ready, out).state != "done" or holder(out):
         return False
     return is_of_plan(out, lambda nodes: plan_on(ready, nodes))
+
+
+def _told_to_pod(ready: Ready, out: str | None) -> RunStatus:
+    """Returns the status of the training in the run directory of a pod; that of none elsewhere."""
+    told = read_status(out) if out is not None and is_in_pod(ready) else None
+    return told or RunStatus(state="")
 
 
 def plan_on(ready: Ready, nodes: int) -> str:

@@ -17,6 +17,7 @@ on all of them, before a weight is changed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ from dslc.runtime.exchange.bytegrad import by_codes
 from dslc.runtime.exchange.exchange import Bucket, LocalExchange, broken
 
 
-class MomentumExchange(LocalExchange):
+class MomentumExchange(LocalExchange, ABC):
     """An exchange of momenta, by the rule of a subclass. The optimizer sets `updates`, and calls `agree`.
 
     `found` is called by all ranks alike, before any weight changes, if what they agreed on is not finite; None: nobody
@@ -49,9 +50,9 @@ class MomentumExchange(LocalExchange):
         """True in the first updates, in which gradients are summed exactly."""
         return self.updates() < self.how.alone
 
+    @abstractmethod
     def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
         """Makes the numbers of a bucket, or of a piece of it, what all members agree on, in place."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def agree(self, momenta: Mapping[Tensor, Tensor]) -> None:

@@ -201,11 +201,10 @@ class Gate:
         named = named_in(self._meeting.rendezvous)
         if self._own is None:
             self._own = next((n for n, each in enumerate(named) if _place(*each) == self.place), len(named))
-        if self.fresh:
-            named = named[: self._own]
+        named = named[: self._own] + ([] if self.fresh else named[self._own + 1 :])
         begin = self._round if self._round < len(named) else 0
         self._round = begin + _CALLS
-        return [place for place in _known(named[begin : begin + _CALLS]) if place != self.place]
+        return list(_known(named[begin : begin + _CALLS]))
 
     def tell(self, kind: str, **more: object) -> None:
         """Sends a message to those who wait."""
