@@ -31,9 +31,23 @@
 
 static __thread int current = 0;
 
+// Returns which of the machine's GPUs is the process's `nth`, -1 if it does not see so many. CUDA_VISIBLE_DEVICES has
+// numbers, or the names by which a driver knows them, whose last two digits are the number here.
+static int visible(int nth) {
+  const char *said = getenv("ABSENT_GPUS"), *seen = getenv("CUDA_VISIBLE_DEVICES");
+  int all = said ? atoi(said) : 1;
+  if (!seen) return nth < all ? nth : -1;
+  while (nth-- > 0 && (seen = strchr(seen, ','))) seen++;
+  if (!seen || !*seen) return -1;
+  size_t length = strcspn(seen, ",");
+  int number = strncmp(seen, "GPU-", 4) ? atoi(seen) : (int)strtol(seen + length - 2, NULL, 16);
+  return number < all ? number : -1;
+}
+
 static int gpus(void) {
-  const char *said = getenv("ABSENT_GPUS");
-  return said ? atoi(said) : 1;
+  int count = 0;
+  while (visible(count) >= 0) count++;
+  return count;
 }
 
 static int computes(void) {
@@ -305,7 +319,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *told, int device) {
   told->maxGridSize[0] = 2147483647, told->maxGridSize[1] = told->maxGridSize[2] = 65535;
   told->l2CacheSize = 60 << 20, told->textureAlignment = 512;
   told->unifiedAddressing = told->concurrentKernels = told->managedMemory = 1;
-  told->pciBusID = device + 1;
+  told->uuid.bytes[15] = visible(device), told->pciBusID = visible(device) + 1;
   return cudaSuccess;
 }
 
