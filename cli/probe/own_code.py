@@ -227,13 +227,8 @@ def try_optimizer(
 
 def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Returns all names and the shape of each parameter that trains, each tied one once."""
-    everything = [q for layer in model.layers for q in layer.parameters]
-    others: dict[str, list[str]] = {}
-    for q in everything:
-        if q.tied_to is not None:
-            others.setdefault(q.tied_to, []).append(q.name)
-    names = trained(job, model)
-    return [((q.name, *others.get(q.name, ())), q.shape) for q in everything if q.name in names]
+    everything, names = [q for layer in model.layers for q in layer.parameters], trained(job, model)
+    return [(model.names.every(q.name), q.shape) for q in everything if q.name in names]
 
 
 def try_followers(job: JobSpec, report: Report) -> None:

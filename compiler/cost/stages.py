@@ -185,7 +185,7 @@ def _runs(job: JobSpec, model: ModelGraph) -> Begins:
     found, last = [range(0)], len(model.layers)
     latest = -1  # the last layer so far that trains
     for n, layer in enumerate(model.layers):
-        if any((q.tied_to or q.name) in names for q in layer.parameters):
+        if any(q.first_name in names for q in layer.parameters):
             latest = n
         found.append(range(0 if n + 1 < last and unsendable(model, n) else latest + 1))
     return lambda stage: found

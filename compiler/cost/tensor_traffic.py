@@ -105,7 +105,7 @@ class TensorTraffic:
         """
         flows = not begins  # the input has a gradient
         for layer in layers:
-            trains = [n for n, q in enumerate(layer.parameters) if (q.tied_to or q.name) in self._names]
+            trains = [n for n, q in enumerate(layer.parameters) if q.first_name in self._names]
             for call in self._calls(layer):
                 own = [n for n, q in enumerate(layer.parameters) if q.name.startswith(f"{call.name}.")]
                 before = flows or any(n < min(own, default=0) for n in trains)

@@ -73,7 +73,7 @@ def shared_weights(places: list[Coordinate], staging: Staging) -> Iterator[tuple
     """Yields the tied weights that several stages have, by name."""
     stages_of: dict[str, list[int]] = {}
     for stage, layers in enumerate(staging.stages):
-        names = {q.tied_to or q.name for n in layers for q in staging.model.layers[n].parameters}
+        names = {q.first_name for n in layers for q in staging.model.layers[n].parameters}
         for name in names:
             stages_of.setdefault(name, []).append(stage)
     own = {q.name: (q, place) for place in places for layer in place.layers for q in layer.parameters}

@@ -11,6 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from dslc.compiler.common.parameter_names import ParameterNames
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import LayerMemory
@@ -33,6 +34,11 @@ class ParameterNode(Record):
     init: InitStep | None = None
     tied_to: str | None = None  # the parameter whose tensor it is
     trains: bool = True
+
+    @property
+    def first_name(self) -> str:
+        """The name that the tensor has first in the network."""
+        return self.tied_to or self.name
 
     @property
     def count(self) -> int:
@@ -127,6 +133,12 @@ class ModelGraph(Record):
         while module and module not in self._by_name:
             module = module.rpartition(".")[0]
         return self._by_name.get(module)
+
+    @cached_property
+    def names(self) -> ParameterNames:
+        """The names of the parameters, of which tied ones have several."""
+        parameters = [q for layer in self.layers for q in layer.parameters]
+        return ParameterNames([q.name for q in parameters], [(q.name, q.tied_to) for q in parameters if q.tied_to])
 
     @cached_property
     def _by_name(self) -> dict[str, LayerNode]:

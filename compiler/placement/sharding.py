@@ -13,9 +13,8 @@ Contract: the account, the predicted collectives and the program all use these f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
@@ -187,12 +186,7 @@ def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
     has.
     """
     everything = [q for layer in model.layers for q in layer.parameters]
-    patterns = job.model.freeze
-    frozen = (
-        {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in patterns)}
-        if patterns
-        else set()
-    )
+    frozen = model.names.matching(job.model.freeze)
     return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
 
 
@@ -200,28 +194,16 @@ def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> 
     """Returns the parameters `names` in the optimizer's groups: those that are in none of the job's, with decay and
     without, then each of the job's. A tied weight counts by any of its names.
     """
-    everything = [q for layer in model.layers for q in layer.parameters]
-    found = group_of([(q.tied_to or q.name, q.name) for q in everything], job)
-    keys = sorted({(number, still) for number in range(len(job.train.groups) + 1) for still in (False, True)})
-    own = [q for q in everything if q.name in names]
-    return tuple(tuple(q for q in own if found[q.name] == key) for key in keys)
-
-
-def group_of(names: Iterable[tuple[str, str]], job: JobSpec) -> dict[str, tuple[int, bool]]:
-    """Returns for each parameter the number of its group among the job's, from 1, or 0; and whether `no_decay` takes
-    its decay away. `names` are pairs of a parameter and one of its names.
-    """
     groups = job.train.groups
-    found: dict[str, tuple[int, bool]] = {}
-    for parameter, name in names:
-        number = next((n for n, g in enumerate(groups, 1) if any(fnmatchcase(name, each) for each in g.parameters)), 0)
-        still = any(fnmatchcase(name, each) for each in job.train.no_decay)
-        before, spared = found.get(parameter, (0, False))
-        found[parameter] = min(filter(None, (before, number)), default=0), spared or still
-    return {
-        parameter: (number, still and (number == 0 or groups[number - 1].weight_decay is None))
-        for parameter, (number, still) in found.items()
-    }
+    patterns = [group.parameters for group in groups]
+    found: dict[tuple[int, bool], list[ParameterNode]] = {}
+    for q in (q for layer in model.layers for q in layer.parameters if q.name in names):
+        number = model.names.group(patterns, q.name)
+        decays = number > 0 and groups[number - 1].weight_decay is not None
+        still = not decays and model.names.match(job.train.no_decay, q.name)
+        found.setdefault((number, still), []).append(q)
+    keys = [(number, still) for number in range(len(groups) + 1) for still in (False, True)]
+    return tuple(tuple(found.get(key, ())) for key in keys)
 
 
 def zero1_partition(groups: Sequence[Sequence[int]], ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -72,5 +72,5 @@ def holders(model: ModelGraph, stages: Sequence[range], placement: Sequence[int]
     found: dict[str, set[int]] = {}
     for stage, rank in zip(stages, placement, strict=True):
         for q in (q for n in stage for q in model.layers[n].parameters):
-            found.setdefault(q.tied_to or q.name, set()).add(rank)
+            found.setdefault(q.first_name, set()).add(rank)
     return found

@@ -20,11 +20,6 @@ LIKELY = 2_000  # patterns to compare with one that matches nothing,
 MEANT = 20  # and how many may be meant
 
 
-def matches(patterns: Iterable[str], name: str) -> bool:
-    """True if one of the patterns is of this name."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def any_of(pattern: str, names: Iterable[str]) -> bool:
     """True if the pattern is one of some of the names."""
     return any(fnmatchcase(name, pattern) for name in names)

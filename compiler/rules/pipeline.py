@@ -156,7 +156,7 @@ def check_stages(
     for rank in range(schedule.ranks):
         mine = [stage for stage, where in zip(stages, schedule.placement, strict=True) if where == rank]
         layers = [model.layers[n] for stage in mine for n in stage]
-        if not any((q.tied_to or q.name) in names for layer in layers for q in layer.parameters):
+        if not any(q.first_name in names for layer in layers for q in layer.parameters):
             idle[rank] = mine
     if idle:
         report.add(

@@ -9,12 +9,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from dslc.compiler.common.parameter_names import matches
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
-from dslc.compiler.rules.patterns import matches, report_unmatched
+from dslc.compiler.rules.patterns import entry_at, report_unmatched
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.effects import no_effect
@@ -50,7 +51,8 @@ def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
     _unmatched("freeze", job.model, job.model.freeze, names, report)
     unmatched = _unmatched("no_decay", job.train, no_decay, names, report)
     _check_groups(job, report)
-    _unmatched("groups", job.train, groups, names, report)
+    if not _unmatched("groups", job.train, groups, names, report):
+        _check_tied_groups(job, model, training, report)
     cause = "freeze" if job.model.freeze or job.model.adapter is None else "adapter"
     if job.model.freeze and not training:
         report.add(
@@ -59,12 +61,39 @@ def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
             job.model.at("freeze"),
             help="leave out the layers that are to learn",
         )
-    elif no_decay and not unmatched and not any(matches(no_decay, name) for name in training):
+        return
+    lists = [("train.no_decay", no_decay, job.train.named("no_decay"))] if no_decay and not unmatched else []
+    for field, patterns, span in lists + [("train.groups", group.parameters, group.span) for group in job.train.groups]:
+        matched = model.names.matching(patterns)
+        if matched and not training & matched:
+            report.add(
+                "W0103",
+                f"`{field}` has no effect: all that it matches is frozen",
+                span,
+                notes=[Note(message=f"`model.{cause}` is set here", span=job.model.at(cause))],
+            )
+
+
+def _check_tied_groups(job: JobSpec, model: ModelGraph, training: frozenset[str], report: Report) -> None:
+    """Warns of tied parameters, two names of which are in two groups."""
+    groups = [group.parameters for group in job.train.groups]
+    for first in (name for name in dict(model.ties).values() if name in training):
+        numbers = {
+            name: next((number for number, patterns in enumerate(groups, 1) if matches(patterns, name)), 0)
+            for name in model.names.every(first)
+        }
+        named = {number: name for name, number in reversed(numbers.items()) if number}
+        if len(named) < 2:
+            continue
+        winner, loser = sorted(named)[:2]
+        pattern = next(each for each in groups[loser - 1] if matches([each], named[loser]))
         report.add(
-            "W0103",
-            "`train.no_decay` has no effect: all that it matches is frozen",
-            job.train.named("no_decay"),
-            notes=[Note(message=f"`model.{cause}` is set here", span=job.model.at(cause))],
+            "W0660",
+            f"`{named[winner]}` and `{named[loser]}` are one tensor, and it is in group {winner}, the first that "
+            f"matches one of its names; group {loser} has no effect on it",
+            entry_at(job.train.groups[loser - 1].span, pattern),
+            notes=[Note(message=f"group {winner}", span=job.train.groups[winner - 1].span)],
+            help="name the tensor in one group alone, or keep two tensors in the network",
         )
 
 

@@ -379,7 +379,9 @@ def parts_of(source: Call) -> tuple[Call, ...]:
 
 @call("group")
 class Group(Call):
-    """The parameters that a pattern matches, with a learning rate or a weight decay of their own."""
+    """The parameters that a pattern matches, with a learning rate or a weight decay of their own. A tied weight has
+    several names, each of which stands for it. A parameter of several groups belongs to the first of them.
+    """
 
     parameters: tuple[str, ...] = arg(
         ListOf(Str(max_length=PATTERN.most), min_length=1, max_length=PATTERNS.most, single=True),

@@ -18,7 +18,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import chain
 from math import prod
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dslc.compiler.common.parameter_names import matches
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import COMPILER, TorchDispatchMode, storage_identity, tree_leaves
@@ -202,7 +202,7 @@ class _Made:
         self._lr = step.lr
         self.parameters = [nn.Parameter(value.clone()) for _, value in values]
         self.names = {id(q): names[0] for q, (names, _) in zip(self.parameters, values, strict=True)}
-        still = [any(fnmatchcase(name, each) for name in names for each in step.no_decay) for names, _ in values]
+        still = [any(matches(step.no_decay, name) for name in names) for names, _ in values]
         groups = [
             {"params": [q for q, lone in zip(self.parameters, still, strict=True) if lone == spared]}
             | ({"weight_decay": 0.0} if spared else {})

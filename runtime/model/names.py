@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from dslc.compiler.common.parameter_names import ParameterNames
+
 WEIGHTS = "weights.safetensors"  # in a run directory
 
 
@@ -17,3 +19,14 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
             seen.add(id(tensor))
             found[name] = tensor
     return found
+
+
+def parameter_names(model: nn.Module) -> ParameterNames:
+    """Returns the names of the parameters of a model, of which tied ones have several."""
+    first: dict[int, str] = {}
+    names, ties = [], []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.append(name)
+        if first.setdefault(id(parameter), name) != name:
+            ties.append((name, first[id(parameter)]))
+    return ParameterNames(names, ties)

@@ -11,15 +11,16 @@ plan for the same kind of device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from dslc.compiler.common.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
+from dslc.runtime.model.names import parameter_names
 from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.own_optimizer import OwnOptimizer
 from dslc.runtime.technique import offload
@@ -31,18 +32,20 @@ def build_optimizer(
     shared_out: bool = False,
     moved: bool = False,
     kind: Callable[..., torch.optim.Optimizer] | None = None,
+    names: ParameterNames | None = None,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
     `step.kind` is the name of the class in `torch.optim`, for which `kind` stands if it has none. Parameters that a
     pattern of `step.no_decay` matches, by any of their names, are a group of their own, and so are those of each of
-    `step.groups`. Every group has `initial_lr`,
-    to which the factor of the learning rate is applied. With `shared_out` each rank keeps the state of its share
-    (zero1.py); with `moved`, in the host's memory (technique/offload.py).
+    `step.groups`. Every group has `initial_lr`, to which the factor of the learning rate is applied. With `shared_out`
+    each rank keeps the state of its share (zero1.py); with `moved`, in the host's memory (technique/offload.py).
+    `names` are those of the whole model, where `model` is a pipeline stage and has some of them alone.
     """
-    groups = _groups(step, model)
+    names = names or parameter_names(model)
+    groups = _groups(step, model, names)
     if step.python is not None:
-        return _own(step, groups, model, shared_out)
+        return _own(step, groups, model, names, shared_out)
     parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device.type if parameters else "cpu"
     arguments: dict[str, Any] = {**step.arguments, "lr": step.lr}
@@ -58,10 +61,10 @@ def build_optimizer(
 
 
 def _own(
-    step: OptimizerStep, groups: list[dict[str, Any]], model: nn.Module, shared_out: bool
+    step: OptimizerStep, groups: list[dict[str, Any]], model: nn.Module, names: ParameterNames, shared_out: bool
 ) -> torch.optim.Optimizer:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    kind: Any = partial(OwnOptimizer, step, names=names)
+    first = {id(parameter): names.first(name) for name, parameter in model.named_parameters()}
+    kind: Any = partial(OwnOptimizer, step, names=first)
     optimizer: torch.optim.Optimizer = zero1.share_out(kind, groups, {}) if shared_out else kind(groups)
     for group in optimizer.param_groups:
         group["initial_lr"] = step.lr
@@ -74,20 +77,16 @@ def _build(
     return kind(groups, **arguments)
 
 
-def _groups(step: OptimizerStep, model: nn.Module) -> list[dict[str, Any]]:
+def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> list[dict[str, Any]]:
     """Returns the groups: parameters of none of the job's groups first, then each of the job's; those without decay
     after those with.
     """
-    keys: dict[int, tuple[int, bool]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        number, still = keys.get(id(parameter), (0, False))
-        mine = next((n for n, g in enumerate(step.groups, 1) if _matches(g.parameters, name)), 0)
-        keys[id(parameter)] = min(filter(None, (number, mine)), default=0), still or _matches(step.no_decay, name)
+    patterns = [group.parameters for group in step.groups]
     groups: dict[tuple[int, bool, Any], dict[str, Any]] = {}
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        number, still = keys[id(parameter)]
+        number, still = names.group(patterns, name), names.match(step.no_decay, name)
         own: dict[str, Any] = {"weight_decay": 0.0} if still else {}
         if number:
             named = step.groups[number - 1]
@@ -98,7 +97,3 @@ def _groups(step: OptimizerStep, model: nn.Module) -> list[dict[str, Any]]:
         mesh = None if step.python else getattr(parameter, "device_mesh", None)
         groups.setdefault((number, still, mesh), {"params": [], **own})["params"].append(parameter)
     return [groups[key] for key in sorted(groups, key=lambda key: key[:2])]
-
-
-def _matches(patterns: Sequence[str], name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.common.axes import AXES
+from dslc.compiler.common.parameter_names import ParameterNames
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
@@ -46,7 +47,7 @@ from dslc.compiler.trace.private_torch import (
     separate_tensors,
 )
 from dslc.runtime.model.blank import Blank, Spot
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.names import named_tensors, parameter_names
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.engine import Engine
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
@@ -78,6 +79,7 @@ class Cut:
     modules: dict[int, dict[str, nn.Module]]  # the layers, by the index of the stage
     parts: Mapping[int, Part]
     whole: Mapping[str, Tensor]
+    names: ParameterNames  # of the whole model
     shared: Mapping[str, tuple[int, ...]]
     stand_ins: list[tuple[nn.Module, str, tuple[nn.Module, str]]] = field(default_factory=list)
 
@@ -90,7 +92,7 @@ class Cut:
 def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     """Removes the layers that are not of `coordinate` from `made.module`, in place."""
     assert job.pipeline is not None
-    whole = named_tensors(made.module)
+    whole, all_names = named_tensors(made.module), parameter_names(made.module)
     own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
     names = [name for stage in own for name in stage.modules]
     modules = {stage.index: {name: made.module.get_submodule(name) for name in stage.modules if name} for stage in own}
@@ -120,6 +122,7 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
         modules=modules,
         parts=parts,
         whole=whole,
+        names=all_names,
         shared=shared,
     )
     for name, spot in elsewhere.items():
@@ -309,6 +312,7 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
         mesh=mesh,
         device=device,
         whole=cut.whole,
+        names=cut.names,
         shared=cut.shared,
         unused=frozenset(job.gradients.unused),
     )
@@ -323,6 +327,7 @@ class Pipeline:
     mesh: Mesh
     device: torch.device
     whole: Mapping[str, Tensor]
+    names: ParameterNames  # of the whole model
     shared: Mapping[str, tuple[int, ...]]
     unused: frozenset[str] = frozenset()  # parameters without a gradient
     schedule: Schedule | None = None  # of a training

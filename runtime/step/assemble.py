@@ -70,6 +70,7 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
             shared_out=job.gradients.kind == "zero1",
             moved=moved,
             kind=compressed(job.optimizer, exchange),
+            names=axis.names if axis is not None else None,
         )
     # Of a user's own step some parameters are sharded, and others whole.
     mixed = job.own_step is not None and job.gradients.kind == "fsdp" and job.world_size > 1

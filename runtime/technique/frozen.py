@@ -8,11 +8,10 @@ Limits: a frozen batch norm still updates its running statistics, as in torch; o
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from torch import nn
 
 from dslc.compiler.ir.program import ModelStep
+from dslc.runtime.model.names import parameter_names
 
 
 class FreezeError(RuntimeError):
@@ -27,8 +26,8 @@ def freeze(step: ModelStep, model: nn.Module) -> None:
     """
     if not step.frozen:
         return
-    named = model.named_parameters(remove_duplicate=False)
-    matched = [parameter for name, parameter in named if any(fnmatchcase(name, each) for each in step.frozen)]
+    frozen = parameter_names(model).matching(step.frozen)
+    matched = [parameter for name, parameter in model.named_parameters() if name in frozen]
     if not matched:
         raise FreezeError(f"`model.freeze`: no parameter is called {' or '.join(f'`{each}`' for each in step.frozen)}")
     for parameter in matched:

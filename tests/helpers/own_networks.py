@@ -303,3 +303,31 @@ class Normed(torch.optim.SGD):
             for p in group["params"]:
                 if p.grad is not None:
                     p.add_(p.grad / (1 + p.grad.norm()), alpha=-group["lr"])
+
+
+class Tied(nn.Module):
+    """A language model, some of whose parameters have several names. `first` is the module that is made first."""
+
+    def __init__(self, first: str = "embed", vocab: int = 11, width: int = 8) -> None:
+        super().__init__()
+        made = {"embed": nn.Embedding(vocab, width), "head": nn.Linear(width, vocab)}
+        for name in (first, *(made.keys() - {first})):
+            self.add_module(name, made[name])
+        made["head"].weight = made["embed"].weight  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4))
+        for n in (1, 3):
+            self.blocks[n][0].weight = self.blocks[0][0].weight  # type: ignore[index]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def decays_head(named_parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """AdamW whose weight decay is for parameters with `head` in their first name."""
+    named = list(named_parameters)
+    groups = [{"params": [p for name, p in named if ("head" in name) == head]} for head in (False, True)]
+    decays = [{**group, "weight_decay": decay} for group, decay in zip(groups, (0.0, 0.9), strict=True)]
+    return torch.optim.AdamW([group for group in decays if group["params"]], lr=lr)

@@ -17,7 +17,7 @@ import pytest
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.tiny_llama import write_llama
-from helpers.trained import Trained, agree, exchanges_as_planned, ready, staged, train, train_job
+from helpers.trained import Trained, agree, beside_own_networks, exchanges_as_planned, ready, staged, train, train_job
 
 from dslc.compiler.ir.program import CheckpointStep
 
@@ -181,3 +181,33 @@ def test_a_step_exchanges_what_was_planned(
 ) -> None:
     """All tensors that cross a cut, and the gradient of the weight that two stages share."""
     exchanges_as_planned(launcher, tmp_path, job(name), *staged(schedule, 2, 1, 4))
+
+
+TIED = """
+model { network = python("own_networks:Tied", first = "FIRST"), loss = cross_entropy() }
+data { source = synthetic(vocab = 11, context = 5, samples = 32), batch = 8, validation = 25% }
+devices { cpus = 1 }
+train { steps = 3, optimizer = OPTIMIZER, clip = 1.0, ema = 0.5 }
+checkpoint { every = 3 steps }
+log { every = 1 step, tensorboard = false }
+"""
+ADAMW = "adamw(lr = 0.05, weight_decay = 0.9)"
+SECOND_NAMES = {
+    "group": ("embed", f'{ADAMW}, groups = [group("head.weight", lr = 0.5)]'),
+    "no decay, head first": ("head", f'{ADAMW}, no_decay = ["embed.*"]'),
+    "own optimizer": ("head", 'python("own_networks:decays_head", lr = 0.05)'),
+}
+MORE_NAMES = {
+    "three names": ("embed", f'{ADAMW}, groups = [group("blocks.3.0.weight", lr = 0.5)], no_decay = ["blocks.1.*"]'),
+    "two groups": ("embed", f'{ADAMW}, groups = [group("head.*", lr = 0.5), group("embed.*", lr = 0.01)]'),
+    "freeze": ("embed", ADAMW, 'model.freeze=["head.weight", "blocks.1.0.weight"]'),
+    "three names, the last": ("head", f'{ADAMW}, groups = [group("blocks.1.0.weight", lr = 0.5)]'),
+}
+
+
+@pytest.mark.parametrize("name", [*SECOND_NAMES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_NAMES)])
+def test_any_name_of_a_tied_weight_is_of_the_weight(name: str, tmp_path: Path, launcher: Launcher) -> None:
+    first, optimizer, *same = (SECOND_NAMES | MORE_NAMES)[name]
+    path = beside_own_networks(tmp_path, TIED.replace("FIRST", first).replace("OPTIMIZER", optimizer))
+    one, two = (train_job(launcher, path, *plan, *same) for plan in ((), staged("1f1b", 2, 1, 2)))
+    agree(one, two, weights=2e-5)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from dslc.compiler.facts.weights_file import Unreadable, entries, files_of
 from dslc.compiler.ir.facts import Facts, TensorEntry
-from dslc.compiler.placement.sharding import sharding_of, trained
+from dslc.compiler.placement.sharding import optimizer_groups, sharding_of, trained
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
@@ -72,6 +72,35 @@ def test_nothing_left_to_train_and_no_decay_of_what_does_not_train() -> None:
     adamw: dict[str, Any] = {"steps": 10, "optimizer": o.AdamW()}
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.bias",), **adamw)) == ["W0103"]
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.weight",), **adamw)) == []
+    for frozen in (("embedding.*",), ("head.*",)):
+        for field in ({"no_decay": ("head.weight",)}, {"groups": (c.Group(parameters=("head.*",), lr=0.1),)}):
+            assert codes(**gpt(freeze=frozen), train=TrainSpec(**field, **adamw)) == ["W0103"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        ((("head.*",), ("embedding.*",)), ["W0660"]),
+        ((("blocks.*",), ("*.bias", "head.*"), ("embed*",)), ["W0660"]),
+        ((("*.weight",), ("head.*",)), []),  # the first is of both names
+        ((("head.*", "embedding.*"),), []),
+    ],
+)
+def test_a_tied_weight_by_its_second_name(patterns: tuple[tuple[str, ...], ...], found: list[str]) -> None:
+    """Patterns of any name are of the weight; two groups of two names are one too many."""
+    groups = tuple(c.Group(parameters=each, lr=0.1) for each in patterns)
+    train = TrainSpec(steps=10, optimizer=o.AdamW(), groups=groups)
+    assert codes(**gpt(), train=train) == found
+    analysis, _ = looked_at(**gpt(), train=train)
+    assert analysis is not None and analysis.model is not None
+    (of,) = (
+        n
+        for n, each in enumerate(optimizer_groups(analysis.job, analysis.model, frozenset(["embedding.weight"])))
+        if each
+    )
+    assert of // 2 == next(n for n, each in enumerate(patterns, 1) if any(p in ("head.*", "*.weight") for p in each))
+    spared = replace(train, groups=(), no_decay=("head.weight",))
+    assert codes(**gpt(), train=spared) == []
 
 
 # ------------------------------------------------------------------------------------------------ weights of a file
