@@ -37,7 +37,7 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     kept = [each for each in found if each not in later]
     if not later or any(each.severity == "error" for each in kept):
         return kept
-    notes = tuple(Note(message=each.message.split(" is checked")[0], span=each.span) for each in later[1:])
+    notes = tuple(Note(message=each.subject, span=each.span) for each in later[1:])
     label = "and what the notes name" if notes else ""
     return [*kept, replace(later[0], notes=notes, label=label)]
 

@@ -40,7 +40,7 @@ class Note(Record):
 @record
 class Diagnostic(Record):
     """One mistake of a job, a warning, or a note on a job that is good: the letter of its code tells which. `label`
-    stands under the marked text.
+    stands under the marked text; `subject` is short for the message where several are shown as one.
     """
 
     code: str
@@ -49,6 +49,7 @@ class Diagnostic(Record):
     label: str = ""
     notes: tuple[Note, ...] = ()
     help: str = ""
+    subject: str = ""
 
     @property
     def severity(self) -> Severity:

@@ -57,7 +57,7 @@ from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
 from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.cost.whole_loss import LossBytes, whole_loss_bytes
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
-from dslc.compiler.ir.memory import LayerShare, MemoryNode
+from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.working import Moment
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
@@ -311,7 +311,7 @@ class _Account:
         for layer in self._bytes:
             self._before.append(self._before[-1] + (0 if "activations" in self._moved else layer.kept))
             self._copies.append(self._copies[-1] + (0 if layer.again else layer.copies))
-        self._stop("between two steps", None, state.gradients, 0, 0)
+        self._stop("between two steps", None, state.gradients, 0, 0, phase="rest")
         last = self._layout.microbatches - 1
         if self._whole is not None and last:
             self._ahead(self._whole)
@@ -325,12 +325,13 @@ class _Account:
         if self._in_weights:
             engine = self._engine(last)
             gradients = engine.turn()
-            self._stop("gradients of weights", None, gradients, engine.communication, self._in_weights)
-        self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
+            self._stop("gradients of weights", None, gradients, engine.communication, self._in_weights, phase="point")
+        self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes(), phase="point")
         exchange = self._sharding.exchange
         if exchange is not None and self._sharding.engine != "fsdp":
             gradients = self._engine(last).update() if exchange.agrees != "weights" else 0
-            self._stop("exchange", None, gradients, passing_bytes(exchange, self._exchanged), 0)
+            passing = passing_bytes(exchange, self._exchanged)
+            self._stop("exchange", None, gradients, passing, 0, phase="point")
         return self._peak_node()
 
     def _walk(self, engine: Whole | Sharded) -> None:
@@ -369,18 +370,18 @@ class _Account:
             gradients = engine.forward(n)
             passing = layer.copies + layer.input + layer.output + found.outputs // 2
             when = f"forward pass of {self._name(n)}, ahead"
-            self._stop(when, None, gradients, engine.communication, passing)
+            self._stop(when, None, gradients, engine.communication, passing, by_layer=False)
         gradients, communication = engine.turn(), engine.communication
         held = found.outputs + max(found.forward, found.backward)
-        self._stop("loss of all micro-batches", None, gradients, communication, held)
+        self._stop("loss of all micro-batches", None, gradients, communication, held, phase="point")
 
     def _loss(self, gradients: int, communication: int, kept: int) -> None:
         if self._whole is not None and self._layout.microbatches == 1:
-            self._stop("loss", None, gradients, communication, kept + self._whole.forward)
+            self._stop("loss", None, gradients, communication, kept + self._whole.forward, phase="point", by_layer=True)
             self._stop("backward pass of the loss", None, gradients, communication, kept + self._whole.backward)
             return
         forward, stays, backward = (int(self._samples * size) for size in loss_bytes(self._job, self._model))
-        self._stop("loss", None, gradients, communication, kept + forward)
+        self._stop("loss", None, gradients, communication, kept + forward, phase="point", by_layer=True)
         held = kept + max(stays, backward)
         self._stop("backward pass of the loss", None, gradients, communication, held)
 
@@ -401,22 +402,33 @@ class _Account:
         node = self._layers[layer]
         return node.name if node.name and not node.name[0].isdigit() else f"{node.name} {node.kind}".strip()
 
-    def _stop(self, when: str, layer: int | None, gradients: int, communication: int, activations: int) -> None:
+    def _stop(
+        self,
+        when: str,
+        layer: int | None,
+        gradients: int,
+        communication: int,
+        activations: int,
+        *,
+        phase: Phase = "pass",
+        by_layer: bool | None = None,
+    ) -> None:
+        """Notes a moment of the step. `by_layer`: the layers before `layer`, or all, keep their activations then."""
         held = activations + self._others
         total = self._always + gradients + communication + held
         if total <= self._most:
             return
         self._most = total
-        self._peak = (when, layer, gradients, communication, activations, self._others)
+        by_layer = phase == "pass" if by_layer is None else by_layer
+        there = (len(self._bytes) if layer is None else layer) if by_layer else None
+        self._peak = (when, phase, there, gradients, communication, activations, self._others)
 
     def _peak_node(self) -> MemoryNode:
         state = self._rest
-        when, layer, gradients, communication, activations, others = self._peak
-        passes = ("pass" in when and "ahead" not in when) or when == "loss"
-        there = (len(self._bytes) if layer is None else layer) if passes else 0
-        shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(there)]
-        if passes:
-            at = "loss" if layer is None else self._name(layer)
+        when, phase, there, gradients, communication, activations, others = self._peak
+        shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(there or 0)]
+        if there is not None:
+            at = "loss" if there == len(self._bytes) else self._name(there)
             shares.append((at, activations - self._before[there]))
         most = sorted(shares, key=lambda share: -share[1])[:MOST_LAYERS]
         return replace(
@@ -425,6 +437,7 @@ class _Account:
             communication=state.communication + communication,
             activations=state.activations + activations + others,
             when=when,
+            phase=phase,
             layers=tuple(LayerShare(name=name, bytes=size) for name, size in most if size > 0),
             rest=state.peak,
         )

@@ -137,7 +137,7 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
     when, exchange = ALWAYS, sharding.exchange
     if exchange is not None and not exchange.every:  # later no step waits for another rank
         when = When(until=exchange.alone)
-    summed = layout.sizes["data"] > 1 and (when == ALWAYS or when.until > 0)
+    summed = layout.sizes["data"] > 1 and when.until != 0
     if place.workload.counts == "kept" and summed:
         yield replace(_data("all_reduce", "count of what is kept", [8], "int64"), when=when)
     if place.workload.counts == "own" and summed:

@@ -407,7 +407,7 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
     exchange, when = gradients.exchange, ALWAYS
     if exchange is not None and not exchange.every:  # each rank divides by a count of its own after the first steps
         when = When(until=exchange.alone)
-    shares = data.size > 1 and (when == ALWAYS or when.until > 0)
+    shares = data.size > 1 and when.until != 0
 
     def of_samples(action: Action) -> bool:
         return of_parameters(action) and (action.dtypes, action.bytes) == (("int64",), 8) and action.when == when

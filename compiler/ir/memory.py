@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dslc.dsl.record import Record, record
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication", "framework")
+
+
+Phase = Literal["pass", "point", "rest"]  # a pass over layers, a point of the step, or between two steps
+_PREPOSITIONS: dict[Phase, str] = {"pass": "in the ", "point": "at the ", "rest": ""}
 
 
 @record
@@ -17,7 +23,7 @@ class LayerShare(Record):
 
 @record
 class MemoryNode(Record):
-    """Bytes of one rank by kind, at the peak; `when` is its moment, and `layers` hold most then.
+    """Bytes of one rank by kind, at the peak; `when` is its moment, of this `phase`, and `layers` hold most then.
 
     `rest` is the memory between two steps; `rank` the data rank that holds most, the first of several; `workspace` the
     part of `framework` that torch's allocator has given to cuBLAS.
@@ -31,6 +37,7 @@ class MemoryNode(Record):
     communication: int
     framework: int = 0
     when: str = ""
+    phase: Phase = "rest"
     layers: tuple[LayerShare, ...] = ()
     rest: int = 0
     rank: int = 0
@@ -39,6 +46,11 @@ class MemoryNode(Record):
     @property
     def kinds(self) -> dict[str, int]:
         return {kind: getattr(self, kind) for kind in KINDS}
+
+    @property
+    def moment(self) -> str:
+        """The moment of the peak as a sentence has it: `in the forward pass of head`."""
+        return _PREPOSITIONS[self.phase] + self.when
 
     @property
     def peak(self) -> int:

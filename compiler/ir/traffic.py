@@ -13,22 +13,22 @@ Among = Literal["", "node", "nodes"]
 @record
 class When(Record):
     """The steps in which an exchange takes place: every so many (0: by the clock, not by steps), after step `after`,
-    and up to step `until` if there is one.
+    and up to step `until` if there is one (0: in none).
     """
 
     every: int = 1
     after: int = 0
-    until: int = 0
+    until: int | None = None
 
     def holds(self, step: int) -> bool:
         """True of a step, counted from 1, in which it surely takes place."""
-        in_time = step > self.after and (not self.until or step <= self.until)
+        in_time = step > self.after and (self.until is None or step <= self.until)
         return in_time and self.every > 0 and step % self.every == 0
 
     @property
     def steady(self) -> bool:
         """True if it takes place in the steps after the first ones."""
-        return not self.until
+        return self.until is None
 
     @property
     def share(self) -> float:

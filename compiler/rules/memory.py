@@ -83,8 +83,7 @@ def blame(memory: MemoryNode) -> str:
     by = ""
     if kind == "activations" and memory.layers:
         by = f", of which {memory.layers[0].name} {byte_text(memory.layers[0].bytes)}"
-    where = "in the" if "pass of" in memory.when else "at the"
-    return f"most of it is {kind}: {byte_text(amount)}{by}, {where} {memory.when}"
+    return f"most of it is {kind}: {byte_text(amount)}{by}, {memory.moment}"
 
 
 # ---------------------------------------------------------------------------------------------------------- remedies

@@ -318,6 +318,7 @@ def check_supported(job: JobSpec, report: Report) -> None:
             message=f"{what} is checked and planned, but this version of dslc cannot run it yet",
             span=span,
             help=help or "`dslc check`, `plan` and `render` take the job as it is; `dslc run` refuses it",
+            subject=what,
         )
         for what, span, help in _unsupported(job)
     )

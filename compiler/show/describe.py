@@ -113,7 +113,7 @@ def exchange_time(traffic: TrafficNode) -> str:
     each step among all.
     """
     when, among = traffic.when, {"node": "within a node", "nodes": "between nodes"}.get(traffic.among, "")
-    if when.until:
+    if when.until is not None:
         first = f"first {when.until:,} steps" if when.until > 1 else "first step"
         return ", ".join(filter(None, (among, first)))
     every = {0: "by the clock", 1: ""}.get(when.every, f"every {when.every:,} steps")

@@ -368,8 +368,7 @@ def _peak(memory: MemoryNode) -> list[str]:
     """Returns the moment of the peak, and the layers that hold most of it."""
     if not memory.when:
         return []
-    where = "in the " if "pass of" in memory.when else "" if memory.when.startswith("between") else "at the "
-    lines = [f"the peak is {where}{memory.when}"]
+    lines = [f"the peak is {memory.moment}"]
     shares = ", ".join(f"{share.name} {byte_text(share.bytes)}" for share in memory.layers)
     return [*lines, *([f"most of its activations: {shares}"] if shares else []), f"at rest {byte_text(memory.rest)}"]
 

@@ -26,7 +26,9 @@ from helpers.exchanges import (
     weights_of,
 )
 from helpers.launcher import Launcher
-from helpers.trained import Trained, ready
+from helpers.trained import Trained, profiled, ready
+
+from dslc.compiler.ir.traffic import When
 
 STEPS = 12
 OFTEN, NEVER = "async_average(interval = 1us)", "async_average(interval = 10h)"
@@ -111,6 +113,26 @@ def test_steps_alone_are_those_of_each_rank(launcher: Launcher, tmp_path: Path) 
         gradients = [mean_of(gradients)] * 3 if step <= 3 else alone(gradients, simulated.count)
         simulated.weights = [descend(w, g) for w, g in zip(simulated.weights, gradients, strict=True)]
         agree(trained, simulated, step)
+
+
+@pytest.mark.parametrize("warmup", (0, 3))
+def test_the_count_of_samples_is_planned_while_sums_are_exact(tmp_path: Path, warmup: int) -> None:
+    """Samples with no target are left out of the mean, over all ranks while they sum gradients."""
+    exchange = NEVER.replace(")", f", warmup = {warmup} steps)")
+    made = ready(job(tmp_path / "job", 2, exchange), "model.loss=cross_entropy(ignore = 0)")
+    whens = [
+        node.when
+        for place in made.compiled.plan.ranks
+        for node in place.traffic
+        if node.what == "count of what is kept"
+    ]
+    assert whens == [When(until=3)] * bool(warmup)
+
+
+def test_the_exchanges_without_a_warmup_are_those_of_the_plan(launcher: Launcher, tmp_path: Path) -> None:
+    made = job(tmp_path / "job", 2, NEVER).rename(tmp_path / "job" / "made.plt")
+    found = profiled(launcher, tmp_path, made, "model.loss=cross_entropy(ignore = 0)", SELDOM)
+    assert all(rank["collectives"] == [] for rank in found), found
 
 
 def test_ranks_of_a_node_stay_alike(launcher: Launcher, tmp_path: Path) -> None:

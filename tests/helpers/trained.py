@@ -142,15 +142,20 @@ def train_in_parts(launcher: Launcher, folder: Path, job: Path, *parts: tuple[in
 
 def exchanges_as_planned(launcher: Launcher, folder: Path, job: Path, *settings: str) -> None:
     """Asserts that the exchanges of each rank in a step, run with --profile, are the plan's: kind, count, bytes."""
-    made = ready(job, *settings, f"train.steps={FIRST_STEP + STEPS}", profile=True)
-    lay_down(made, str(folder))
-    outcome, shown = launcher.launch(made.program, made.places, folder)
-    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-    for rank in report_on(made, str(folder), outcome.steps)["ranks"]:
+    for rank in profiled(launcher, folder, job, *settings):
         assert rank["recorded"] == list(range(FIRST_STEP, FIRST_STEP + STEPS)) and rank["steady"]
         found = {each["operation"]: each["measured"] for each in rank["collectives"]}
         assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
         assert any(each["count"] for each in found.values())
+
+
+def profiled(launcher: Launcher, folder: Path, job: Path, *settings: str) -> list[dict[str, Any]]:
+    """Returns what the report says of each rank of a short training, run with --profile."""
+    made = ready(job, *settings, f"train.steps={FIRST_STEP + STEPS}", profile=True)
+    lay_down(made, str(folder))
+    outcome, shown = launcher.launch(made.program, made.places, folder)
+    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
+    return list(report_on(made, str(folder), outcome.steps)["ranks"])
 
 
 def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float | None = 1e-5) -> None:

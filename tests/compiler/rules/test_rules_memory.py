@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.module_facts import FACTS, analysed, layer
+from helpers.networks_drawn import fact
 
 from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.facts import Facts, MachineFacts
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.working import LayerMemory
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.memory import blame
 from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.language.blocks import MemorySpec
 from dslc.dsl.meaning.load import load
 
 GPT = """
@@ -116,6 +123,31 @@ def test_the_message_names_rank_kind_layer_and_moment(tmp_path: Path) -> None:
     assert error.message.startswith("rank 0 would hold ")
     assert "most of it is activations" in error.label
     assert memory.layers[0].name in error.label and memory.when in error.label
+
+
+@pytest.mark.parametrize("name", ["lookahead", "between two steps", "pass", "loss"])
+def test_no_name_of_a_layer_changes_the_culprit(name: str) -> None:
+    """The layer that holds most is named whatever it is called, and so is the moment of the peak."""
+
+    def label_of(name: str) -> str:
+        big = LayerMemory(saved=2**20, selective=2**20)
+        layers = [layer(name, "Mine", "a", block=False, float32=big, autocast=big), layer("last", "Mine", "b")]
+        parameters = (("a", (2**10, 2**10), True), ("b", (2, 2), True))
+        facts = replace(FACTS, layers=tuple(layers), parameters=parameters, buffers=(), ties=(), output=fact(10))
+        analysis, report = analysed(replace(facts, unused=()), memory=MemorySpec(limit=2**20))
+        assert analysis is not None and [each.code for each in report.errors] == ["E0501"]
+        return report.errors[0].label
+
+    wanted = label_of("plain")
+    assert "of which plain " in wanted and "pass of plain" in wanted, wanted
+    assert label_of(name) == wanted.replace("plain", name)
+
+
+def test_a_peak_between_two_steps_is_said_in_plain_words() -> None:
+    memory = MemoryNode(
+        parameters=1, gradients=0, optimizer=0, activations=0, buffers=0, communication=0, when="between two steps"
+    )
+    assert blame(memory) == "most of it is parameters: 1 B, between two steps"
 
 
 def test_two_changes_where_one_is_not_enough(tmp_path: Path) -> None:
