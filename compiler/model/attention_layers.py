@@ -14,6 +14,7 @@ from dslc.compiler.model.value import Value
 from dslc.dsl.diagnostics import division
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
+from dslc.dsl.words import either
 
 
 @layer(s.Attention, recomputable=True)
@@ -142,7 +143,7 @@ def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
             spec,
             "heads",
             label=division(width, heads),
-            help=f"`heads = {' or '.join(map(str, sorted(close)))}`, or a width that is a multiple of {heads}",
+            help=f"{either(f'`heads = {count}`' for count in sorted(close))}, or a width that is a multiple of {heads}",
         )
 
 

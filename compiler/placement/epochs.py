@@ -62,8 +62,3 @@ def near_divisors(share: int, count: int) -> Iterator[int]:
     count = min(count, share)
     around = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
     return (m for m in around if 1 <= m <= share and share % m == 0)
-
-
-def either(numbers: tuple[int, ...] | list[int]) -> str:
-    """Joins numbers in words: `62 or 64`."""
-    return " or ".join(map(str, numbers))

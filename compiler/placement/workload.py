@@ -14,7 +14,7 @@ from typing import Literal
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.placement.epochs import Epoch, either, near_divisors
+from dslc.compiler.placement.epochs import Epoch, near_divisors
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.mixture import counts
 from dslc.compiler.placement.schedules import demands
@@ -27,7 +27,7 @@ from dslc.dsl.language.registry import Quantity
 from dslc.dsl.language.samplers import Balanced, Weighted
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
-from dslc.dsl.words import plural
+from dslc.dsl.words import either, plural
 
 Counts = Literal["samples", "tokens", "kept", "own"]  # see `LossStep`
 # Sources whose targets are known to be classes from 0 up.
@@ -262,7 +262,7 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) ->
     written = job.parallelism.is_set("microbatches")
     near = epoch.near(batch)
     remedies = [
-        f"`microbatches = {either(close)}`" if (close := fitting_pieces(job, layout)) else "",
+        either(f"`microbatches = {n}`" for n in close) if (close := fitting_pieces(job, layout)) else "",
         f"a batch of {either(near)}" if near else "",
     ]
     report.add(

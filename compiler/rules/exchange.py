@@ -17,7 +17,9 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.optimizers import Compressed, QAdam
+from dslc.dsl.language.optimizers import Adam, Compressed, QAdam
+from dslc.dsl.language.registry import fields
+from dslc.dsl.language.units import number
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -29,20 +31,24 @@ TINY = 1e-6  # an `eps` by which rounded momenta that have no gradient may be di
 def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
     """Checks that the ranks can agree as the job says; warns of what they give up."""
     optimizer, said = job.train.optimizer, job.parallelism.gradients
+    exchange = exchange_of(job, layout) if layout is not None else None
     if isinstance(optimizer, Compressed) and not isinstance(said, Allreduce):
         report.add(
             "E0605",
             f"`{optimizer.word}` exchanges gradients in a way of its own",
             job.parallelism.at("gradients"),
             notes=[Note(message="the optimizer is set here", span=job.train.at("optimizer"))],
-            help="leave `gradients` out",
+            help=f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`, which goes with every axis and sharding"
+            if layout is not None and exchange is not None and _excluded(job, layout, exchange)
+            else f"leave `gradients` out, or `optimizer = {_adam(optimizer)}`",
         )
         return
-    exchange = exchange_of(job, layout) if layout is not None else None
     if layout is None or exchange is None:
         return
     where = said_at(job)
-    exact = "`adam` is exact" if isinstance(optimizer, Compressed) else "`gradients = allreduce()` is exact"
+    exact = "`gradients = allreduce()` is exact"
+    if isinstance(optimizer, Compressed):
+        exact = f"`optimizer = {_adam(optimizer)}` is exact"
     fine = _check_axes(job, layout, exchange, where, report)
     if job.train.step is not None:
         report.add(
@@ -130,9 +136,39 @@ def _alone(exchange: Exchange) -> str:
     return f"after {plural(exchange.alone, 'step')} of exact sums" if exchange.alone else ""
 
 
+def _adam(optimizer: Compressed) -> str:
+    """Returns the plain Adam that an optimizer of this kind begins with, as a job writes it."""
+    arguments = []
+    for field in fields(Adam):
+        value = getattr(optimizer, field.name, field.default)
+        if value != field.default:
+            text = f"[{', '.join(map(number, value))}]" if isinstance(value, tuple) else number(value)
+            arguments.append(f"{field.word} = {text}")
+    return f"adam({', '.join(arguments)})"
+
+
 def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | None, report: Report) -> bool:
+    """True if all axes and shardings of the job go with its exchange."""
+    what = "whole gradients" if exchange.agrees == "gradients" else "whole weights"
+    plain, optimizer = "`gradients = bf16()`", job.train.optimizer
+    if isinstance(optimizer, Compressed):
+        plain = f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`"
+    excluded = _excluded(job, layout, exchange)
+    for other, span in excluded:
+        report.add(
+            "E0630",
+            f"`{exchange.word}` exchanges {what}, which no rank has with {other}",
+            where,
+            notes=[Note(message="it is asked for here", span=span)],
+            help=f"{plain} goes with every axis and sharding",
+        )
+    return not excluded
+
+
+def _excluded(job: JobSpec, layout: Layout, exchange: Exchange) -> list[tuple[str, Span | None]]:
+    """Returns the axes and shardings of the job that leave no rank what the exchange needs, and where they are set."""
     if exchange.kind in ROUNDED:
-        return True
+        return []
     zero = job.parallelism.zero
     excluded = [(f"the {axis} axis", axis) for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
     if zero > (1 if exchange.agrees == "gradients" else 0):
@@ -144,16 +180,7 @@ def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | 
         found.append(("a 16-bit copy of the parameters", job.train.at("precision")))
     if "parameters" in job.memory.offload and layout.device == "cuda":
         found.append(("parameters in the host's memory", job.memory.at("offload")))
-    what = "whole gradients" if exchange.agrees == "gradients" else "whole weights"
-    for other, span in found:
-        report.add(
-            "E0630",
-            f"`{exchange.word}` exchanges {what}, which no rank has with {other}",
-            where,
-            notes=[Note(message="it is asked for here", span=span)],
-            help="`bf16()` goes with every axis and sharding",
-        )
-    return not found
+    return found
 
 
 def _check_step(job: JobSpec, exchange: Exchange, where: Span | None, report: Report) -> None:

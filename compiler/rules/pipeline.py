@@ -18,7 +18,7 @@ from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
-from dslc.dsl.words import first_of, plural
+from dslc.dsl.words import either, first_of, plural
 
 
 def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
@@ -113,7 +113,7 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
             notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))]
             if parallelism.is_set("schedule") and blamed != "schedule"
             else (),
-            help=f"`microbatches = {' or '.join(map(str, close))}`" if close else "another schedule",
+            help=either(f"`microbatches = {count}`" for count in close) if close else "another schedule",
         )
     return not unmet
 

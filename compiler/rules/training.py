@@ -193,7 +193,7 @@ def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, repor
             "an LSTM cannot be computed in 16 bits on every CPU",
             job.train.at("precision"),
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`fp32`, or `level = O2`",
+            help=f"`precision = fp32`, or `precision = {job.train.precision.word}(level = O2)`",
         )
 
 
