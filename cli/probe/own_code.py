@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
-from dslc.dsl.words import article
+from dslc.dsl.words import article, first_of, plural
 from dslc.probe.child import first_line, in_child, where_in_the_users_code
 from dslc.probe.unseen import can_be_tried
 
@@ -75,19 +75,29 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
     pieces = layout.sizes["data"] * layout.microbatches if layout else 1
     ranks = layout.world_size if layout else 1
 
-    def use(function: Callable[..., Any]) -> tuple[bool, bool]:
+    def use(function: Callable[..., Any]) -> tuple[bool, bool] | dict[str, Any]:
         from dslc.runtime.loop.kept_metrics import drawn
+        from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
         step, batches = loss_step(job, source, job.folder), tried.batches()
         with as_rank_0(ranks):
+            try:
+                for batch in batches[:1]:
+                    try_state(function, call.function, *batch, again=True)
+            except LossStateError as error:
+                return {"names": error.names, "moves": error.moves}
             counts = any(try_out(step, *batch) for batch in batches[:1])
             if pieces == 1 or not batches or call.over is not None:
                 return counts, False
             whole = drawn(step, *tried.shapes)[0][0] if tried.shapes is not None else batches[-1]
             return counts, mixes_samples(replace(step, counts="own") if counts else step, *whole)
 
-    counts, mixes = used(job, call, "loss", use, report) or (False, False)
+    answer = used(job, call, "loss", use, report)
+    if isinstance(answer, dict):
+        _report_loss_state(call, answer["names"], answer["moves"], report)
+        return False
+    counts, mixes = answer or (False, False)
     if mixes:
         report.add(
             "W0625",
@@ -98,6 +108,24 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
             "number of ranks and micro-batches",
         )
     return bool(counts)
+
+
+def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, report: Report) -> None:
+    """Reports a loss with parameters of its own that would train, or with tensors that its calls change."""
+    shown = first_of([f"`{name}`" for name in names])
+    if moves:
+        message = (
+            f"changes {shown} in each call: no checkpoint keeps these numbers, and ranks would have different ones"
+        )
+    else:
+        message = f"has {plural(len(names), 'parameter')} of its own: {shown}. Only those of the network are trained"
+    fixed = "" if moves else "; what is not to train has `requires_grad_(False)`"
+    report.add(
+        "E0661" if moves else "E0660",
+        f"the loss `{call.function}` {message}",
+        call.at("function"),
+        help=f"make the loss a module of the network, whose `forward` returns it, with `loss = own()`{fixed}",
+    )
 
 
 def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Trial, report: Report) -> None:

@@ -28,10 +28,10 @@ from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.private_torch import TorchDispatchMode, fake_store
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.model.own_losses import OwnSum, counts_itself
 from dslc.runtime.model.whole_losses import WholeSum
 from dslc.runtime.process.job_line import at
-from dslc.runtime.process.user_code import load_function
 
 __all__ = ["LossError", "LossSum", "alike", "classes_last", "count", "loss_sum", "try_out", "wide", "wide_tensors"]
 
@@ -198,7 +198,7 @@ def _elementwise(step: LossStep, function: Callable[..., Tensor]) -> LossSum:
 def _python(step: LossStep) -> LossSum:
     assert step.python is not None
     named = step.python
-    function = load_function(named)
+    function = load_loss(named)
     ignore = step.ignore if step.counts == "kept" else None
     what = "target" if step.counts == "kept" else step.counts.removesuffix("s")
 

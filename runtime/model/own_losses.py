@@ -24,6 +24,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import LossStep, PythonFunction
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
 
@@ -47,7 +48,7 @@ class OwnSum:
 
     def __init__(self, step: LossStep) -> None:
         self._step = step
-        self._own = load_function(step.python) if step.python is not None else None
+        self._own = load_loss(step.python) if step.python is not None else None
         self._line = step.line or (step.python.line if step.python else "")
         self._number: int | Tensor = 0
         self._further: dict[str, Tensor] = {}

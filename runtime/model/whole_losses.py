@@ -29,8 +29,8 @@ from torch import Tensor
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.process.job_line import at
-from dslc.runtime.process.user_code import load_function
 
 SHORTEST = 1e-12  # the length of an embedding below which it has no direction
 
@@ -73,7 +73,7 @@ class WholeSum:
 
     def __init__(self, step: LossStep) -> None:
         self._step = step
-        self._own = load_function(step.python) if step.python is not None else None
+        self._own = load_loss(step.python) if step.python is not None else None
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         return self.among(output, target, Alone(rows(output)))

@@ -308,12 +308,15 @@ class Normed(torch.optim.SGD):
 class Tied(nn.Module):
     """A language model, some of whose parameters have several names. `first` is the module that is made first."""
 
+    embed: nn.Module
+    head: nn.Module
+
     def __init__(self, first: str = "embed", vocab: int = 11, width: int = 8) -> None:
         super().__init__()
         made = {"embed": nn.Embedding(vocab, width), "head": nn.Linear(width, vocab)}
         for name in (first, *(made.keys() - {first})):
             self.add_module(name, made[name])
-        made["head"].weight = made["embed"].weight  # type: ignore[assignment]
+        made["head"].weight = made["embed"].weight
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4))
         for n in (1, 3):
             self.blocks[n][0].weight = self.blocks[0][0].weight  # type: ignore[index]

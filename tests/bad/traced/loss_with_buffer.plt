@@ -1,0 +1,5 @@
+import "../base/digits.plt"
+
+model {
+  loss = python("loss_state:centred") #! E0661
+}

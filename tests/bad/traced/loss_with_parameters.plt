@@ -1,0 +1,5 @@
+import "../base/digits.plt"
+
+model {
+  loss = python("loss_state:tempered") #! E0660
+}
