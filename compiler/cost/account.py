@@ -8,7 +8,8 @@ update. At each stop the memory is the state, the activations that earlier layer
     gradients       float32: buckets of DistributedDataParallel, which stay, and beside them those of micro-batches
                     before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
     optimizer       float32 state, by optimizer, and its step counts; under ZeRO-1 of the rank dealt the most. And the
-                    average of the weights, in float32, of each parameter that trains, sharded as it is
+                    average of the weights, in float32, of each parameter that trains, sharded as it is; also for an
+                    optimizer with `train()` and `eval()`
     activations     tensors that autograd keeps of the micro-batches in flight, under `recompute`, autocast's copies of
                     weights, and a layer's working memory, including gradients that are made to be added to others; of
                     a stage also its output; on a GPU the samples
@@ -194,7 +195,7 @@ class _Account:
             rank = max(range(len(dealt)), key=held.__getitem__)
             self._updated = dealt[rank]
         optimizer = self._kept(self._updated)
-        average = 4 * sum(_share(q, shards) for q in train) if self._job.train.ema else 0
+        average = 4 * sum(_share(q, shards) for q in train) if self._averages else 0
         if "parameters" in self._moved:  # and with them what is kept of each
             parameters = optimizer = average = 0
         workspace = workspace_bytes(layout.device, layout.hardware)
@@ -234,6 +235,11 @@ class _Account:
             return 0
         length = self._model.input.shape[0]
         return int(self._samples) * length * length * (2 if low_precision(self._job) else 4)
+
+    @property
+    def _averages(self) -> bool:
+        """True if the evaluated weights are others than those that train."""
+        return bool(self._job.train.ema) or self._optimizer.has_modes
 
     def _kept(self, updated: Updated) -> int:
         """Returns the bytes of the optimizer's state for what a rank updates."""

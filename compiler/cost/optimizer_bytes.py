@@ -31,6 +31,11 @@ class OptimizerBytes:
         self._with_decay = replace(self._optimizer, **given)
         self._facts = (facts or OptimizerFacts()) if isinstance(self._optimizer, PythonOptimizer) else None
 
+    @property
+    def has_modes(self) -> bool:
+        """True if the optimizer has `train()` and `eval()`, between which the weights are others."""
+        return self._facts is not None and self._facts.modes
+
     def state(self, updated: Updated, *, counts: bool) -> int:
         """Returns the bytes of the state; with `counts`, numbers that lie in the host's memory count."""
         if self._facts is not None:

@@ -28,7 +28,7 @@ class OptimizerFacts(Record):
     `alone` is the reason why a parameter cannot be updated without the others, `rows` why a part of a parameter cannot;
     "" where they can. `draws`: an update draws random numbers. `decays`: it takes a `weight_decay`. `group_state` are
     the entries of its groups that an update changes. `unkept`: a training that resumes from what a checkpoint keeps
-    goes on otherwise.
+    goes on otherwise. `modes`: it has `train()` and `eval()`, between which the weights are others.
     """
 
     kinds: tuple[tuple[StateFact, ...], ...] = ()
@@ -40,3 +40,4 @@ class OptimizerFacts(Record):
     decays: bool = True
     group_state: tuple[str, ...] = ()
     unkept: bool = False
+    modes: bool = False

@@ -1,4 +1,5 @@
-"""Rules for a user's own optimizer, over what trying it has shown. E0613, E0615 to E0617, E0723, W0613.
+"""Rules for a user's own optimizer, over what trying it has shown. E0613, E0615 to E0617, E0662, E0723,
+W0613.
 
 Each is a reason why ranks would update parameters otherwise than one process does. Without facts (nothing was tried)
 only what the job alone tells is reported.
@@ -37,6 +38,8 @@ def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFac
     if layout is not None:
         _check_ranks(job, call, layout, facts, report)
     _check_kept(job, call, facts, report)
+    if facts.modes:
+        _check_modes(job, call, layout, report)
     if job.train.no_decay and not facts.decays:
         why = f"`{call.function}` takes no `weight_decay`"
         report.extend([no_effect("train.no_decay", why, job.train.named("no_decay"), "give it such an argument")])
@@ -72,6 +75,28 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
             _apart(job, layout),
             notes=notes,
             help="an optimizer that treats each parameter alone" + or_else(job, layout, "none", "ddp"),
+        )
+
+
+def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None, report: Report) -> None:
+    """Reports what puts other weights in the place of those of the optimizer's `eval()`, or keeps parts of them."""
+    sharding = sharding_of(job, layout) if layout is not None else None
+    parallelism, found = job.parallelism, list[tuple[str, Span | None, str]]()
+    if job.train.ema:
+        found.append(("`ema` averages those that train", job.train.at("ema"), "leave `ema` out"))
+    if sharding is not None and sharding.engine == "zero1":
+        reason = "under `zero = 1` each rank would change those of its own parameters alone"
+        found.append((reason, parallelism.at("zero"), "`zero = 2` shards the optimizer's state as well, or `zero = 0`"))
+    if sharding is not None and sharding.engine == "local":
+        reason = "this exchange averages the weights of ranks, and not what the optimizer keeps of them"
+        found.append((reason, parallelism.at("gradients"), "leave `gradients` out"))
+    for reason, span, help in found:
+        report.add(
+            "E0662",
+            f"`{call.function}` has `train()` and `eval()`, and evaluates other weights than it trains: {reason}",
+            span,
+            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            help=help,
         )
 
 

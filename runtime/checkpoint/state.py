@@ -1,7 +1,8 @@
 """Saves and loads the state of a training, under names that no plan changes.
 
     model.<name>                parameters and persistent buffers of the plain model, a tied weight once
-    average.<name>              the average of a parameter, if the job asks for one
+    average.<name>              what is evaluated in the place of `model.<name>`: its average, if the job asks for one,
+                                or that of the optimizer
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
@@ -158,6 +159,8 @@ class TrainingState:
         mean over ranks that differ.
         """
         offload.settle(self._parts.optimizer)
+        if self._parts.average is not None:
+            self._parts.average.refresh()
         if self._apart is None:
             return self._written()
         everything = self._everything()

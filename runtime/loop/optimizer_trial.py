@@ -30,7 +30,7 @@ from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import COMPILER, TorchDispatchMode, storage_identity, tree_leaves
 from dslc.runtime.checkpoint.own_state import OwnState, inner_tensors
-from dslc.runtime.parallel.own_optimizer import RATES, OptimizerError, OwnOptimizer
+from dslc.runtime.parallel.own_optimizer import RATES, OptimizerError, OwnOptimizer, has_modes
 
 CLOSE = 1e-5
 STEPS = (1.0, 0.5, 0.5, 0.25)  # factors of the learning rate
@@ -49,6 +49,7 @@ class _Measured:
     scratches: dict[str, int]
     at_once: bool
     decays: bool
+    modes: bool
 
 
 def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
@@ -71,6 +72,7 @@ def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
         decays=measured.decays,
         group_state=trial.group_state,
         unkept=not draws and not trial.resumes(),
+        modes=measured.modes,
     )
 
 
@@ -90,6 +92,7 @@ def _measured(step: OptimizerStep, named: Sequence[Named]) -> _Measured:
         scratches={name: scratch for each in found for name, scratch in each.scratches.items()},
         at_once=False,
         decays=found[0].decays,
+        modes=found[0].modes,
     )
 
 
@@ -124,7 +127,8 @@ def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _M
     at_once = everything > 1.5 * max(scratches.values()) if len(scratches) > 1 else False
     own = first.optimizer.own
     assert own is not None
-    return _Measured(kinds, scratches, at_once, any("weight_decay" in group for group in own.param_groups))
+    decays = any("weight_decay" in group for group in own.param_groups)
+    return _Measured(kinds, scratches, at_once, decays, has_modes(own))
 
 
 def _kind(kept: dict[Any, Any], value: Tensor) -> Kind:

@@ -179,6 +179,8 @@ def _own_optimizer(
     groups: list[dict[str, Any]] = [{"params": given[0]}, {"params": given[1], "weight_decay": 0.0}]
     filled = [group for group in groups if group["params"]]
     optimizer: torch.optim.Optimizer = function(filled if step.no_decay else given[0], lr=step.lr)
+    if hasattr(optimizer, "train"):  # schedule-free
+        optimizer.train()
     return optimizer
 
 

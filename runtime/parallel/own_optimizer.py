@@ -56,8 +56,15 @@ def made(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
         _check(found, given)
     for group in found.param_groups:
         group["initial_lr"] = float(group["lr"])
+    if has_modes(found):
+        found.train()
     optimizer: torch.optim.Optimizer = found
     return optimizer
+
+
+def has_modes(optimizer: Any) -> bool:
+    """True if an optimizer has a `train()` and an `eval()`: it evaluates other weights than it trains."""
+    return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
 
 
 def _takes_names(function: Callable[..., Any]) -> bool:
@@ -103,6 +110,19 @@ class OwnOptimizer(torch.optim.Optimizer):
         if self.own is not None:
             self.state = self.own.state
             self._update = _step_of(self.own)
+
+    @property
+    def has_modes(self) -> bool:
+        return has_modes(self.own)
+
+    @torch.no_grad()
+    def evaluates(self, on: bool) -> None:
+        """Calls the user's `eval()`, or `train()`."""
+        own: Any = self.own
+        for parameter, part in self.pairs:
+            if parameter is not part:
+                part.data = local_part(parameter).detach()
+        own.eval() if on else own.train()
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         if self.own is None:

@@ -19,20 +19,21 @@ from dslc.runtime.model.build import build_model
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.parallel import context_parallel, ddp, fsdp, tensor_parallel
 from dslc.runtime.parallel.engine import Engine, nothing
+from dslc.runtime.parallel.evaluation_weights import weights_in_place
 from dslc.runtime.parallel.mesh import mesh_of, several_axes
 from dslc.runtime.parallel.optimizers import build_optimizer
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process.job_line import at
 from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute
-from dslc.runtime.technique.ema import Average
+from dslc.runtime.technique.ema import Average, WeightsInPlace
 from dslc.runtime.technique.precision import grad_scaler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """The parts of a training. `plain` is the model under its own names, `engine` holds the module that the loop calls.
-    Under a pipeline `plain` is this rank's part of the model, its own stages. `average` is that of the weights, if the
-    job asks for one.
+    Under a pipeline `plain` is this rank's part of the model, its own stages. `average` are other weights that are
+    evaluated in their place, if the job has such.
     """
 
     plain: nn.Module
@@ -44,7 +45,7 @@ class Parts:
     pipeline: pipeline.Pipeline | None = None
     exchange: Exchange | None = None  # how ranks agree, if that is no exact sum of gradients
     further: dict[str, Tensor] = field(default_factory=dict)  # sums of a step's further losses on this rank, by name
-    average: Average | None = None
+    average: WeightsInPlace | None = None
 
 
 def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell = lambda line, whole: None) -> Parts:
@@ -78,6 +79,11 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
     scaler = grad_scaler(job.precision, device, engine.scale, agreed=agreed, skips=skips)
     if isinstance(exchange, GradientExchange):
         exchange.scaler = scaler
+    average: WeightsInPlace | None = None
+    if job.task == "train":
+        moving = Average(job.average, plain, optimizer) if job.average is not None else None
+        with at(job.optimizer.line):
+            average = weights_in_place(moving, plain, optimizer)
     return Parts(
         plain=plain,
         engine=engine,
@@ -87,7 +93,7 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
         device=device,
         pipeline=axis,
         exchange=exchange,
-        average=Average(job.average, plain, optimizer) if job.average is not None and job.task == "train" else None,
+        average=average,
     )
 
 

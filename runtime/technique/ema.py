@@ -15,6 +15,7 @@ TensorFlow's ExponentialMovingAverage with `num_updates`.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -27,15 +28,15 @@ from dslc.runtime.model.names import named_tensors
 from dslc.runtime.technique import offload
 
 
-class Average:
-    """The average of a plain model, or of a rank's part of it; to be made before the first step.
+class WeightsInPlace(ABC):
+    """Other weights of a plain model, or of a rank's part of it, that are evaluated and exported in place of those that
+    train; to be made before the first step.
 
-    `tensors` has the average of each parameter by its name, sharded as the parameter is.
+    `tensors` has them by the name of each parameter, sharded as the parameter is, after `refresh`.
     """
 
     @torch.no_grad()
-    def __init__(self, step: AverageStep, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._step, self._optimizer = step, optimizer
+    def __init__(self, model: nn.Module) -> None:
         # Kept, because a model that has just been evaluated may show whole parameters instead of its parts.
         self._weights = {
             name: each
@@ -43,6 +44,38 @@ class Average:
             if isinstance(each, nn.Parameter) and each.requires_grad and each.is_floating_point()
         }
         self.tensors = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    @abstractmethod
+    def update(self, step: int) -> None:
+        """Follows each step, counted from 1."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Makes `tensors` those of the last step."""
+
+    @abstractmethod
+    def in_place(self) -> contextlib.AbstractContextManager[None]:
+        """Puts these weights in the place of those that train, while the context lasts."""
+
+    @torch.no_grad()
+    def begin(self, names: set[str] | None = None) -> None:
+        """Sets these weights, or those of the parameters `names`, to the weights that train."""
+        for name, average in self.tensors.items():
+            if names is None or name in names:
+                local_part(average).copy_(local_part(self._weights[name]))
+
+    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns this rank's parts of the weights that train, and of these."""
+        weights = [local_part(weight) for weight in self._weights.values()]
+        return weights, [local_part(average) for average in self.tensors.values()]
+
+
+class Average(WeightsInPlace):
+    """The exponential moving average of a plain model, or of a rank's part of it."""
+
+    def __init__(self, step: AverageStep, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(model)
+        self._step, self._optimizer = step, optimizer
 
     def update(self, step: int) -> None:
         """Takes the weights after `step` (from 1) into the average, if it is their turn."""
@@ -58,16 +91,11 @@ class Average:
             decay = min(self._step.decay, (1 + n) / (10 + n)) if self._step.warmup else self._step.decay
             get_ema_multi_avg_fn(decay)(averages, weights, n)
 
-    @torch.no_grad()
-    def begin(self, names: set[str] | None = None) -> None:
-        """Sets the average, or that of the parameters `names`, to the weights."""
-        for name, average in self.tensors.items():
-            if names is None or name in names:
-                local_part(average).copy_(local_part(self._weights[name]))
+    def refresh(self) -> None:
+        """Does nothing: `update` has done it."""
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Puts the average in the place of the weights, while the context lasts."""
         offload.settle(self._optimizer)
         self._exchange()
         try:
@@ -81,8 +109,3 @@ class Average:
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
-
-    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns this rank's parts of the weights, and of their averages."""
-        weights = [local_part(weight) for weight in self._weights.values()]
-        return weights, [local_part(average) for average in self.tensors.values()]

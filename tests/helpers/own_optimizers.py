@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -201,3 +201,38 @@ class KeepsAList(torch.optim.SGD):
                 past = self.state[p].setdefault("past", [])
                 past.append(p.grad)
                 p.add_(past[0], alpha=-group["lr"])
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Schedule-free SGD (Defazio et al. 2024, arXiv:2405.15682): parameters are y in `train()`, and x in `eval()`."""
+
+    def __init__(self, params: Any, lr: float, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        self._go(lambda beta: 1 - 1 / beta, False)
+
+    @torch.no_grad()
+    def train(self) -> None:
+        self._go(lambda beta: 1 - beta, True)
+
+    def _go(self, weight: Callable[[float], float], train: bool) -> None:
+        for group in self.param_groups:
+            for p in group["params"] if group["train_mode"] != train else ():
+                if "z" in self.state[p]:
+                    p.lerp_(self.state[p]["z"], weight(group["beta"]))
+            group["train_mode"] = train
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            assert group["train_mode"], "call train() before step()"
+            group["k"] += 1
+            share, beta = 1 / group["k"], group["beta"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                z = self.state[p].setdefault("z", p.clone())
+                p.lerp_(z, share).add_(p.grad, alpha=group["lr"] * (beta * (1 - share) - 1))
+                z.sub_(p.grad, alpha=group["lr"])

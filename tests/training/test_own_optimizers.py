@@ -5,12 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.trained import Trained, agree, staged, train_job
+from safetensors.numpy import load_file
 
 from dslc.compiler.ir.program import OptimizerStep, PythonFunction
+from dslc.runtime.checkpoint.export import export
+from dslc.runtime.checkpoint.state import keys_of, read
 from dslc.runtime.loop.optimizer_trial import try_out
 
 JOB = """
@@ -32,6 +37,7 @@ train {
 """
 LION = 'python("own_optimizers:Lion", lr = 1e-3, weight_decay = 0.1)'
 MUON = 'python("own_optimizers:Muon", lr = 0.02, besides = ["6."])'
+SCHEDULE_FREE = 'python("own_optimizers:ScheduleFree", lr = 0.3)'
 ADAM8 = 'python("own_optimizers:Adam8", lr = 1e-2)'
 TOGETHER = 'python("own_optimizers:Together", lr = 0.1)'
 NO_DECAY = 'train.no_decay=["*.bias"]'
@@ -59,12 +65,14 @@ SAME = [
     (MUON, (over(4, 1), STAGES_AND_DATA)),
     (ADAM8, (over(2, 1),)),
     (TOGETHER, (over(2),)),
+    (SCHEDULE_FREE, (over(2, 3),)),
 ]
 MORE = [
     (LION, (over(2), over(2, 2), over(4, 3), over(1, tensor=2), STAGES)),
     (MUON, (over(2), STAGES)),
     (ADAM8, (over(4), STAGES_AND_DATA)),
     ('python("torchao.optim:AdamW8bit", lr = 1e-3)', (over(2), over(2, 1))),
+    (SCHEDULE_FREE, (over(2), over(1, tensor=2), STAGES, STAGES_AND_DATA)),
 ]
 
 
@@ -75,20 +83,20 @@ def _tried() -> None:
     try_out(OptimizerStep(kind="", lr=0.1, state=(), counts=(), fused=(), python=function), ())
 
 
-@pytest.mark.parametrize(("optimizer", "plans"), SAME, ids=["lion", "muon", "adam8", "together"])
+@pytest.mark.parametrize(("optimizer", "plans"), SAME, ids=["lion", "muon", "adam8", "together", "schedule-free"])
 def test_over_ranks_as_in_one_process(
     launcher: Launcher, tmp_path: Path, optimizer: str, plans: tuple[tuple[str, ...], ...]
 ) -> None:
     made = job(tmp_path, optimizer)
     settings = (NO_DECAY,) if optimizer == LION else ()
     one = train_job(launcher, made, *settings)
-    assert one.losses()[0] - one.losses()[-1] > 0.01, "it learns"
+    assert one.losses()[0] - one.losses()[-1] > (0.001 if optimizer == SCHEDULE_FREE else 0.01), "it learns"
     for plan in plans:
         agree(one, train_job(launcher, made, *settings, *plan), weights=1e-4)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("optimizer", "plans"), MORE, ids=["lion", "muon", "adam8", "torchao"])
+@pytest.mark.parametrize(("optimizer", "plans"), MORE, ids=["lion", "muon", "adam8", "torchao", "schedule-free"])
 def test_over_more_ranks_as_in_one_process(
     launcher: Launcher, tmp_path: Path, optimizer: str, plans: tuple[tuple[str, ...], ...]
 ) -> None:
@@ -100,9 +108,10 @@ def test_over_more_ranks_as_in_one_process(
     [
         (LION, over(2, 3), over(1)),
         (MUON, over(2, 1), STAGES),
+        (SCHEDULE_FREE, over(1), over(2, 2)),
         pytest.param(ADAM8, over(1), over(2, 1), marks=pytest.mark.long),
     ],
-    ids=["lion", "muon", "adam8"],
+    ids=["lion", "muon", "schedule-free", "adam8"],
 )
 def test_a_training_resumes_under_another_plan(
     launcher: Launcher, tmp_path: Path, optimizer: str, before: tuple[str, ...], after: tuple[str, ...]
@@ -123,3 +132,26 @@ def test_a_training_resumes_under_another_plan(
 def _close(one: Trained, other: Trained) -> None:
     for name, value in one.weights.items():
         assert abs(other.weights[name] - value).max() < 1e-4, name
+
+
+def test_an_optimizer_evaluates_other_weights_than_it_trains(launcher: Launcher, tmp_path: Path) -> None:
+    """`eval()` comes before evaluations, checkpoints and the last weights; the training itself does not see it."""
+    made = job(tmp_path, SCHEDULE_FREE)
+    often = train_job(launcher, made, "evaluate.every=1 step", "checkpoint.every=2 steps")
+    seldom = train_job(launcher, made, "evaluate.every=6 steps")
+    assert often.losses() == seldom.losses()
+    for name, value in seldom.weights.items():
+        np.testing.assert_array_equal(often.weights[name], value, err_msg=name)
+    source = str(often.folder / "checkpoints" / "step-00000006")
+    kept = {}
+    for raw in (True, False):
+        export(source, {}, str(tmp_path / "weights.safetensors"), raw=raw)
+        kept[raw] = load_file(tmp_path / "weights.safetensors")
+    state = {key: torch.empty(tuple(at.size)) for key, at in keys_of(source).items() if key.endswith(".z")}
+    read(source, state)
+    assert state
+    for name, value in kept[False].items():
+        np.testing.assert_array_equal(value, often.weights[name], err_msg=name)
+        z, y = state[f"optimizer.{name}.z"], torch.from_numpy(kept[True][name])
+        np.testing.assert_allclose(value, y.lerp(z, 1 - 1 / 0.9), rtol=0, atol=1e-6, err_msg=name)
+        assert not torch.equal(y, torch.from_numpy(value))

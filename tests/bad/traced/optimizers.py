@@ -39,3 +39,11 @@ class Counting(torch.optim.SGD):
         for group in self.param_groups:
             for p in group["params"]:
                 p.add_(p.grad, alpha=-group["lr"] / self.steps)
+
+
+class Modes(torch.optim.SGD):
+    """Evaluates other weights than it trains."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
