@@ -12,19 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.called import CommandError, run_command
-from dslc.compiler.compile import Compiled, compile_plan
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import Loaded, load, load_text
 from dslc.dsl.show import render as shown_text
 from dslc.front import inspect
 from dslc.given import given, settings_of
-from dslc.planned import is_plan_file, prepare_plan
 from dslc.probe.gpus import restore_visible
 from dslc.run_folder import make_folder
-from dslc.runs import prepare, train
 
 if TYPE_CHECKING:
     import torch
+
+    from dslc.compiler.compile import Compiled
 
 __all__ = [
     "CommandError",
@@ -130,6 +129,8 @@ def compile(
     **objects: Any,
 ) -> Compiled:
     """Returns the plan of a job. Raises `JobError`, which holds all mistakes and prints them."""
+    from dslc.compiler.compile import compile_plan
+
     report = Report()
     with _given(settings, set, objects) as laid:
         traced = trace or any(each is not None for each in objects.values())
@@ -171,6 +172,8 @@ def _run(
     quiet: bool,
     callback: Callable[[dict[str, Any]], object] | None,
 ) -> RunResult:
+    from dslc.planned import is_plan_file, prepare_plan
+    from dslc.runs import prepare, train
     from dslc.runtime.checkpoint.weights import load_weights
     from dslc.runtime.launch import run_in_subprocess
     from dslc.runtime.model.build import build_model

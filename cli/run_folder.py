@@ -23,6 +23,7 @@ import json
 import os
 import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def claimed(folder: str, program: JobProgram | None, *, goes_on: bool = False) -
 def holder(folder: str) -> str:
     """Returns the run that has locked a folder, in words; "" if none has, or there is no folder."""
     try:
-        descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open_lock(os.path.join(folder, LOCK))
     except OSError:
         return ""
     try:
@@ -142,7 +143,7 @@ def _locked(folder: str, named: str) -> Iterator[None]:
     """Locks a folder. Raises Occupied, with the holder and the option that names another folder, if it is locked."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, LOCK)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _open_lock(path, os.O_CREAT)
     try:
         _lock(descriptor, path, named)
     except BaseException:
@@ -156,6 +157,15 @@ def _locked(folder: str, named: str) -> Iterator[None]:
             _held.discard(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it does not release it if a forked child still has it
             os.close(descriptor)
+
+
+def _open_lock(path: str, flags: int = 0) -> int:
+    """Opens a lock file, and no link to a file elsewhere, whose content would be replaced. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o644)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def _lock(descriptor: int, path: str, named: str) -> None:

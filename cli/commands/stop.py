@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dslc.commands.status import follow
 from dslc.dsl.plain import plain
 from dslc.launching.standing import Standing, runs_in, standings
-from dslc.launching.submission import Submission, command
+from dslc.launching.submission import NAME, Submission, command, is_own_submission
 from dslc.runtime.process.run_status import RunStatus, ask_to_stop, read_status, write_status
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
 
@@ -41,6 +41,10 @@ def _stop(run: Standing) -> bool:
     job = run.submitted
     if job is not None and (run.state == "waiting" or _is_unseen(run, job)):
         words = ["scancel", job.job] if job.cluster == "slurm" else _delete(job)
+        if not is_own_submission(run.folder, job):
+            named = f"another user wrote {os.path.join(run.folder, NAME)}, which may name any job"
+            print(plain(f"dslc: {named}: `{' '.join(words)}` stops it, if it is the right one"), file=sys.stderr)
+            return False
         if command(words) is None:
             said = f"dslc: {run.folder}: `{' '.join(words)}` failed, or is not to be had on this machine"
             print(plain(said), file=sys.stderr)

@@ -57,6 +57,10 @@ def main(arguments: argparse.Namespace) -> int:
         folder = os.path.abspath(
             os.path.expanduser(arguments.out or os.path.join("runs", runs[0].program.job, "<time>"))
         )
+        planned = [place for place, _ in folders_of(loaded, combinations, folder)]
+        if not _names_are_plain(arguments.job, planned, report):
+            show(report)
+            return JOB_AT_FAULT
         if not arguments.dry_run:
             folder = make_folder(runs[0].program, arguments.out)
         folders = [place for place, _ in folders_of(loaded, combinations, folder)]
@@ -122,6 +126,18 @@ def _check(runs: Sequence[Ready], report: Report) -> None:
                 call.at("time"),
                 help=f'{2 * seconds / 60:.0f} min are the least; or `options = ["--signal=USR1@…"]` and no `time`',
             )
+
+
+def _names_are_plain(job: str, folders: Sequence[str], report: Report) -> bool:
+    """Reports the first name with control characters that a cluster's script would hold: bash runs a second line."""
+    named = [("the job's file name", os.path.basename(job)), ("the current folder", os.getcwd())]
+    named += [("the path of Python", sys.executable), *(("a run directory", folder) for folder in folders)]
+    for what, text in named:
+        if plain(text) != text:
+            message = f"{what}, `{plain(text)}`, has control characters, which would reach the cluster's script"
+            report.add("E0836", message, None, help="rename it, or name another run directory with --out")
+            return False
+    return True
 
 
 def _check_launcher(job: JobSpec, report: Report) -> None:

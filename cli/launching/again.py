@@ -23,8 +23,10 @@ import os
 import re
 import signal
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
+from dslc.compiler.common.untrusted_files import read_json, replacing
+from dslc.compiler.ir.codec import from_json
 from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
 from dslc.launching.submission import command
@@ -33,6 +35,7 @@ from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, WRONG_USAGE
 
 AGAIN, THE_END = 0, 1
 _KEPT = ".restarts"
+_MOST = 1 << 24  # bytes of that file
 _WARNING = "SIGUSR1"
 _STARTS = 600.0  # seconds in which the next start says that it begins
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -45,7 +48,7 @@ class _Before:
     """
 
     failures: int = 0
-    exceptions: list[str] = field(default_factory=list)
+    exceptions: tuple[str, ...] = ()
     step: int = -1
     in_vain: int = 0
 
@@ -78,7 +81,7 @@ def _after_failure(run: str, found: RunStatus, before: _Before, restarts: int) -
         return _ended("not restarted: the same exception ended the same step before")
     if before.failures >= restarts:
         return _ended(f"not restarted: it was, {before.failures} times, the most that `launch.restarts` allows")
-    kept = [*before.exceptions, *([known] if known else [])]
+    kept = (*before.exceptions, *([known] if known else []))
     count = before.failures + 1
     _write(run, replace(before, failures=count, exceptions=kept))
     _say(f"restart {count} of {restarts}")
@@ -116,9 +119,11 @@ def _was_preempted(job: str) -> bool:
 
 def _read(run: str) -> _Before:
     try:
-        with open(os.path.join(run, _KEPT), encoding="utf-8") as file:
-            return _Before(**json.load(file))
+        return from_json(_Before, read_json(os.path.join(run, _KEPT), _MOST))
     except FileNotFoundError:
+        return _Before()
+    except (OSError, ValueError) as error:
+        _say(f"{os.path.join(run, _KEPT)} cannot be read ({error}): the count of restarts begins anew")
         return _Before()
 
 
@@ -129,7 +134,7 @@ def forget(run: str) -> None:
 
 
 def _write(run: str, before: _Before) -> None:
-    with open(os.path.join(run, _KEPT), "w", encoding="utf-8") as file:
+    with replacing(os.path.join(run, _KEPT)) as file:
         json.dump(asdict(before), file)
 
 

@@ -11,12 +11,13 @@ minute.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import sys
 from collections.abc import Callable
 
+from dslc.compiler.common.untrusted_files import read_json
+from dslc.dsl.bounds import PLAN
 from dslc.dsl.plain import plain
 from dslc.run_folder import LOCK
 from dslc.runtime.process.run_status import ALIVE, read_status, silence
@@ -43,8 +44,7 @@ def starts_before(folder: str, plan_of: Callable[[int], str]) -> int:
 def is_of_plan(folder: str, plan_of: Callable[[int], str]) -> bool:
     """True if the run directory holds a training of the job's plan, on as many nodes as it has had last."""
     try:
-        with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
-            plan = json.load(file)
+        plan = read_json(os.path.join(folder, "plan.json"), PLAN.most)
         nodes, told = int(plan["topology"]["nodes"]), str(plan["hash"])
     except (OSError, ValueError, TypeError, KeyError):
         return False

@@ -11,6 +11,7 @@ import contextlib
 import os
 from dataclasses import replace
 
+from dslc.compiler.common.untrusted_files import read_text, replacing
 from dslc.dsl.language.calls import Kubernetes
 from dslc.launching.cut_off import is_of_plan
 from dslc.run_folder import holder, make_folder
@@ -18,6 +19,7 @@ from dslc.runs import Ready
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.run_status import RunStatus, read_status
 
+_LONGEST = 1 << 16  # bytes of the name of a launcher's run
 _MARK = ".launcher"  # in a run directory; names that begin with a dot are no files of a run
 
 
@@ -75,7 +77,7 @@ def folder_of(ready: Ready, out: str | None) -> str:
     if folder:
         return folder
     folder = make_folder(ready.program, None)
-    with open(os.path.join(folder, _MARK), "w", encoding="utf-8") as file:
+    with replacing(os.path.join(folder, _MARK)) as file:
         file.write(world.run)
     return folder
 
@@ -84,10 +86,7 @@ def _before(runs: str, world: World) -> str:
     """Returns the newest run directory of the launcher's run; "" if there is none."""
     for name in sorted(os.listdir(runs), reverse=True) if os.path.isdir(runs) else ():
         folder = os.path.join(runs, name)
-        with (
-            contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            open(os.path.join(folder, _MARK), encoding="utf-8") as file,
-        ):
-            if file.read() == world.run:
+        with contextlib.suppress(OSError, ValueError):  # of another launcher, which leaves no such file
+            if read_text(os.path.join(folder, _MARK), _LONGEST) == world.run:
                 return os.path.abspath(folder)
     return ""

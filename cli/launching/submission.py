@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from dslc.compiler.common.untrusted_files import open_file, parse_json, replacing
 
 NAME = "submitted.json"
 _PATIENCE = 30.0  # seconds that a command of the cluster may take
@@ -36,21 +39,50 @@ class Submission:
 
 
 def write_submission(folder: str, made: Submission) -> None:
-    with open(os.path.join(folder, NAME), "w", encoding="utf-8") as file:
+    with replacing(os.path.join(folder, NAME)) as file:
         json.dump(asdict(made), file)
         file.write("\n")
 
 
 def read_submission(folder: str) -> Submission | None:
-    """Returns the job that runs a folder; None if it was not submitted."""
+    """Returns the job that runs a folder; None if it was not submitted, or the file could not come from `dslc submit`.
+
+    The words of a submission become arguments of `scancel` and `kubectl`, so that each has to be a plain name.
+    """
+    return _read(folder)[0]
+
+
+def is_own_submission(folder: str, submission: Submission) -> bool:
+    """True if the user of this process wrote `submission`: whoever can write to the folder can name any job there."""
+    return _read(folder) == (submission, os.geteuid())
+
+
+def _read(folder: str) -> tuple[Submission | None, int]:
+    """Returns the submission in a folder, None if there is no valid one, and the user who wrote it."""
     try:
-        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
-            told = json.loads(file.read(_MOST))
-        found = Submission(**told)
+        with open_file(os.path.join(folder, NAME)) as file:
+            owner = os.fstat(file.fileno()).st_uid
+            found = Submission(**parse_json(file.read(_MOST).decode()))
     except (OSError, ValueError, TypeError):
-        return None
+        return None, -1
     kinds = {name: bool if name == "elastic" else str for name in asdict(found)}
-    return found if all(isinstance(value, kinds[name]) for name, value in asdict(found).items()) else None
+    if any(type(value) is not kinds[name] for name, value in asdict(found).items()):
+        return None, owner
+    return (found if _is_plain(found) else None), owner
+
+
+# A job of SLURM; the names that Kubernetes takes for a resource and for a namespace.
+_SLURM_JOB = re.compile(r"[0-9]{1,12}(_[0-9]{1,12})?")
+_RESOURCE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def _is_plain(found: Submission) -> bool:
+    if found.kind not in ("job", "jobset") or not found.script.isprintable():
+        return False
+    if found.cluster == "slurm":
+        return bool(_SLURM_JOB.fullmatch(found.job)) and not found.space
+    names = [found.job, found.space] if found.space else [found.job]
+    return found.cluster == "kubernetes" and all(map(_RESOURCE.fullmatch, names))
 
 
 def command(words: Sequence[str]) -> str | None:
@@ -95,7 +127,7 @@ def pods_of(made: Submission) -> tuple[str, str] | None:
     if told is None:
         return None
     found, order = dict[str, str](), _OF_ONE if made.elastic else _PHASES
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
         for pod in json.loads(told)["items"]:
             status = pod["status"]
             found.setdefault(str(status["phase"]), _reason(status))

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dslc.compiler.common.units import path_text
+from dslc.compiler.common.untrusted_files import read_text
+from dslc.dsl.bounds import BYTES
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain
@@ -123,7 +125,6 @@ def _is_of(place: str, ready: Ready) -> bool:
     """True if the run in a folder is of this job."""
     assert ready.loaded.job is not None
     try:
-        with open(os.path.join(place, "job.plt"), encoding="utf-8") as file:
-            return file.read() == write(anchored(ready.loaded.job))
+        return read_text(os.path.join(place, "job.plt"), BYTES.most) == write(anchored(ready.loaded.job))
     except (OSError, ValueError):
         return False

@@ -17,9 +17,11 @@ from dataclasses import asdict, dataclass
 from typing import TextIO
 
 from dslc.compiler.common.units import path_text, time_text
+from dslc.compiler.common.untrusted_files import read_json, replacing
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.meaning.load import Loaded
 from dslc.launching.standing import Standing, runs_in, standings
+from dslc.runtime.checkpoint.files import is_plain_name
 from dslc.runtime.process.records import Record, naming, numbers, readable_records
 from dslc.tables import console
 
@@ -67,18 +69,16 @@ def write_sweep(folder: str, loaded: Loaded, names: Sequence[str], program: JobP
     )
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, NAME)
-    with naming(path), open(f"{path}.part", "w", encoding="utf-8") as file:
+    with naming(path), replacing(path) as file:
         json.dump(asdict(sweep), file, indent=1)
         file.write("\n")
-    os.replace(f"{path}.part", path)
 
 
 def read_sweep(folder: str) -> Sweep | None:
     """Returns the sweep of a folder; None if it is none of a sweep."""
     try:
-        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
-            told = json.loads(file.read(_MOST))
-        return Sweep(
+        told = read_json(os.path.join(folder, NAME), _MOST)
+        found = Sweep(
             job=str(told["job"]),
             paths=tuple(map(str, told["paths"])),
             runs=tuple((str(name), tuple(map(str, values))) for name, values in told["runs"]),
@@ -86,6 +86,8 @@ def read_sweep(folder: str) -> Sweep | None:
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    valid = all(is_plain_name(name) and len(values) == len(found.paths) for name, values in found.runs)
+    return found if valid else None
 
 
 def _directions(program: JobProgram) -> dict[str, bool]:
@@ -155,7 +157,7 @@ def write_csv(folder: str) -> str:
     for name in best:
         head += [f"best {name}", f"best {name}: step"]
     path = os.path.join(folder, CSV)
-    with naming(path), open(f"{path}.part", "w", encoding="utf-8", newline="") as file:
+    with naming(path), replacing(path, newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*head, "seconds", "folder"])
         for row in rows:
@@ -164,7 +166,6 @@ def write_csv(folder: str) -> str:
             for name in best:
                 cells += row.best.get(name, (None, None))
             writer.writerow([*cells, row.seconds, row.folder])
-    os.replace(f"{path}.part", path)
     return path
 
 

@@ -9,11 +9,11 @@ shapes that the plan was made with are compared as facts of their own.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 
+from dslc.compiler.common.file_patterns import files_matching
 from dslc.dsl.files import open_file
 from dslc.dsl.record import Record, record
 
@@ -32,7 +32,7 @@ class FileFact(Record):
 
 def fingerprints(paths: Iterable[str]) -> Iterator[FileFact]:
     """Yields the facts of files, folders and patterns of files; none for what is not there."""
-    found = sorted({name for path in paths for name in ([path] if os.path.exists(path) else glob.glob(path))})
+    found = sorted({name for path in paths for name in ([path] if os.path.exists(path) else files_matching(path))})
     for path in found:
         yield _folder(path) if os.path.isdir(path) else _file(path, max(2, BLOCKS // len(found)))
 

@@ -14,7 +14,6 @@ of LeCun's and of Krizhevsky's files.
 
 from __future__ import annotations
 
-import glob
 import os
 import struct
 import zlib
@@ -22,7 +21,8 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from dslc.compiler.common.images import SUFFIXES, images_in
+from dslc.compiler.common.file_patterns import TooManyEntriesError, files_matching
+from dslc.compiler.common.images import SUFFIXES, FolderError, images_in
 from dslc.compiler.facts.source_look import Absent, Broken, folders_in, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
@@ -41,12 +41,15 @@ ITEM_BYTES = {"uint16": 2, "uint32": 4}
 def tokens(source: c.Tokens, context: int | None) -> SourceFacts:
     """Returns the facts of token files. A sequence does not cross from one file into the next."""
     try:
-        files = sorted(glob.glob(source.files))
+        files = files_matching(source.files)
         if not files:
             raise Absent(
                 f"no file matches {source.files}", f"`dslc tokens FILE… -o {_example(source.files)}` makes one"
             )
         found, vocab = _token_files(files)
+    except TooManyEntriesError as error:
+        broken = Broken(f"{source.files} cannot be looked up: {error}", "a pattern with fewer `*` for folders")
+        return sequences(None, context, None, broken)
     except Absent as absent:
         return sequences(None, context, None, absent)
     return sequences(tuple(found["tokens"]), context, vocab, found=found)
@@ -179,7 +182,12 @@ def _count(folder: str, classes: list[str]) -> int:
     """Returns the number of images of all classes, none of which may be empty."""
     total = 0
     for name in classes:
-        held = sum(1 for _ in images_in(os.path.join(folder, name)))
+        try:
+            held = sum(1 for _ in images_in(os.path.join(folder, name)))
+        except FolderError as error:
+            raise Broken(str(error), "image files alone, in folders without links that lead back") from error
+        except OSError as error:
+            raise Absent(f"{error.strerror}: {error.filename}", _LAYOUT) from error
         if held == 0:
             raise Broken(f"{os.path.join(folder, name)} holds no image", f"files that end in {', '.join(SUFFIXES)}")
         total += held

@@ -51,7 +51,7 @@ from dslc.compiler.rules import (
 )
 from dslc.compiler.rules.adapters import check_adapter
 from dslc.compiler.rules.analysis import Analysis, Pipeline
-from dslc.compiler.rules.hosts import check_hosts
+from dslc.compiler.rules.hosts import check_hosts, check_launch_texts
 from dslc.compiler.rules.mixtures import each_source
 from dslc.compiler.rules.network import check_network
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
@@ -88,6 +88,8 @@ def analyse(
 
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
+    if fine("launch"):
+        check_launch_texts(job, report)
     if layout and fine("launch"):
         check_hosts(job, layout, report)
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None

@@ -1,4 +1,6 @@
-"""Rules for the hosts that a job names: those of `launch.with = ssh(…)`. E0823."""
+"""Rules for what a job says to a launcher: the hosts of `launch.with = ssh(…)`, and texts that reach others. E0823,
+E0835.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,28 @@ from dslc.compiler.placement.layout import Layout
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import fields
+from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
+
+
+def check_launch_texts(job: JobSpec, report: Report) -> None:
+    """Reports control characters in a text of `launch.with`.
+
+    A second line of a partition would be a command in SLURM's script, and other launchers pass texts on likewise.
+    """
+    call = job.launch.with_
+    for field in fields(type(call)):
+        value = getattr(call, field.name)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and plain(text) != text:
+                report.add(
+                    "E0835",
+                    f"`{call.word}` would pass on `{plain(text)}`, which has control characters in it",
+                    call.at(field.name),
+                    help="one line of plain text; several options are several texts of the list",
+                )
+                break
 
 
 def check_hosts(job: JobSpec, layout: Layout, report: Report) -> None:

@@ -26,6 +26,8 @@ def distance(one: str, other: str, limit: int = 4) -> int:
             if i > 1 and j > 1 and a == other[j - 2] and b == one[i - 2]:
                 best = min(best, before[j - 2] + 1)
             row.append(best)
+        if min(row) >= limit and min(last) >= limit:  # a swap adds to the row before the last
+            return limit
         before, last = last, row
     return min(last[-1], limit)
 
@@ -36,7 +38,7 @@ def near(word: str, choices: Iterable[str]) -> str | None:
     plain = word.lower().replace("-", "_")[:64]
     allowed = 1 if len(plain) <= 4 else 2 if len(plain) <= 8 else 3
     for choice in choices:
-        away = distance(plain, choice.lower())
+        away = distance(plain, choice.lower(), allowed + 1 if best is None else max(best[0], 1))
         if away > 0 and plain.replace("_", "") == choice.lower().replace("_", ""):
             away = 0
         if away <= allowed and away < len(plain) and (best is None or away < best[0]):

@@ -28,6 +28,7 @@ from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.parser import parse, parse_expression, parse_setting
 
+_SUGGESTIONS = 10  # missing files for which similar names are looked for
 _COMPARED = re.compile(r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)")
 
 
@@ -282,7 +283,9 @@ def read_text(
     except FileNotFoundError:
         reason = "there is no such file"
         folder = os.path.dirname(os.path.abspath(full))
-        if os.path.isdir(folder):
+        if sum(fault.code == "E0101" for fault in report) >= _SUGGESTIONS:
+            help = ""  # finding a similar name takes milliseconds in a folder of many files
+        elif os.path.isdir(folder):
             help = did_you_mean(os.path.basename(full), islice(_jobs_in(folder), 1000))
         else:
             help = f"there is no folder `{folder}`"

@@ -22,14 +22,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
+import reprlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dslc.compiler.common.checkpoint_names import MANIFEST, NAME, name_of, names_in
+from dslc.compiler.common.untrusted_files import open_file, read_text
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.records import naming
@@ -41,6 +44,8 @@ METADATA = ".metadata"  # torch's index: the file of each part of each tensor
 _LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
 _FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata.*|manifest\.json")  # the files in a checkpoint's folder
 _PIECE = 1 << 22  # bytes read at once
+_MANIFEST_LIMIT = 1 << 28  # bytes of a manifest that is read
+_NUMBER_LIMIT = 2**53  # counts and seconds stay far below, and seeds are no counts
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -265,14 +270,14 @@ def look(path: str) -> Found:
 def read_manifest(path: str) -> Manifest:
     """Returns the manifest of the checkpoint at `path`. Raises Damaged."""
     try:
-        with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
-            told = parse(file.read())
+        told = parse(read_text(os.path.join(path, MANIFEST), _MANIFEST_LIMIT))
         content, checksum, number = told["manifest"], told["checksum"], told["manifest"]["format"]
         if checksum != _checksum_of(content):
             raise Damaged(f"{MANIFEST} has another checksum than when it was written")
         if number != FORMAT:
             raise Damaged(f"it is of format {number}, and this version of dslc reads {FORMAT}")
         manifest = from_json(Manifest, content)
+        _check_numbers(to_json(replace(manifest, stream={})), "Manifest")
     except FileNotFoundError:
         raise Damaged(f"it has no {MANIFEST}") from None
     except DecodeError as error:
@@ -283,6 +288,21 @@ def read_manifest(path: str) -> Manifest:
         if not is_plain_name(name):
             raise Damaged(f"it names {name}, which is not a file of its folder")
     return manifest
+
+
+def _check_numbers(value: Any, place: str) -> None:
+    """Raises DecodeError if a number of a manifest is none that a training can have written."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "seed":
+                _check_numbers(inner, f"{place}.{name}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_numbers(inner, place)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        negative = value < 0 and not place.endswith(".best")
+        if negative or abs(value) > _NUMBER_LIMIT or not math.isfinite(value):
+            raise DecodeError(f"{place} is {reprlib.repr(value)}")
 
 
 def is_plain_name(name: str) -> bool:
@@ -338,7 +358,7 @@ def choose(
 def checksum(path: str) -> str:
     """Returns the BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()

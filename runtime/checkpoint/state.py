@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.apart import Apart
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
@@ -462,7 +463,7 @@ def _reader(path: str) -> Any:
 
     class PlainReader(_torchs().FileSystemReader):  # type: ignore[misc]
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            with open(os.path.join(path, METADATA), "rb") as file:
+            with open_file(os.path.join(path, METADATA)) as file:
                 metadata = unpickling.load(file)
             for key, kept in metadata.state_dict_metadata.items():
                 if not isinstance(kept, TensorStorageMetadata):

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.common.streamed import Shards, StreamError, is_stream
+from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import mixed, sources_files, sources_images, sources_tables
 from dslc.runtime.data.augmented import plain_pictures, training_pictures
@@ -212,7 +213,7 @@ def _mapped(file: str, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Tens
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
         header = stream.tell()
-    with open(file, "rb") as raw:
+    with open_file(file) as raw:
         # The local header repeats the name and has extra fields of its own: their lengths are at bytes 26 and 28.
         raw.seek(entry.header_offset + 26)
         name_length, extra_length = struct.unpack("<HH", raw.read(4))

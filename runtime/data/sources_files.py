@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.samples import Joined, SourceError
 from dslc.runtime.data.token_files import MAGIC
@@ -82,7 +83,7 @@ def token_stream(file: str, item: str, offset: int, held: int, line: str) -> NDA
     for.
     """
     if offset:
-        with open(file, "rb") as stream:
+        with open_file(file) as stream:
             head = np.frombuffer(stream.read(12), "<i4").tolist()
         if head != [*MAGIC[item], held]:
             raise SourceError(f"{line}: {file} is not the file of {held} {item} tokens that the plan was made for")
@@ -137,7 +138,7 @@ def mnist(step: DataStep) -> tuple[PixelSamples, PixelSamples]:
 def _idx(file: str) -> NDArray[np.uint8]:
     """Returns the bytes of an IDX file in the shape of its header: big-endian 32-bit numbers after the magic."""
     packed = file.endswith(".gz")
-    with gzip.open(file) if packed else open(file, "rb") as stream:
+    with gzip.open(file) if packed else open_file(file) as stream:
         dims = stream.read(4)[3]
         shape = tuple(np.frombuffer(stream.read(4 * dims), ">u4").tolist())
         if packed:
@@ -161,7 +162,7 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
         rows = np.memmap(file, np.uint8, "r").reshape(-1, 3073)
         return PixelSamples(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
     try:
-        with open(file, "rb") as stream:
+        with open_file(file) as stream:
             made = _Plain(stream, encoding="bytes").load()
         pixels = np.ascontiguousarray(_of(made, "data"), np.uint8)
         labels = np.asarray(_of(made, "labels"), np.uint8)
@@ -179,7 +180,7 @@ def _of(made: dict[Any, Any], name: str) -> Any:
 
 def _mapped(file: str, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the same pixels mapped from their place in the file; unchanged if they are not in the file."""
-    with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+    with open_file(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         at = whole.find(pixels.data if pixels.flags.c_contiguous else pixels.tobytes())
     return pixels if at < 0 else np.memmap(file, np.uint8, "r", at, pixels.shape)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.common.images import images_in
+from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.pictures import decoded, opened
 from dslc.runtime.data.samples import SourceError
@@ -69,7 +70,7 @@ class ImageSamples:
     def _read(self, index: int, read: Callable[[IO[bytes]], T]) -> T:
         path = self.path(index)
         try:
-            with open(path, "rb") as stream:
+            with open_file(path) as stream:
                 return read(stream)
         except Exception as error:  # Pillow raises any exception for a damaged file
             raise SourceError(f"{self.line}: {path} cannot be decoded: {error}") from error

@@ -16,12 +16,12 @@ data sets, whose length is not known, are refused.
 from __future__ import annotations
 
 import contextlib
-import glob
 import io
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dslc.compiler.common.file_patterns import TooManyEntriesError, files_matching
 from dslc.compiler.common.streamed import Shards
 
 BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one block; a row group may have more
@@ -211,7 +211,7 @@ def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | Non
         raise TableFault(
             f"`parquet` needs pyarrow: {error}", "`pip install 'dslc[parquet]'` installs it", "E0803"
         ) from error
-    files = sorted(glob.glob(pattern))
+    files = _files_of(pattern)
     if not files:
         raise TableFault(f"no file matches {pattern}", "pandas' `frame.to_parquet(FILE)` writes one", "E0309")
     types: dict[str, Any] = {}
@@ -239,6 +239,18 @@ def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | Non
         "window": max(1, min(WINDOW // max(1, largest), len(blocks))),
     }
     return facts
+
+
+def _files_of(pattern: str) -> list[str]:
+    """Returns the files that match a pattern. Raises TableFault if one is a device or a pipe, which may never end."""
+    try:
+        files = files_matching(pattern)
+    except TooManyEntriesError as error:
+        raise TableFault(f"{pattern} cannot be looked up: {error}", "a pattern with fewer `*` for folders") from error
+    for file in files:
+        if os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
+            raise TableFault(f"{file} is a device or a pipe, not a file", "regular files")
+    return files
 
 
 def _hold_columns(file: str, before: str, schema: Any, columns: Columns, types: dict[str, Any]) -> None:
@@ -295,6 +307,9 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
     more |= {name: arguments[name] for name in ("data_files", "data_dir") if arguments[name]}
     if isinstance(more.get("data_files"), tuple):
         more["data_files"] = list(more["data_files"])
+    for name in (path, more.get("data_dir"), *_texts_in(more.get("data_files"))):
+        if isinstance(name, str):
+            _files_of(os.path.join(name, "*") if os.path.isdir(name) else name)
     kept = os.path.isdir(path) and any(
         os.path.isfile(os.path.join(path, name)) for name in ("state.json", "dataset_dict.json")
     )
@@ -320,6 +335,13 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
     except Exception as error:  # a dozen kinds, of three libraries
         raise _not_loaded(path, more, error) from error
     return _parted(path, made)
+
+
+def _texts_in(value: Any) -> list[str]:
+    """Returns the texts of `data_files`: a name, several, or names by split."""
+    if isinstance(value, Mapping):
+        return [text for inner in value.values() for text in _texts_in(inner)]
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ import contextlib
 import difflib
 import functools
 import inspect
-import json
 import logging
 import os
 import shutil
@@ -33,11 +32,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dslc.compiler.common.untrusted_files import read_json
 from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process.vision_library import let_torchvision_load
 
+_CONFIGURATION_LIMIT = 1 << 22  # bytes of a configuration
 _AUTO = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
@@ -267,8 +268,7 @@ def _file(step: TransformersStep) -> dict[str, Any] | None:
     elif not (path.endswith(".json") or os.sep in step.name or "/" in step.name):
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            read = json.load(file)
+        read = read_json(path, _CONFIGURATION_LIMIT)
     except FileNotFoundError:
         fetch = f"hf download {step.name} config.json --local-dir {os.path.basename(step.name)}"
         raise TransformersError(f"there is no {path}; nothing is fetched: `{fetch}` does it") from None

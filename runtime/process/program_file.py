@@ -6,20 +6,21 @@ import json
 import os
 from collections.abc import Sequence
 
+from dslc.compiler.common.untrusted_files import read_json, replacing
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.process.records import naming
 
 _NAME = "program.json"
+_MOST = 1 << 28  # bytes of a file that is read
 
 
 def write_program(run_dir: str, program: JobProgram, places: Sequence[RankPlace]) -> None:
     path = os.path.join(run_dir, _NAME)
-    with naming(path), open(path, "w", encoding="utf-8") as file:
+    with naming(path), replacing(path) as file:
         json.dump({"job": to_json(program), "places": to_json(tuple(places))}, file)
 
 
 def read_program(run_dir: str) -> tuple[JobProgram, tuple[RankPlace, ...]]:
-    with open(os.path.join(run_dir, _NAME), encoding="utf-8") as file:
-        told = json.load(file)
+    told = read_json(os.path.join(run_dir, _NAME), _MOST)
     return from_json(JobProgram, told["job"]), tuple(from_json(RankPlace, place) for place in told["places"])

@@ -21,6 +21,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dslc.compiler.common.untrusted_files import LINE_LIMIT, open_file, parse_json, read_lines, replacing
+
 NAME = "metrics.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
 _FACTS = ("step", "split", "samples", "seconds")
@@ -49,9 +51,8 @@ class Records:
         for fault in damaged:
             note(run_dir, f"{NAME}, {fault}: the line is left out")
         kept = [record for record in found if record["step"] <= step and record["split"] != "test"]
-        with naming(path), open(path + ".part", "w", encoding="utf-8") as file:
+        with naming(path), replacing(path) as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
-        os.replace(path + ".part", path)
         self._path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self.begin = os.path.getsize(path)
@@ -124,26 +125,30 @@ def readable_records(run_dir: str) -> list[Record]:
 
 def _read(run_dir: str) -> tuple[list[Record], list[str]]:
     """Returns the records of metrics.jsonl, and for each unreadable line its number and the reason."""
-    try:
-        with open(os.path.join(run_dir, NAME), "rb") as file:
-            lines = [line for line in file if line.endswith(b"\n")]
-    except FileNotFoundError:
-        return [], []
     found: list[Record] = []
     damaged: list[str] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(_record(line))
-        except (ValueError, RecursionError) as error:  # also if it is not UTF-8, or not JSON
-            damaged.append(f"line {number} cannot be read ({error})")
+    number = 0
+    try:
+        with open_file(os.path.join(run_dir, NAME)) as file:
+            for number, line in enumerate(read_lines(file), 1):
+                try:
+                    found.append(_record(line))
+                except ValueError as error:  # also if it is not UTF-8, or not JSON
+                    damaged.append(f"line {number} cannot be read ({error})")
+    except FileNotFoundError:
+        return [], []
+    except ValueError as error:
+        damaged.append(f"what follows line {number} cannot be read ({error})")
     return found, damaged
 
 
 def _record(line: bytes) -> Record:
     """Returns the record in a line. Raises ValueError."""
-    told = json.loads(line.decode())
-    if not isinstance(told, dict) or not isinstance(told.get("step"), int) or "split" not in told:
+    told = parse_json(line.decode())
+    if not isinstance(told, dict) or type(told.get("step")) is not int or not isinstance(told.get("split"), str):
         raise ValueError("it is not a record of a step")
+    if type(told.get("seconds", 0)) not in (int, float):
+        raise ValueError("its seconds are no number")
     return told
 
 
@@ -165,11 +170,11 @@ class Follower:
     def new(self) -> Iterator[str]:
         """Yields the lines written since the last call."""
         try:
-            with open(self._path, encoding="utf-8") as file:
+            with open_file(self._path) as file:
                 file.seek(self._at)
-                while (line := file.readline()).endswith("\n"):
-                    self._at = file.tell()
-                    yield line
+                while (line := file.readline(LINE_LIMIT)).endswith(b"\n"):
+                    self._at += len(line)
+                    yield line.decode(errors="replace")
         except OSError:
             return  # it is not there, or not at the moment
 

@@ -22,6 +22,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+from dslc.compiler.common.untrusted_files import create_file, read_json, replacing
+
 NAME, STOP = "status.json", ".stop"
 STATES = ("waiting", "starting", "running", "restarting", "done", "stopped", "failed")
 ALIVE = ("starting", "running", "restarting")  # states that a launcher has to confirm
@@ -61,27 +63,34 @@ def write_status(run_dir: str, status: RunStatus) -> None:
     """Writes the state of a run, as that of this process. Raises nothing if the folder cannot be written."""
     here = replace(status, host=socket.gethostname(), process=os.getpid(), place=_place(), began=_began(os.getpid()))
     path = os.path.join(run_dir, NAME)
-    with contextlib.suppress(OSError):
-        with open(f"{path}.part", "w", encoding="utf-8") as file:
-            json.dump(asdict(here), file)
-            file.write("\n")
-        os.replace(f"{path}.part", path)
+    with contextlib.suppress(OSError), replacing(path) as file:
+        json.dump(asdict(here), file)
+        file.write("\n")
 
 
 def read_status(run_dir: str) -> RunStatus | None:
     """Returns the state of a run as written; None if there is no such file, or another program has written it."""
     try:
-        with open(os.path.join(run_dir, NAME), encoding="utf-8") as file:
-            told = json.loads(file.read(_MOST))
+        told = read_json(os.path.join(run_dir, NAME), _MOST)
         kept = {name: told[name] for name in RunStatus.__dataclass_fields__ if name in told}
         found = RunStatus(**kept)
     except (OSError, ValueError, TypeError):
         return None
-    kinds = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
-    whole = all(
-        isinstance(getattr(found, name), (kind, int) if kind is float else kind) for name, kind in kinds.items()
-    )
-    return found if whole and found.state in STATES else None
+    return found if found.state in STATES and _is_valid(found) else None
+
+
+def _is_valid(status: RunStatus) -> bool:
+    """True if each field is of its declared kind, counts and seconds are possible, and metrics are numbers."""
+    kinds = {name: type(value) for name, value in asdict(_EXAMPLE).items() if name not in ("metrics", "within")}
+    if any(type(getattr(status, name)) is not kind for name, kind in kinds.items()):  # True is an instance of int
+        return False
+    if min(status.step, status.steps, status.restarts, status.process) < 0 or not isinstance(status.metrics, dict):
+        return False
+    return _is_number(status.within) and status.within >= 0 and all(map(_is_number, status.metrics.values()))
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
 
 
 _EXAMPLE = RunStatus(state="done")
@@ -135,8 +144,8 @@ def _began(process: int) -> str:
 
 def ask_to_stop(run_dir: str) -> None:
     """Asks the launcher of a run to end it after its step. Raises OSError if the folder cannot be written."""
-    with open(os.path.join(run_dir, STOP), "w", encoding="utf-8"):
-        pass
+    with contextlib.suppress(FileExistsError):  # it is asked already; a link there is never followed
+        os.close(create_file(os.path.join(run_dir, STOP)))
 
 
 def is_asked_to_stop(run_dir: str) -> bool:

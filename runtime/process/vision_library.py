@@ -13,8 +13,10 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _OPERATORS = ("nms", "qnms")
 _declared: list[torch.library.Library] = []  # a library that is freed takes its operators along
@@ -41,6 +43,8 @@ def _declare_absent() -> None:
     found = PathFinder.find_spec("torchvision")
     if found is None or _declared:
         return
+    import torch  # only here: `dslc check` finds the user's functions without it
+
     for folder in found.submodule_search_locations or ():
         compiled = os.path.join(folder, "_C.so")
         if os.path.exists(compiled):

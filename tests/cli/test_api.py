@@ -25,6 +25,12 @@ def test_check_gives_diagnostics() -> None:
     assert (found.code, found.severity) == ("E0301", "error")
 
 
+def test_check_in_a_fresh_interpreter_imports_neither_torch_nor_networkx() -> None:
+    code = f"import sys, dslc\nassert dslc.check({DIGITS!r}) == ()\nprint(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "networkx", "numpy", "cattrs", "rich"} & set(told.stdout.split())
+
+
 def test_compile_gives_a_plan_or_raises_all_mistakes() -> None:
     plan = dslc.compile(DIGITS).plan
     assert (plan.world_size, plan.parameters) == (2, 14634)

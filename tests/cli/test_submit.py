@@ -105,6 +105,30 @@ def test_what_is_wrong_is_said_before_anything_is_handed_over(tmp_path: Path, se
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("name, out", [("a\ntouch stranger\n", "run"), ("job", "run\ntouch stranger\n")])
+@pytest.mark.parametrize("cluster", ["slurm()", 'kubernetes(image = "a", volumes = ["a:/runs"])'])
+def test_a_name_of_two_lines_reaches_no_script(tmp_path: Path, name: str, out: str, cluster: str) -> None:
+    (tmp_path / f"{name}.plt").write_text(JOB)
+    words = ["submit", f"{name}.plt", "--set", f"launch.with={cluster}", "--dry-run", "--out", out]
+    told = dslc(*words, cwd=tmp_path)
+    assert told.returncode == 1 and "error[E0836]" in told.stderr and not told.stdout, told.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'slurm(options = ["--exclusive\ntouch stranger"])',
+        r'slurm(account = "a\nb")',
+        r'kubernetes(image = "a\n", volumes = ["a:/runs"])',
+        r'ssh(hosts = ["a", "b"], options = ["-o\tX"])',
+    ],
+)
+def test_a_text_of_two_lines_reaches_no_launcher(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.plt").write_text(JOB.replace(JOB[JOB.index("slurm(") : JOB.index("\n  restarts")], text))
+    told = dslc("check", "job.plt", cwd=tmp_path)
+    assert told.returncode == 1 and "error[E0835]" in told.stderr, told.stderr
+
+
 def test_a_cluster_that_is_not_here_leaves_a_script_to_hand_over(tmp_path: Path) -> None:
     (tmp_path / "job.plt").write_text(JOB)
     told = dslc("submit", "job.plt", "--out", "run", cwd=tmp_path, env={"PATH": ""})

@@ -257,6 +257,15 @@ def _files() -> Iterator[tuple[str, Attack]]:
         yield f"catalogue {path[:20]!r}", attack(written(f'devices {{ catalogue = "{path}" }}'), pipes=("pipe",))
         yield f"resume {path[:20]!r}", attack(written(f'checkpoint {{ resume = "{path}" }}'), pipes=("pipe",))
         yield f"transformers {path[:20]!r}", attack(written(network=f'transformers("{path}")'), pipes=("pipe",))
+    folders = "/" + "*/" * 30
+    yield "a pattern of folders", attack(gpt(2).replace("synthetic(vocab = 256, context = 32)", f'tokens("{folders}")'))
+    yield (
+        "missing imports beside many files",
+        attack(
+            many(100, 'import "missing_some_name_{:03}.plt"', "\n") + "\n" + written(),
+            beside={f"existing_xome_fame_{n:03}.plt": b"" for n in range(700)},
+        ),
+    )
     yield "a large import", attack('import "large"\n', beside={"large": b"# aaaaaaaaaaaaaaaa\n" * 2_800_000})
     yield "an import that is not text", attack('import "odd"\n', beside={"odd": b"# good\n# caf\xe9\n"})
     links = {f"c{n}": f'import "c{n + 1}"\n'.encode() for n in range(1500)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 from helpers import made_data
+from helpers.paths import ROOT
 
+from dslc.compiler.common.file_patterns import files_matching
 from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import DataStep
@@ -237,6 +241,40 @@ def test_folders_of_images_that_are_not_right(files: Path) -> None:
     assert re.search("pictures/empty holds no image", said(c.Images, files, folder="pictures"))
     (files / "parted" / "val" / "bird").mkdir()
     assert "differ in their classes: bird" in said(c.Images, files, folder="parted")
+
+
+def test_images_behind_links_that_lead_back_or_to_no_file_are_said(files: Path) -> None:
+    cats = files / "pictures" / "cat"
+    (cats / "up").symlink_to("..")
+    assert "cat/up is a link to a folder that it is in" in said(c.Images, files, folder="pictures")
+    (cats / "up").unlink()
+    (cats / "in").mkdir()
+    (cats / "in" / "again").symlink_to(cats, target_is_directory=True)
+    assert "in/again is a link to a folder that it is in" in said(c.Images, files, folder="pictures")
+    (cats / "in" / "again").unlink()
+    os.mkfifo(cats / "in" / "a.png")
+    assert "a.png has the name of an image, and is no file" in said(c.Images, files, folder="pictures")
+    (cats / "in" / "a.png").unlink()
+    for n in range(16):  # two links to the next folder: 2 ** 16 ways through all of them
+        (files / f"chain{n}").mkdir()
+        for name in "ab":
+            (files / f"chain{n}" / name).symlink_to(files / f"chain{n + 1}", target_is_directory=True)
+    (files / "chain16").mkdir()
+    (cats / "in" / "on").symlink_to(files / "chain0", target_is_directory=True)
+    assert "more than 20,000 folders of images for one class" in said(c.Images, files, folder="pictures")
+
+
+def test_a_pattern_of_stars_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "here").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "b").symlink_to(tmp_path, target_is_directory=True)
+    assert "it looks at more than 200,000 files and folders" in said(c.Tokens, tmp_path, files="*/" * 30)
+
+
+@pytest.mark.parametrize("pattern", ["*/*.py", "d*/*/E00*.md", "./R*", "*/none", "README.md", "*/../*.md", ".*", "*/"])
+def test_a_pattern_matches_what_glob_does(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert files_matching(pattern) == sorted(glob.glob(pattern))
 
 
 def test_files_of_mnist_that_are_not_right(files: Path) -> None:

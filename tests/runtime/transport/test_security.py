@@ -274,8 +274,27 @@ def test_a_manifest_names_files_of_its_folder_alone(trained: Path, tmp_path: Pat
         (lambda content: content["fit"].pop("seed"), "Manifest.fit.seed is missing"),
         (lambda content: content["fit"]["tensors"].update(a="12"), r"Manifest.fit.tensors\['a'\]: expected a list"),
         (lambda content: content.update(format=[2]), r"it is of format \[2\]"),
+        (lambda content: content.update(step=-5), "Manifest.step is -5"),
+        (lambda content: content.update(step=True), "Manifest.step: expected a whole number, found True"),
+        (lambda content: content.update(step=2**60), "Manifest.step is 1152921504606846976"),
+        (lambda content: content.update(samples=-1), "Manifest.samples is -1"),
+        (lambda content: content.update(seconds=float("nan")), "Manifest.seconds is nan"),
+        (lambda content: content["fit"]["tensors"].update(a=[-2]), r"Manifest.fit.tensors.a is -2"),
     ],
-    ids=["text for a number", "a list for an object", "more", "less", "text for a shape", "a list for the format"],
+    ids=[
+        "text for a number",
+        "a list for an object",
+        "more",
+        "less",
+        "text for a shape",
+        "a list for the format",
+        "a step before the first",
+        "a truth value",
+        "a huge step",
+        "too few samples",
+        "no number",
+        "a shape",
+    ],
 )
 def test_a_manifest_of_another_make_is_refused(
     trained: Path, tmp_path: Path, change: Callable[[Any], None], message: str
@@ -285,6 +304,25 @@ def test_a_manifest_of_another_make_is_refused(
     _sign(checkpoint, change)
     with pytest.raises(files.Damaged, match=message):
         files.read_manifest(str(checkpoint))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("other", ["fifo", "/dev/zero"])
+def test_a_file_of_a_checkpoint_that_is_no_file_keeps_nobody_waiting(
+    trained: Path, tmp_path: Path, name: str, other: str
+) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
+    (checkpoint / name).unlink()
+    if other == "fifo":
+        os.mkfifo(checkpoint / name)
+    else:
+        os.symlink(other, checkpoint / name)
+    if name != "manifest.json":
+        _sign(checkpoint, lambda content: content["files"][name].update(size=0))
+    found = files.look(str(checkpoint))
+    reasons = [found.reason] if found.manifest is None else files.damage(found.path, found.manifest)
+    assert len(reasons) == 1 and "a device or a pipe, not a file" in reasons[0]
 
 
 @pytest.mark.parametrize(

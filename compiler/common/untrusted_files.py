@@ -1,0 +1,81 @@
+"""Reads and writes files in folders that other users can write to: run directories, checkpoints, data.
+
+Model: a forged file is a device, a pipe, a link, or text without end. Reading takes regular files alone, a bounded
+number of bytes, and JSON whose whole numbers fit 64 bits. Writing follows no link: it replaces the link itself.
+
+Contract: every fault is an OSError or a ValueError, which callers report or pass over. No call waits for a writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, BinaryIO, TextIO
+
+from dslc.dsl.files import TooLarge, open_file, read_bytes
+
+__all__ = [
+    "TooLarge",
+    "create_file",
+    "open_file",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "read_lines",
+    "read_text",
+    "replacing",
+]
+
+LINE_LIMIT = 1 << 20  # bytes of a line of metrics.jsonl
+_INTEGER_LIMIT = 1 << 63
+
+
+def read_text(path: str, limit: int) -> str:
+    """Returns the text of a regular file. Raises OSError, TooLarge above `limit` bytes, ValueError if not UTF-8."""
+    return read_bytes(path, limit).decode()
+
+
+def read_json(path: str, limit: int) -> Any:
+    """Returns the data in a file of JSON. Raises OSError, and ValueError if it cannot be read."""
+    return parse_json(read_text(path, limit))
+
+
+def parse_json(text: str) -> Any:
+    """Returns the data in a text of JSON. Raises ValueError, also for deep nesting and for numbers beyond 64 bits."""
+    try:
+        return json.loads(text, parse_int=_bounded_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _bounded_integer(digits: str) -> int:
+    if len(digits) > 20 or abs(number := int(digits)) > _INTEGER_LIMIT:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return number
+
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the complete lines of a file. Raises ValueError at a line of more than `LINE_LIMIT` bytes."""
+    while line := file.readline(LINE_LIMIT + 1):
+        if len(line) > LINE_LIMIT:
+            raise ValueError(f"a line has more than {LINE_LIMIT:,} bytes")
+        if line.endswith(b"\n"):
+            yield line
+
+
+def create_file(path: str, mode: int = 0o666) -> int:
+    """Creates a file and returns its descriptor. Raises FileExistsError if anything has that name, also a link."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+@contextlib.contextmanager
+def replacing(path: str, *, newline: str | None = None) -> Iterator[TextIO]:
+    """Opens a new file that takes the place of `path` when the context ends. Raises OSError."""
+    part = f"{path}.part"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part)
+    with open(create_file(part), "w", encoding="utf-8", newline=newline) as file:
+        yield file
+    os.replace(part, path)
