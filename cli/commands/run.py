@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
-from dslc.dsl.language.job import python_calls
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
@@ -54,8 +53,6 @@ def main(arguments: argparse.Namespace) -> int:
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
     how = {"profile": arguments.profile, "around": around}
-    if len(combinations) > 1 and loaded.job is not None and any(python_calls(loaded.job)):
-        import dslc.runtime.launch  # noqa: F401 - torch, once, and not in each child that tries the user's code
     ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
     if not _shown(report, places, arguments, rendezvous) or loaded.job is None:
         return JOB_AT_FAULT

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
-if TYPE_CHECKING:
-    pass
+
+def import_torch_for_children() -> None:
+    """Imports torch and the modules of most trials here, once, instead of in each child. That runs nothing, so that
+    children which are forked later can compute.
+    """
+    with contextlib.suppress(ImportError, OSError):  # each child meets it again, and tells it with what needs torch
+        import dslc.compiler.trace.trace
+        import dslc.runtime.loop.kept_metrics
+        import dslc.runtime.model.losses  # noqa: F401
 
 
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:

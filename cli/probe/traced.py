@@ -25,7 +25,7 @@ from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.mixtures import each_source
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep
-from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric, TorchMetric
@@ -34,7 +34,7 @@ from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.adapted import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
-from dslc.probe.child import first_line, in_child, where_in_the_users_code
+from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.kept import Kept
 from dslc.probe.looked_at import digest_of, users_modules
 from dslc.probe.own_code import (
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 
 def traced(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
     """Returns the facts, with what calling the user's functions tells; `source` are those without."""
+    if any(python_calls(job)) or isinstance(job.model.network, TransformersNetwork):
+        import_torch_for_children()
     with tempfile.TemporaryDirectory() as folder:
         return _traced(job, source, Files(folder), report, run=run)
 
