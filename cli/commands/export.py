@@ -12,6 +12,7 @@ from dslc.compiler.graph.constants import adapter_step, transformers_step
 from dslc.compiler.ir.program import TransformersStep
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
@@ -33,10 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    # Tied weights are for a `.pt` alone, and the kinds of layers for adapters: a user's own module must be made.
-    loaded = combinations[0].job
-    adapted = loaded is not None and loaded.model.adapter is not None
-    analysis = inspect(combinations[0], report, trace=output.endswith(".pt") or adapted)
+    analysis = inspect(combinations[0], report, trace=_needs_trace(combinations[0].job, output))
     if report.errors or analysis is None:
         show(report.errors)
         return JOB_AT_FAULT
@@ -53,6 +51,19 @@ def main(arguments: argparse.Namespace) -> int:
         print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
         return JOB_AT_FAULT
     return _export(analysis, taken, output, arguments)
+
+
+def _needs_trace(job: JobSpec | None, output: str) -> bool:
+    """True if the user's functions must be called: tied weights are for a `.pt` alone, the kinds of layers for
+    adapters, and the head of a model in a folder may follow from the user's data.
+    """
+    if job is None:
+        return False
+    if output.endswith(".pt") or job.model.adapter is not None:
+        return True
+    network = job.model.network
+    headless = isinstance(network, TransformersNetwork) and network.task is None
+    return headless and not output.endswith(_FILES) and any(python_calls(job))
 
 
 def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.Namespace) -> int:
@@ -109,8 +120,12 @@ def _fault(output: str, adapter: bool) -> str:
 def _fault_of_folder(analysis: Analysis, adapter: bool) -> str:
     if adapter:
         return "" if analysis.job.model.adapter else "the job has no adapter: `model.adapter = lora(…)`"
-    if not isinstance(analysis.job.model.network, TransformersNetwork):
+    network, source = analysis.job.model.network, analysis.source
+    if not isinstance(network, TransformersNetwork):
         return "a folder is written for a `transformers(…)` network; others are written as .safetensors or .pt"
-    if analysis.source.input is None:
-        return "the data, from which the head of the model follows, is not known: write .safetensors or .pt"
+    if network.task is None and source.input is None and source.structures is None:
+        return (
+            "the data, from which the head of the model follows, is not known: write .safetensors or .pt, or name the "
+            "head in the job: `transformers(…, task = causal_lm)`"
+        )
     return ""

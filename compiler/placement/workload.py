@@ -315,7 +315,9 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float], repor
                 )
         return (source.samples, source.validation_samples, source.test_samples or 0), "given"
     if not any(shares.values()):
-        return (source.samples, 0, 0), "none"
+        # A source that is not known yet may bring splits of its own.
+        none = None if source.samples is None else 0
+        return (source.samples, none, none), "none"
     split = "tail" if source.stream else "random"
     if source.samples is None:
         return (None, None if shares["validation"] else 0, None if shares["test"] else 0), split

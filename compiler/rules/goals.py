@@ -25,7 +25,7 @@ def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None
     """Reports each goal whose metric the evaluations do not give as one number, and goals of a job that has none."""
     named: dict[str, Call] = {m.name_of(metric): metric for metric in job.evaluate.metrics}
     for field, goal in goals_of(job):
-        if workload is not None and (workload.split == "none" or workload.validation == 0):
+        if workload is not None and workload.validation == 0:
             report.add(
                 "E0317",
                 f"`{field}` looks at evaluations, and the job holds no samples out",

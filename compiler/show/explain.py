@@ -238,7 +238,7 @@ def _data(plan: Plan) -> list[str]:
     if data.split != "none" and data.validation != 0:
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
     rows += [(f"  {name}", known(samples, "samples")) for name, samples in plan.resolved.get("validation_sets", ())]
-    if data.test != 0:
+    if data.split != "none" and data.test != 0:
         rows.append(("test", known(data.test, "samples") + ", evaluated once, after the training"))
     if data.documents is not None:
         rows.append(("documents", f"each ends with token {data.documents}; attention, positions, targets stay within"))

@@ -12,7 +12,7 @@ from helpers.job_texts import SENTENCES, model_job
 from helpers.launcher import Launcher
 from helpers.tiny_llama import save_llama
 from helpers.trained import agree, ready, train_job
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import dslc
 from dslc.dsl.diagnostics import Report
@@ -139,3 +139,24 @@ def test_a_job_fine_tunes_as_a_plain_loop_does(folder: Path, launcher: Launcher)
     agree(one, train_job(launcher, path, *saving, "devices.cpus=2", "parallelism.zero=2"), weights=0.05 * 1e-3 * 6)
     resumed = train_job(launcher, path, *saving, f'checkpoint.resume="{one.folder}/checkpoints/step-00000004"')
     assert resumed.losses() == one.losses()[4:]
+
+
+@pytest.mark.parametrize("task", ["", ", task = causal_lm"])
+def test_a_folder_is_exported_where_the_data_is_the_users(
+    folder: Path, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head follows from `task`, and the data is not needed; else the data is asked."""
+    (folder / "sentences.py").write_text(SENTENCES)
+    source = "absent" if task else "Sentences"
+    path = folder / f"exported{len(task)}.plt"
+    path.write_text(
+        JOB.replace("WEIGHTS", '"torch"')
+        .replace('"saved")', f'"saved"{task})')
+        .replace("stdlib(context = 16)", f'python("sentences:{source}")')
+    )
+    made = folder / f"exported{len(task)}"
+    weights = folder / "whole.safetensors"
+    save_file(torch.load(folder / "torch" / "pytorch_model.bin"), weights)
+    command = ["export", str(path), "--checkpoint", str(weights), "-o", str(made)]
+    assert main(command) == 0, capsys.readouterr().err
+    assert (made / "config.json").is_file()
