@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque
@@ -24,7 +25,8 @@ from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import article, first_of, plural
-from dslc.probe.child import first_line, in_child, where_in_the_users_code
+from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
+from dslc.probe.sample_outputs import inventions, read_outputs, spread, write_outputs
 from dslc.probe.unseen import can_be_tried
 
 if TYPE_CHECKING:
@@ -34,37 +36,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trial:
-    """The tensors that a user's loss and metrics are tried with, if they are known and not large: the shapes of a
-    sample's output and target and the target's dtype; or the file of batches that tracing wrote, with their outputs
-    (`gather.py`).
+    """The outputs and targets that a user's loss and metrics are tried with: of real samples in `file`
+    (`sample_outputs.py`). Where there are none, for the reason `absent`, numbers are `invented`: the shapes of a
+    sample's output and target and the target's dtype, or a file that tracing wrote. A function may rightly refuse
+    those. Without either nothing is tried.
     """
 
-    shapes: tuple[tuple[int, ...], tuple[int, ...], str] | None = None
     file: str = ""
+    invented: tuple[tuple[int, ...], tuple[int, ...], str] | str = ""
+    absent: str = ""
 
-    def batches(self) -> list[tuple[Any, Any]]:
-        """Returns outputs and targets of some samples: of a file, or zeros for two samples."""
-        import torch
+    def first_accepted(self, mode: str, attempt: Callable[[list[Any]], Any]) -> Any:
+        """Returns the result of `attempt` on batches of real samples; else on the first of several inventions that it
+        does not fail on, or raises what it raises on the first. Returns None if there are no batches.
+        """
+        choices = [read_outputs(self.file, mode)] if self.file else inventions(self.invented)
+        failure: Exception | None = None
+        for batches in choices:
+            try:
+                return attempt(batches)
+            except Exception as error:  # any kind: the user's code runs
+                if self.file:
+                    raise
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return None
 
-        if self.shapes is not None:
-            output, target, dtype = self.shapes
-            zeros = (
-                torch.zeros((2, *output), requires_grad=True),
-                torch.zeros((2, *target), dtype=getattr(torch, dtype)),
-            )
-            return [zeros]
-        found: list[tuple[Any, Any]] = torch.load(self.file, weights_only=False) if self.file else []
-        return found
 
-
-def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, file: str) -> Trial:
-    if source.structures is not None or (model is not None and model.structured):
-        return Trial(file=file if model is not None and os.path.exists(file) else "")
-    made = model or build(job.model, source, context_of(job), Report())
-    output, target = made.output if made is not None else None, source.target
-    if output is None or target is None or not can_be_tried(output, target):
+def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, folder: str, invented: str) -> Trial:
+    """Returns the trial of a job whose loss or metrics are the user's own; files are written into `folder`.
+    `invented` is the file that tracing wrote, if the network's output is a structure.
+    """
+    own = [job.model.loss, *job.evaluate.metrics]
+    if job.train.step is not None or not any(isinstance(call, PythonLoss | PythonMetric) for call in own):
         return Trial()
-    return Trial(shapes=(output.shape, target.shape, target.dtype))
+    made = opaque(model, job.model, source, Report()) if model else build(job.model, source, context_of(job), Report())
+    structured = source.structures is not None or (model is not None and model.structured)
+    if made is None or not (structured or can_be_tried(made.output, source.target)):
+        return Trial()
+    file = os.path.join(folder, "sample_outputs.pt")
+    absent = write_outputs(job, Facts(source=source, model=model), file)
+    if not absent:
+        return Trial(file=file)
+    if structured:
+        return Trial(invented=invented if os.path.exists(invented) else "", absent=absent)
+    assert source.target is not None
+    return Trial(invented=(made.output.shape, source.target.shape, source.target.dtype), absent=absent)
 
 
 def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, report: Report) -> bool:
@@ -76,24 +94,31 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
     ranks = layout.world_size if layout else 1
 
     def use(function: Callable[..., Any]) -> tuple[bool, bool] | dict[str, Any]:
-        from dslc.runtime.loop.kept_metrics import drawn
         from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
-        step, batches = loss_step(job, source, job.folder), tried.batches()
-        with as_rank_0(ranks):
+        step = loss_step(job, source, job.folder)
+
+        def attempt(batches: list[Any]) -> tuple[bool, bool] | dict[str, Any]:
             try:
                 for batch in batches[:1]:
                     try_state(function, call.function, *batch, again=True)
             except LossStateError as error:
                 return {"names": error.names, "moves": error.moves}
-            counts = any(try_out(step, *batch) for batch in batches[:1])
-            if pieces == 1 or not batches or call.over is not None:
+            counts = bool(sum(try_out(step, *batch) for batch in batches))  # each of them is tried
+            if pieces == 1 or call.over is not None:
                 return counts, False
-            whole = drawn(step, *tried.shapes)[0][0] if tried.shapes is not None else batches[-1]
-            return counts, mixes_samples(replace(step, counts="own") if counts else step, *whole)
+            counted = replace(step, counts="own") if counts else step
+            mixes = mixes_samples(counted, *batches[-1])
+            with contextlib.suppress(Exception):  # any kind: the user's code may refuse what is invented
+                if not mixes and (alike := spread(batches[-1])) is not None:
+                    mixes = mixes_samples(counted, *alike)
+            return counts, mixes
 
-    answer = used(job, call, "loss", use, report)
+        with as_rank_0(ranks):
+            return tried.first_accepted("train", attempt) or (False, False)
+
+    answer = used(job, call, "loss", use, report, absent=tried.absent)
     if isinstance(answer, dict):
         _report_loss_state(call, answer["names"], answer["moves"], report)
         return False
@@ -135,14 +160,13 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
     from dslc.compiler.graph.constants import loss_step, metric_step
 
     def use(function: Callable[..., Any]) -> list[str] | None:
-        from dslc.runtime.loop.kept_metrics import drawn, try_out
+        from dslc.runtime.loop.kept_metrics import Kept, try_out
 
-        loss = loss_step(job, source, job.folder)
-        batches = tried.batches() if tried.shapes is None else []
-        whole, parts = drawn(loss, *tried.shapes) if tried.shapes is not None else (batches, batches)
-        return try_out(metric_step(call, job.folder), loss, whole, parts)
+        loss, step = loss_step(job, source, job.folder), metric_step(call, job.folder)
+        Kept(step, loss).made({})
+        return tried.first_accepted("eval", lambda batches: try_out(step, loss, batches))
 
-    numbers = used(job, call, "metric", use, report)
+    numbers = used(job, call, "metric", use, report, absent=tried.absent)
     if numbers is not None:
         check_names(job, call, numbers, report)
 
@@ -281,9 +305,12 @@ def used(
     use: Callable[[Callable[..., Any]], Any],
     report: Report,
     watched: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
+    *,
+    absent: str = "",
 ) -> Any:
     """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
-    exception. `watched` returns the work as it is to be done, if not just so.
+    exception. `watched` returns the work as it is to be done, if not just so. `absent` is the reason why it was tried
+    on invented numbers, which it may rightly refuse.
     """
     from dslc.compiler.graph.constants import python_function
 
@@ -298,10 +325,21 @@ def used(
         torch.manual_seed(job.train.seed)
         return use(load_function(named))
 
+    import_torch_for_children()
     answer = in_child(watched(work) if watched else work)
     tell_what_is_left(f"`{call.function}`", answer, call.at("function"), report)
     if "made" in answer:
         return answer["made"]
+    if absent and not answer["absent"]:
+        report.add(
+            "W0650",
+            f"`{call.function}` fails on invented numbers ({answer['error']}), and could not be tried on others, as "
+            f"{absent}",
+            call.at("function"),
+            label=answer["where"],
+            help="`dslc run --try` trains the first steps, on the outputs that the network gives",
+        )
+        return None
     report.add(
         "E0802",
         f"`{call.function}` cannot be used as {article(what)}: {answer['error']}",

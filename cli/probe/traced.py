@@ -25,7 +25,7 @@ from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.mixtures import each_source
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep
-from dslc.dsl.language.job import JobSpec, python_calls
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric, TorchMetric
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 
 def traced(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
     """Returns the facts, with what calling the user's functions tells; `source` are those without."""
-    if any(python_calls(job)) or isinstance(job.model.network, TransformersNetwork):
-        import_torch_for_children()
     with tempfile.TemporaryDirectory() as folder:
         return _traced(job, source, Files(folder), report, run=run)
 
@@ -75,6 +73,7 @@ class Files:
     """
 
     def __init__(self, folder: str) -> None:
+        self.folder = folder
         self.batches, self.outputs = os.path.join(folder, "batches.pt"), os.path.join(folder, "outputs.pt")
 
 
@@ -101,7 +100,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
         model = _traced_transformers(job, network, source, files, report, run)
     if made and not run and source.input is None and source.structures is None and not report.errors:
         tell_of_network(job, source, report)
-    source = _tried(job, source, trial(job, source, model, files.outputs), files, report)
+    source = _tried(job, source, trial(job, source, model, files.folder, files.outputs), files, report)
     try_followers(job, report)
     try_sampler(job, source, report)
     optimizer: OptimizerFacts | None = None
@@ -402,6 +401,7 @@ def _traced_transformers(
         facts = _told(job, with_adapter(job, make), source, files if step.structured else None)
         return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
+    import_torch_for_children()
     answer = in_child(kept.watched(lambda: or_fault(work)))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:

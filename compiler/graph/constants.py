@@ -60,7 +60,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     if analysis.model is None and not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
         return
     yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
-    yield "model", _model(analysis)
+    yield "model", model_step(analysis)
     together = compared_ranks(job, analysis.layout)
     yield "loss", replace(loss_step(job, analysis.source, HERE), together=together)
     yield "data", data_step(analysis)
@@ -224,7 +224,8 @@ def _context(analysis: Analysis) -> p.ContextStep | None:
     return p.ContextStep(attention=tuple(modules), positions=pieces.positions)
 
 
-def _model(analysis: Analysis) -> p.ModelStep:
+def model_step(analysis: Analysis, folder: str = HERE) -> p.ModelStep:
+    """Returns the step of the network; a user's own function lies in `folder`."""
     job, model = analysis.job, analysis.model
     network, seed = job.model.network, job.train.seed
     common: dict[str, Any] = {
@@ -236,10 +237,10 @@ def _model(analysis: Analysis) -> p.ModelStep:
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
-        return p.ModelStep(python=python_function(network, HERE), **own)
+        return p.ModelStep(python=python_function(network, folder), **own)
     if isinstance(network, TransformersNetwork):
         return p.ModelStep(
-            transformers=transformers_step(network, analysis.source, HERE, job.data.pad, job.folder), **own
+            transformers=transformers_step(network, analysis.source, folder, job.data.pad, job.folder), **own
         )
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
@@ -349,24 +350,26 @@ def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
     return arguments_of(loss) if isinstance(loss, c.Own) else {}
 
 
-def data_step(analysis: Analysis) -> p.DataStep:
-    """Returns the step of the samples, whose numbers have to be known."""
+def data_step(analysis: Analysis, folder: str = HERE) -> p.DataStep:
+    """Returns the step of the samples, whose numbers have to be known; a user's own functions lie in `folder`."""
     job, workload = analysis.job, analysis.workload
     assert workload.train is not None and workload.visited is not None
     whole = PartLoad(train=workload.train, validation=workload.validation, test=workload.test, split=workload.split)
-    made = _source_step(analysis, job.data.source, analysis.source, whole, job.train.seed)
+    made = _source_step(analysis, job.data.source, analysis.source, whole, job.train.seed, folder)
     if not workload.mixed:
-        return replace(made, sampler=sampler_step(job, workload.visited))
+        return replace(made, sampler=sampler_step(job, workload.visited, folder))
     sources = zip(c.parts_of(job.data.source), analysis.source.parts, workload.mixed, strict=True)
     parts = [
         # Each with a seed of its own: two of one kind draw different noise, and hold out different samples.
-        replace(_source_step(analysis, call, facts, load, (job.train.seed + n) % 2**63), last=0)
+        replace(_source_step(analysis, call, facts, load, (job.train.seed + n) % 2**63, folder), last=0)
         for n, (call, facts, load) in enumerate(sources)
     ]
     return replace(made, parts=tuple(parts), counts=tuple(load.visited or 0 for load in workload.mixed))
 
 
-def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: PartLoad, seed: int) -> p.DataStep:
+def _source_step(
+    analysis: Analysis, source: Call, facts: SourceFacts, load: PartLoad, seed: int, folder: str
+) -> p.DataStep:
     """Returns the step of the job's source, or of one of a mixture."""
     job, workload = analysis.job, analysis.workload
     ignore = ignored(job, analysis.source)
@@ -379,15 +382,16 @@ def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: Par
     found = dict(facts.found)
     paths = named.keys() | {name for name in FOUND_PATHS & found.keys() if found[name]}
     for values, origin in ((arguments, None), (found, next(map(_origin, named.values()), None))):
-        values |= {name: _portable(values[name], job.folder, origin) for name in paths & values.keys()}
+        if folder == HERE:
+            values |= {name: _portable(values[name], job.folder, origin) for name in paths & values.keys()}
     return p.DataStep(
         source=name,
         arguments=arguments | found | _limits(analysis, source),
         paths=tuple(sorted(paths)),
-        python=python_function(source, HERE) if isinstance(source, c.PythonSource) else None,
-        pictures=picture_step(source, facts, lambda call: python_function(call, HERE)),
+        python=python_function(source, folder) if isinstance(source, c.PythonSource) else None,
+        pictures=picture_step(source, facts, lambda call: python_function(call, folder)),
         structured=analysis.source.structures is not None,
-        collate=python_function(collate, HERE) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
+        collate=python_function(collate, folder) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
         whole=isinstance(job.model.loss, c.Own),
         train_samples=load.train,
         validation_samples=load.validation or 0,

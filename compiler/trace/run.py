@@ -144,7 +144,7 @@ def storage(tensor: torch.Tensor) -> int:
 
 def total_of(output: object) -> torch.Tensor | None:
     """Returns the sum of all numbers of an output that depend on a parameter; None if none does."""
-    sums = [tensor.sum() for tensor in tensors_of(output) if tensor.requires_grad]
+    sums = [tensor.sum().real for tensor in tensors_of(output) if tensor.requires_grad]  # some are complex
     return sum(sums[1:], start=sums[0]) if sums else None
 
 

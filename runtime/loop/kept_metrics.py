@@ -134,19 +134,15 @@ def _merged(metrics: Sequence[Kept], found: Sequence[Sequence[Any]]) -> dict[str
 Batch: TypeAlias = tuple[Any, Any]  # an output and a target
 
 
-def try_out(step: MetricStep, loss: LossStep, whole: Sequence[Batch], parts: Sequence[Batch]) -> list[str] | None:
-    """Makes a metric, and tries it on the batches `whole`, and on `parts`, the same samples, each by a metric of its
-    own and put together with one that had none; without batches it is only made. Returns the names of its results that
-    are one number; None if it was not tried. Raises as its code does, and MetricError if it is no metric or the results
-    differ.
+def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[str]:
+    """Tries a metric on batches: on all of them, as one batch if they are of tensors, and on each by a metric of its
+    own, put together with one that had none. Returns the names of its results that are one number. Raises as its code
+    does, and MetricError if it is no metric or the results differ.
     """
-    alone, *several = (Kept(step, loss) for _ in range(len(parts) + 2))
-    if not whole:
-        alone.made({})
-        return None
-    for output, target in whole:
+    alone, *several = (Kept(step, loss) for _ in range(len(batches) + 2))
+    for output, target in _as_one(batches):
         alone.update(output, target)
-    for part, (output, target) in zip(several, parts, strict=False):
+    for part, (output, target) in zip(several, batches, strict=False):
         part.update(output, target)
     once = alone.result([alone.states()])
     again = alone.result([part.states() for part in several])
@@ -155,20 +151,14 @@ def try_out(step: MetricStep, loss: LossStep, whole: Sequence[Batch], parts: Seq
     return [name for name, value in once.items() if not isinstance(value, list)]
 
 
-def drawn(loss: LossStep, output: Sequence[int], target: Sequence[int], dtype: str) -> tuple[list[Batch], list[Batch]]:
-    """Returns random samples for `try_out`, of such shapes and with targets of this dtype: whole, and in two pieces."""
-    made = _drawn(loss, (7, *output), (7, *target), getattr(torch, dtype))
-    return [made], [(made[0][:3], made[1][:3]), (made[0][3:], made[1][3:])]
-
-
-def _drawn(loss: LossStep, output: Sequence[int], target: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns an output and a target for it: classes, yes or no, or numbers."""
-    random = torch.Generator().manual_seed(0)
-    scores = torch.randn(tuple(output), generator=random)
-    if not dtype.is_floating_point:
-        return scores, torch.randint(output[-1] if output[1:] else 2, tuple(target), generator=random).to(dtype)
-    wanted = torch.randn(tuple(target), generator=random).to(dtype)
-    return scores, (wanted > 0).to(dtype) if loss.kind == "bce" else wanted
+def _as_one(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """Returns the same samples as one batch, if all are tensors that differ in their first dim alone."""
+    forms = {
+        tuple(part.shape[1:] if isinstance(part, Tensor) and part.dim() else None for part in each) for each in batches
+    }
+    if len(forms) != 1 or None in next(iter(forms)):
+        return batches
+    return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True))]  # type: ignore[list-item]
 
 
 def _same(one: Value, other: Value) -> bool:

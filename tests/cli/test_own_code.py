@@ -91,3 +91,172 @@ def test_a_check_that_calls_nothing_says_what_it_has_not_seen(job: str) -> None:
     report, analysis = check_one(job, ['evaluate.metrics=[python("own_metrics:absent")]'])
     assert not report.found and analysis is not None
     assert unseen(analysis, trace=False) == " as far as can be seen without its metrics (`--trace` looks at it)"
+
+
+OUTPUTS = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import TensorDataset
+
+def made(targets):
+    numbers = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(24, 4, generator=numbers), targets)
+
+def yes_or_no():
+    return made((torch.arange(72).view(24, 3) % 2).float()), made((torch.arange(72).view(24, 3) % 2).float())
+
+def classes():
+    return made(torch.arange(24) % 3), made(torch.arange(24) % 3)
+
+def few():
+    return made(torch.arange(24) % 3)
+
+def zero():
+    linear = nn.Linear(4, 3)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+def centred(output, target):
+    return (output - output.mean(0)).square().sum(1)
+
+def maps():
+    images = TensorDataset(torch.randn(24, 3, 8, 8), torch.randint(2, (24, 8, 8)))
+    return images, images
+
+def sigmoid():
+    return nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())
+
+def log_probabilities():
+    return nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
+
+def positive():
+    return nn.Sequential(nn.Linear(4, 3), nn.Softplus())
+
+def simplex():
+    return nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x):
+        return torch.view_as_complex(self.linear(x).view(-1, 3, 2))
+
+def segments():
+    return nn.Conv2d(3, 2, 1)
+
+class Large(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(20_000, 20_000))
+
+    def forward(self, x):
+        return torch.softmax(x[:, :3] * self.table[0, :3], 1)
+
+def bce(output, target):
+    return F.binary_cross_entropy(output, target, reduction="none").mean(1)
+
+def nll(output, target):
+    assert output.max() <= 0
+    return F.nll_loss(output, target, reduction="none")
+
+def nll_of_simplex(output, target):
+    return nll(output.log(), target)
+
+def poisson(output, target):
+    assert output.min() > 0
+    return F.poisson_nll_loss(output, target, log_input=False, reduction="none").mean(1)
+
+def divergence(output, target):
+    assert torch.allclose(output.sum(1), torch.ones(len(output)))
+    return F.kl_div(output.log(), target / target.sum(1, keepdim=True).clamp(min=1), reduction="none").sum(1)
+
+def amplitudes(output, target):
+    return (output.abs() - target).square().mean(1)
+
+def of_maps(output, target):
+    return F.cross_entropy(output, target, reduction="none").flatten(1).mean(1)
+
+def of_maps_in_sums(output, target):
+    return F.cross_entropy(output, target, reduction="sum"), target.numel()
+
+class Hits:
+    states = {"hits": "sum", "number": "sum"}
+
+    def __init__(self):
+        self.hits, self.number = torch.zeros(()), torch.zeros(())
+
+    def update(self, scores, mask):
+        self.hits += (F.one_hot(scores.argmax(1), scores.shape[1]) * F.one_hot(mask, scores.shape[1])).sum()
+        self.number += mask.numel()
+
+    def compute(self):
+        return self.hits / self.number
+
+class Certain(Hits):
+    def update(self, output, target):
+        assert 0 <= output.min() and output.max() <= 1
+        super().update(output, target)
+"""
+
+
+def check_outputs(tmp_path: Path, network: str, loss: str, source: str, *settings: str) -> list[str]:
+    """Returns the diagnostics of a job with a network, a loss and a source of `OUTPUTS`."""
+    (tmp_path / "of_outputs.py").write_text(OUTPUTS)
+    (tmp_path / "outputs.plt").write_text(
+        f'model {{ network = python("of_outputs:{network}"), loss = {loss} }}\n'
+        f'data {{ source = python("of_outputs:{source}"), batch = 8 }}\n'
+        "devices { cpus = 2 }\n"
+        "train { steps = 2, optimizer = sgd(lr = 0.1) }\n"
+    )
+    found = check_one(str(tmp_path / "outputs.plt"), list(settings), trace=True)[0].found
+    return [f"{each.code}: {each.message}" for each in found]
+
+
+@pytest.mark.parametrize(
+    ("network", "loss", "source", "metric"),
+    [
+        ("sigmoid", "bce", "yes_or_no", ""),
+        ("segments", "of_maps_in_sums", "maps", "Hits"),
+        ("simplex", "nll_of_simplex", "classes", "Certain"),
+        pytest.param("log_probabilities", "nll", "classes", "Hits", marks=pytest.mark.long),
+        pytest.param("positive", "poisson", "yes_or_no", "", marks=pytest.mark.long),
+        pytest.param("simplex", "divergence", "yes_or_no", "", marks=pytest.mark.long),
+        pytest.param("Waves", "amplitudes", "yes_or_no", "", marks=pytest.mark.long),
+    ],
+)
+def test_a_loss_is_tried_on_what_the_network_gives(
+    tmp_path: Path, network: str, loss: str, source: str, metric: str
+) -> None:
+    """What only some numbers have a loss or a metric for is not refused."""
+    settings = [f'evaluate.metrics=[python("of_outputs:{metric}")]'] if metric else []
+    assert check_outputs(tmp_path, network, f'python("of_outputs:{loss}")', source, *settings) == []
+
+
+def test_a_loss_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
+    (found,) = check_outputs(tmp_path, "sigmoid", 'python("of_outputs:of_maps")', "yes_or_no")
+    assert found.startswith("E0802: `of_outputs:of_maps` cannot be used as a loss")
+
+
+@pytest.mark.parametrize("network", ["sigmoid", "zero"])
+def test_a_loss_that_compares_samples_is_seen_on_real_ones(tmp_path: Path, network: str) -> None:
+    """Also where the last layer begins at zero, so that the outputs of all samples are alike."""
+    (found,) = check_outputs(tmp_path, network, 'python("of_outputs:centred")', "classes")
+    assert found.startswith("W0625: the loss of a sample depends on the others of its batch")
+
+
+@pytest.mark.parametrize("goal", ["checkpoint.best=lowest(loss)", "train.early_stopping=lowest(loss)"])
+@pytest.mark.parametrize(
+    ("source", "trace", "code"), [("classes", False, ""), ("classes", True, ""), ("few", True, "E0317")]
+)
+def test_a_goal_needs_held_out_samples_once_the_source_is_known(
+    tmp_path: Path, goal: str, source: str, trace: bool, code: str
+) -> None:
+    check_outputs(tmp_path, "sigmoid", "cross_entropy()", "classes")
+    settings = [goal, "evaluate.every=1 step", f'data.source=python("of_outputs:{source}")', "checkpoint.every=1 step"]
+    assert [each.code for each in check_one(str(tmp_path / "outputs.plt"), settings, trace=trace)[0].errors] == [
+        code
+    ] * bool(code)

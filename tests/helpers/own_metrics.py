@@ -58,6 +58,21 @@ class not_additive:
         return self.mean
 
 
+class of_batches:
+    """The mean of the batches' means, which depends on how samples are cut into batches."""
+
+    states = {"total": "sum", "number": "sum"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.total, self.number = torch.tensor(0.0), torch.tensor(0)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.total, self.number = self.total + output.mean(), self.number + 1
+
+    def compute(self) -> Tensor:
+        return self.total / self.number
+
+
 class not_counting:
     def update(self, output: Tensor, target: Tensor) -> None:
         pass

@@ -13,7 +13,7 @@ from helpers.paths import HELPERS
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep, PythonFunction
-from dslc.runtime.loop.kept_metrics import Kept, MetricError, drawn, exchange, try_out
+from dslc.runtime.loop.kept_metrics import Kept, MetricError, exchange, try_out
 
 KEPT = LossStep(kind="cross_entropy", counts="kept", ignore=-100)
 BCE = LossStep(kind="bce")
@@ -98,6 +98,7 @@ def test_a_metric_of_nothing_is_nan() -> None:
     ("name", "said"),
     [
         ("not_additive", r"it gives {'not_additive': 0\.\d+} over all samples, and {'not_additive': 1\.\d+} put toget"),
+        ("of_batches", "it gives .* over all samples, and .* put together"),
         ("not_counting", "not_counting has no `states`, which says of each attribute"),
         ("not_a_number", "`compute` gives a str, and should give a number"),
         ("not_a_tensor", "its state `seen` is a int, not a tensor"),
@@ -105,12 +106,17 @@ def test_a_metric_of_nothing_is_nan() -> None:
 )
 def test_what_does_not_add_up_is_refused(name: str, said: str) -> None:
     with pytest.raises(MetricError, match=said):
-        try_out(own(name), KEPT, *drawn(KEPT, (4, CLASSES), (4,), "int64"))
+        try_out(own(name), KEPT, in_two())
+
+
+def in_two() -> list[tuple[Tensor, Tensor]]:
+    output, target = sequences()
+    return [(output[:5], target[:5]), (output[5:], target[5:])]
 
 
 def test_what_adds_up_is_not() -> None:
     for step in STEPS[-2:]:
-        try_out(step, KEPT, *drawn(KEPT, (4, CLASSES), (4,), "int64"))
-        try_out(step, KEPT, [], [])
-    mse = LossStep(kind="mse")
-    try_out(own("Spread"), mse, *drawn(mse, (3,), (3,), "float32"))
+        try_out(step, KEPT, in_two())
+    noise = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(count, 3, generator=noise), torch.randn(count, 3, generator=noise)) for count in (3, 4)]
+    try_out(own("Spread"), LossStep(kind="mse"), batches)
