@@ -49,7 +49,12 @@ def read_outputs(file: str, mode: str) -> list[Pair]:
     """Returns the outputs of one mode, `train` or `eval`, with their targets."""
     import torch
 
+    from dslc.compiler.trace.structures import tensors
+
     pairs: list[Pair] = torch.load(file, weights_only=False)[mode]  # objects of the user's own classes, of this check
+    for output, _ in pairs if mode == "train" else ():
+        for tensor in tensors(output):
+            tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
     return pairs
 
 
