@@ -34,8 +34,8 @@ class ModuleFacts(Record):
 
     name: str  # the name in `named_modules`; "" for the model
     kind: str  # its class
-    plain: str = ""  # Linear or Embedding, if its forward is torch's own
-    weight: tuple[int, ...] = ()  # of a plain one
+    plain: str = ""  # Linear or Embedding, if it is one, of a derived class too, with a weight and a bias alone
+    weight: tuple[int, ...] = ()  # of such a one
     parameters: bool = False  # true if it has some of its own
 
 

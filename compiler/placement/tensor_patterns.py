@@ -186,7 +186,7 @@ def _misfit(module: ModuleFacts, style: TensorStyle) -> str:
     if module.plain == wanted:
         return ""
     kind = article(f"`{module.kind}`")
-    return f"`{module.name}` is {kind}, and `{style}` is of {article(f'`{wanted}`')} with torch's own forward"
+    return f"`{module.name}` is {kind}, and `{style}` is of {article(f'`{wanted}`')} or a class derived from it"
 
 
 def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, ModuleFacts]) -> str:

@@ -16,7 +16,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
     import torch
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 
-    from dslc.compiler.trace.private_torch import attention_on_cpu
+    from dslc.compiler.trace.private_torch import GROUPED_PRODUCT, attention_on_cpu
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
         return int(sdpa_flop_count(query.shape, key.shape, value.shape))
@@ -37,11 +37,15 @@ def formulas() -> dict[Any, Callable[..., int]]:
     def recurrent_back(x: Tensor, w: Tensor, u: Tensor, *_: object, **__: object) -> int:
         return 2 * recurrent(x, w, u)
 
+    def grouped(a: Tensor, b: Tensor, *_: object, **__: object) -> int:
+        return 2 * int(a.numel()) * int(b.shape[-1])
+
     aten, (attend, attend_back) = torch.ops.aten, attention_on_cpu()
     return flop_registry | {
         attend: attention,
         attend_back: attention_back,
         aten.convolution_backward: convolution_back,
+        GROUPED_PRODUCT: grouped,
         aten.mkldnn_rnn_layer: recurrent,
         aten.mkldnn_rnn_layer_backward: recurrent_back,
     }

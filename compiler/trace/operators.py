@@ -2,9 +2,10 @@
 it have?
 
 Model: a share lies along one dim of its tensor, which is `outer` x `size` x the rest, and its pieces are equal parts of
-`size`. The outer part are, for example, samples joined with the heads for a product; the rest is the size of a head in
-the row that follows. Rules are by the names of torch's operations below autograd (`aten`), as they come when a module
-runs.
+`size`. The outer part are, for example, samples joined with the heads for a product, or queries, keys and values beside
+one another; the rest is the size of a head in the row that follows. If what lies side by side is of unequal sizes, as
+where keys have fewer heads, `parts` are these sizes, and each is cut. Rules are by the names of torch's operations
+below autograd (`aten`), as they come when a module runs.
 
 Contract: `follow` returns the share that the result is, as if it had been computed from the whole; it raises `Refused`
 for an operation that works across the pieces, or is not known. The shapes are those of the whole.
@@ -23,11 +24,30 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """A share along `dim`, of size `outer` x `size` x the rest: each rank has an equal part of `size`."""
+    """A share along `dim`, of size `outer` x `size` x the rest: each rank has an equal part of `size`. With `parts` the
+    dim consists of parts of these sizes, of each of which a rank has an equal piece; `outer` is 1, `size` the whole.
+    """
 
     dim: int
     outer: int
     size: int
+    parts: tuple[int, ...] = ()
+
+    def divides_into(self, ranks: int) -> bool:
+        """Returns whether `ranks` equal pieces can be made."""
+        return all(size % ranks == 0 for size in self.parts or (self.size,))
+
+
+def share_of_parts(dim: int, sizes: Sequence[int]) -> Share:
+    """Returns the share of parts that lie side by side along `dim`."""
+    if len(set(sizes)) == 1:
+        return Share(dim, len(sizes), sizes[0])
+    return Share(dim, 1, sum(sizes), tuple(sizes))
+
+
+def start_of(tensor: torch.Tensor, view: torch.Tensor, dim: int) -> int:
+    """Returns where `view`, a slice of `tensor` along `dim`, begins."""
+    return (int(view.storage_offset()) - int(tensor.storage_offset())) // max(1, int(tensor.stride(dim)))
 
 
 class Refused(Exception):
@@ -72,14 +92,6 @@ def follow(operation: Operation, out: torch.Tensor) -> Share | None:
     return rule(operation, out)
 
 
-def follow_piece(operation: Operation, out: torch.Tensor) -> Share | None:
-    """Returns the same where shares are pieces of sequences, whose numbers may look up rows of tables, and meet
-    parameters.
-    """
-    rule = _OF_PIECES.get(operation.name)
-    return follow(operation, out) if rule is None else rule(operation, out)
-
-
 def _across(operation: Operation) -> Refused:
     tensor, share = operation.first
     return Refused(
@@ -102,6 +114,8 @@ def _aligned(operation: Operation, out: torch.Tensor) -> Share:
 def _viewed(operation: Operation, out: torch.Tensor) -> Share:
     """Views: the same numbers in the same order under another shape."""
     tensor, share = operation.first
+    if share.parts:
+        return _kept(operation, out)
     left, before = prod(tensor.shape[: share.dim]) * share.outer, 1
     for dim, size in enumerate(out.shape):
         if before * size > left:
@@ -113,6 +127,17 @@ def _viewed(operation: Operation, out: torch.Tensor) -> Share:
             return Share(dim, outer, min(rest, share.size))
         before *= size
     raise Refused(f"the shares of {tuple(tensor.shape)} are none of {tuple(out.shape)}")
+
+
+def _kept(operation: Operation, out: torch.Tensor) -> Share:
+    """Views that leave the dim of the share as it is."""
+    tensor, share = operation.first
+    size, before = tensor.shape[share.dim], prod(tensor.shape[: share.dim])
+    dims = (dim for dim, other in enumerate(out.shape) if other == size and prod(out.shape[:dim]) == before)
+    dim = next(dims, None)
+    if dim is None:
+        raise Refused(f"parts of {share.parts} that lie side by side are joined or cut by a view of them as one")
+    return share._replace(dim=dim)
 
 
 def _moved(operation: Operation, out: torch.Tensor) -> Share:
@@ -137,10 +162,27 @@ def _along(operation: Operation, out: torch.Tensor) -> Share:
     given = operation.arguments.get("dim", operation.arguments.get("dims", _UNSAID.get(operation.name)))
     dims = [given] if isinstance(given, int) else list(given or range(tensor.dim()))
     dims = [dim % tensor.dim() for dim in dims]
-    if share.dim in dims and not (operation.name == "slice" and out.shape == tensor.shape):
-        raise _across(operation)
+    if share.dim in dims:
+        if operation.name not in CUTS or operation.arguments.get("step", 1) != 1:
+            raise _across(operation)
+        return _some_parts(operation, out)
     lost = tensor.dim() - out.dim()
     return share._replace(dim=share.dim - (sum(dim < share.dim for dim in dims) if lost else 0))
+
+
+def _some_parts(operation: Operation, out: torch.Tensor) -> Share:
+    """A slice along the share's dim: it takes some of the parts that lie side by side there."""
+    tensor, share = operation.first
+    if out.shape == tensor.shape:
+        return share
+    sizes = share.parts or (tensor.shape[share.dim] // share.outer,) * share.outer
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    start = start_of(tensor, out, share.dim)
+    end = start + out.shape[share.dim]
+    if end == start or {start, end} - {0, *ends}:
+        raise _across(operation)
+    taken = [size for size, last in zip(sizes, ends, strict=True) if start < last <= end]
+    return share_of_parts(share.dim, taken) if share.parts else share._replace(outer=len(taken))
 
 
 def _joined(operation: Operation, out: torch.Tensor) -> Share:
@@ -154,17 +196,39 @@ def _joined(operation: Operation, out: torch.Tensor) -> Share:
     return share._replace(dim=share.dim + (stacks and dim <= share.dim))
 
 
+_DISTANCES = ("_euclidean_dist", "_cdist_forward")
+_FACTORS = {"mm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "mv": ("self", "vec"), "addmv": ("mat", "vec")}
+_FACTORS |= {"bmm": ("self", "mat2"), "baddbmm": ("batch1", "batch2")} | dict.fromkeys(_DISTANCES, ("x1", "x2"))
+
+
 def _product(operation: Operation, out: torch.Tensor) -> Share:
-    """Matrix products, of which at least one factor is a share, not along the summed dim."""
-    a, b = operation.share("self"), operation.share("mat2")
-    last = out.dim() - 1
-    if (a and a.dim == last) or (b and b.dim == last - 1):
+    """Matrix products, of which at least one factor is a share, not along the summed dim; what is added fits it."""
+    first, second = (operation.arguments[name] for name in _FACTORS[operation.name])
+    a, b = (operation.share(name) for name in _FACTORS[operation.name])
+    rows, last = first.dim() - 2, first.dim() - 1
+    if b and operation.name in _DISTANCES:  # of each row of the first to each of the second
+        b = b._replace(dim={rows: last, last: rows}.get(b.dim, b.dim))
+    if (a and a.dim == last) or (b and b.dim == (rows if second.dim() > 1 else 0)):
         raise _across(operation)
     found = a or b
     # In a batch of matrices both factors have the share, otherwise one of them.
-    if found is None or (a != b if found.dim < last - 1 else bool(a and b)):
+    if found is None or (a != b if found.dim < rows else bool(a and b)):
         raise Refused(f"`{operation.name}` combines shares that are cut differently")
+    if operation.name.startswith(("add", "badd")):
+        _check_added(operation, found, out)
     return found
+
+
+def _check_added(operation: Operation, share: Share, out: torch.Tensor) -> None:
+    """Checks that the tensor that is added to a product has the product's share, or is the same all along it."""
+    added, own = operation.arguments["self"], operation.share("self")
+    dim = share.dim - out.dim() + added.dim()
+    if own is None:
+        fits = dim < 0 or added.shape[dim] == 1
+    else:
+        fits = own == share._replace(dim=dim)
+    if not fits:
+        raise Refused(f"`{operation.name}` adds to a share what is cut differently")
 
 
 def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
@@ -198,58 +262,186 @@ def _looked_up(operation: Operation, out: torch.Tensor) -> Share:
 
 
 def _indexed(operation: Operation, out: torch.Tensor) -> Share:
-    """One index, of a tensor that is whole."""
-    found = [(n, index) for n, index in enumerate(operation.arguments["indices"]) if index is not None]
-    if len(found) != 1 or operation.share("self") is not None:
+    """One index that is a share, of a tensor that is whole; or a share, by indices of its other dims."""
+    indices = operation.arguments["indices"]
+    dims = [n for n, index in enumerate(indices) if index is not None]
+    if any(str(indices[n].dtype) == "torch.bool" for n in dims):
         raise _across(operation)
-    share = operation.first[1]
-    return share._replace(dim=share.dim + found[0][0])
+    share = operation.share("self")
+    if share is None:
+        if len(dims) != 1:
+            raise _across(operation)
+        share = operation.first[1]
+        return share._replace(dim=share.dim + dims[0])
+    if share.dim in dims or len(operation.shares) > 1:
+        raise _across(operation)
+    new = max(indices[n].dim() for n in dims)
+    together = dims == list(range(dims[0], dims[-1] + 1))
+    before = sum(n not in dims for n in range(share.dim))
+    after = not together or dims[0] < share.dim
+    return share._replace(dim=before + (new if after else 0))
+
+
+def _selected(operation: Operation, out: torch.Tensor) -> Share:
+    """Entries along one dim by their numbers, of which the tensor or the numbers are a share."""
+    share, dim = operation.share("self"), operation.arguments["dim"] % out.dim()
+    if share is None:
+        return operation.first[1]._replace(dim=dim)
+    if share.dim == dim or len(operation.shares) > 1:
+        raise _across(operation)
+    return share
 
 
 def _gathered(operation: Operation, out: torch.Tensor) -> Share:
     share, dim = operation.share("index"), operation.arguments["dim"] % out.dim()
-    if operation.share("self") is not None or share is None or share.dim != dim:
+    own = operation.share("self")
+    if share is None or (share.dim != dim if own is None else own != share or share.dim == dim):
+        raise _across(operation)
+    if own is not None and operation.arguments["self"].shape[share.dim] != out.shape[share.dim]:
         raise _across(operation)
     return share
 
 
-def _added_product(operation: Operation, out: torch.Tensor) -> Share:
-    """A product of rows, which are a share, with a whole matrix; a vector is added to each row."""
-    share = operation.share("mat1")
-    added = operation.arguments["self"]
-    if share is None or share.dim != 0 or len(operation.shares) > 1 or added.dim() > 1:
+def _scattered(operation: Operation, out: torch.Tensor) -> Share:
+    """Writes along one dim, by numbers that say where; all that has the dim of the share has the share."""
+    share, dim = operation.first[1], operation.arguments["dim"] % out.dim()
+    names = ("index", "src", "source") if operation.name.startswith("scatter") else ("src", "source")
+    tensors = [("self", out)] + [(n, operation.arguments[n]) for n in names if n in operation.arguments]
+    given = [(name, tensor) for name, tensor in tensors if hasattr(tensor, "dim")]
+    if share.dim == dim or any(
+        operation.share(name) != share or tensor.shape[share.dim] != out.shape[share.dim] for name, tensor in given
+    ):
+        raise _across(operation)
+    if len(operation.shares) != len(given):
+        raise Refused(f"`{operation.name}` combines shares that are cut differently")
+    return share
+
+
+def _made_like(operation: Operation, out: torch.Tensor) -> Share | None:
+    """Tensors of one number and of sizes that are given. Of the same shape it is a share too; sizes that follow from
+    that of a share otherwise are seen by their shapes.
+    """
+    tensor, share = operation.first
+    return share if out.shape == tensor.shape else None
+
+
+def _complex(operation: Operation, out: torch.Tensor) -> Share:
+    """Pairs of numbers in the last dim as complex ones, and these as pairs."""
+    share = operation.first[1]
+    if share.dim >= out.dim():
         raise _across(operation)
     return share
 
 
-def _made_like(operation: Operation, out: torch.Tensor) -> None:
-    """Tensors of sizes that are given; those that follow from the size of a share are seen by their shapes."""
+def _repeated(operation: Operation, out: torch.Tensor) -> Share:
+    tensor, share = operation.first
+    dim = share.dim + out.dim() - tensor.dim()
+    times = operation.arguments["repeats"][dim]
+    if times < 1:
+        raise _across(operation)
+    if share.parts:
+        return share_of_parts(dim, share.parts * times)
+    return share._replace(dim=dim, outer=share.outer * times)
+
+
+def _before_last(count: int) -> _Rule:
+    """Returns the rule of operations that work on the last `count` dims."""
+
+    def rule(operation: Operation, out: torch.Tensor) -> Share:
+        tensor, share = operation.first
+        if share.dim >= tensor.dim() - count or operation.wholes or len(operation.shares) > 1:
+            raise _across(operation)
+        return share
+
+    return rule
+
+
+def _padded(operation: Operation, out: torch.Tensor) -> Share:
+    """Padding of the last dims, two numbers each; the share's has none."""
+    tensor, share = operation.first
+    place = 2 * (tensor.dim() - 1 - share.dim)
+    if any(operation.arguments["pad"][place : place + 2]):
+        raise _across(operation)
+    return share
+
+
+def _windowed(operation: Operation, out: torch.Tensor) -> Share:
+    """Windows along a dim, which may not be that of the share."""
+    tensor, share = operation.first
+    if operation.arguments["dimension"] % tensor.dim() == share.dim:
+        raise _across(operation)
+    return share
+
+
+def _diagonal(operation: Operation, out: torch.Tensor) -> Share:
+    tensor, share = operation.first
+    dims = [operation.arguments.get(name, n) % tensor.dim() for n, name in enumerate(("dim1", "dim2"))]
+    if share.dim in dims:
+        raise _across(operation)
+    return share._replace(dim=share.dim - sum(dim < share.dim for dim in dims))
+
+
+def _convolved(operation: Operation, out: torch.Tensor) -> Share:
+    """Convolutions of samples, or with a window of one number, which works on each position by itself."""
+    tensor, share = operation.first
+    weight, dim = operation.arguments["weight"], share.dim
+    if operation.share("input") is None or len(operation.shares) > 1:
+        raise _across(operation)
+    steps = [list(operation.arguments[name]) for name in ("stride", "padding")]
+    stride, padding = (list(each) * (tensor.dim() - 2) if len(each) == 1 else list(each) for each in steps)
+    alone = dim > 1 and weight.shape[dim] == 1 and (stride[dim - 2], padding[dim - 2]) == (1, 0)
+    if dim and (not alone or operation.arguments["transposed"]):
+        raise _across(operation)
+    return share
+
+
+def _sought(operation: Operation, out: torch.Tensor) -> Share:
+    """Compares each number with those of a tensor that is whole."""
+    share = operation.share("elements" if operation.name == "isin" else "self")
+    if (
+        share is None
+        or len(operation.shares) > 1
+        or (operation.name == "searchsorted" and operation.wholes[0].dim() > 1)
+    ):
+        raise _across(operation)
+    return share
 
 
 _Rule = Callable[[Operation, "torch.Tensor"], "Share | None"]
+CUTS = ("slice", "split", "split_with_sizes")  # views that begin somewhere along a dim
 # The default dim of operations with a dim.
-_UNSAID = {"split": 0, "split_with_sizes": 0, "unbind": 0, "slice": 0, "glu": -1, "sort": -1, "topk": -1}
+_UNSAID = {"glu": -1, "sort": -1, "topk": -1, "kthvalue": -1, "mode": -1} | dict.fromkeys((*CUTS, "unbind"), 0)
 _BY_KIND: dict[_Rule, str] = {
-    _aligned: "clone detach alias contiguous lift_fresh _to_copy copy_ fill_ gelu dropout native_dropout bernoulli "
-    "bernoulli_ empty_like zeros_like ones_like full_like rand_like randn_like",
+    _aligned: "clone detach alias contiguous lift_fresh lift_fresh_copy _to_copy copy_ fill_ zero_ masked_fill_ gelu "
+    "dropout native_dropout bernoulli bernoulli_ normal_ uniform_ exponential_ empty_like zeros_like ones_like "
+    "full_like rand_like randn_like polar complex _conj _neg_view hardswish _prelu_kernel log_sigmoid_forward "
+    "floor_divide",
     _viewed: "view _unsafe_view reshape _reshape_alias unsqueeze squeeze",
     _moved: "transpose permute t",
     _expanded: "expand",
     _along: "_softmax _log_softmax _safe_softmax logsumexp linalg_vector_norm sum mean prod amax amin max min any all "
-    "argmax argmin var std var_mean cumsum cumprod logcumsumexp sort topk flip roll glu split split_with_sizes unbind "
-    "slice select",
+    "argmax argmin var std var_mean cumsum cumprod logcumsumexp cummax cummin sort topk kthvalue mode median nansum "
+    "count_nonzero flip roll glu split split_with_sizes unbind slice select _fft_r2c _fft_c2r _fft_c2c",
     _joined: "cat stack",
-    _product: "mm bmm",
+    _product: " ".join(_FACTORS),
     _attended: "_scaled_dot_product_flash_attention_for_cpu",
     _normed: "native_layer_norm _fused_rms_norm",
+    _looked_up: "embedding",
+    _indexed: "index _unsafe_index",
+    _selected: "index_select",
+    _gathered: "gather",
+    _scattered: "scatter scatter_ scatter_add scatter_add_ scatter_reduce index_add index_add_ index_copy index_fill",
+    _made_like: "new_zeros new_ones new_full new_empty",
+    _complex: "view_as_complex view_as_real",
+    _repeated: "repeat",
+    _before_last(1): "avg_pool1d reflection_pad1d replication_pad1d max_pool1d_with_indices",
+    _before_last(2): "tril triu avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices reflection_pad2d "
+    "replication_pad2d upsample_nearest2d upsample_bilinear2d linalg_inv_ex linalg_cholesky_ex linalg_matrix_exp",
+    _before_last(3): "pixel_shuffle pixel_unshuffle",
+    _padded: "constant_pad_nd",
+    _windowed: "unfold",
+    _diagonal: "diagonal",
+    _convolved: "convolution",
+    _sought: "isin bucketize searchsorted",
 }
 _RULES = {name: rule for rule, names in _BY_KIND.items() for name in names.split()}
-_OF_PIECES: dict[str, _Rule] = {
-    "embedding": _looked_up,
-    "index": _indexed,
-    "gather": _gathered,
-    "addmm": _added_product,
-    "new_zeros": _made_like,
-    "new_ones": _made_like,
-    "new_full": _made_like,
-}

@@ -34,7 +34,7 @@ from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL
 from dslc.compiler.trace.cut import Cut
-from dslc.compiler.trace.operators import Operation, Refused, Share, follow_piece
+from dslc.compiler.trace.operators import Operation, Refused, Share, follow
 from dslc.compiler.trace.piece_records import (
     ATTENDS,
     DIFFERS,
@@ -278,7 +278,7 @@ class _Sequence(Run):
         operation = Operation(func, args, kwargs, self._shares)
         try:
             for tensor in made:
-                share = follow_piece(operation, tensor)
+                share = follow(operation, tensor)
                 if share is not None:
                     self._mark(tensor, share)
         except Refused as refused:

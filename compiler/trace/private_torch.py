@@ -246,6 +246,7 @@ def without_torch_function() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
+GROUPED_PRODUCT = torch.ops.aten._grouped_mm  # products of the rows of each group with its own matrix
 _DEVICE = torch.ops.prim.device.default  # the question for a tensor's device, which its metadata answers
 
 
@@ -259,6 +260,23 @@ class FakeTensorMode(_TorchFakeTensorMode):
         return False
 
     __torch_dispatch__ = inspect.unwrap(_TorchFakeTensorMode.__torch_dispatch__)
+
+    def dispatch(self, func: Operator, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> object:
+        """Answers for an operation that has a kernel on CPUs in float32 and, without memory, in bfloat16 alone."""
+        if func is GROUPED_PRODUCT.default and args[0].dtype != torch.bfloat16:
+            ends = args[2] if len(args) > 2 else (kwargs or {}).get("offs")
+            shape = _grouped_shape(args[0], args[1], ends)
+            with self:
+                return torch.empty(shape, dtype=args[0].dtype)
+        return super().dispatch(func, types, args, kwargs)
+
+
+def _grouped_shape(a: Tensor, b: Tensor, ends: Tensor | None) -> tuple[int, ...]:
+    """Returns the shape of `torch._grouped_mm`: products of groups, of which `ends` are the last rows or columns."""
+    if a.dim() == b.dim() == 2:
+        assert ends is not None
+        return ends.shape[0], a.shape[0], b.shape[1]
+    return *a.shape[:-1][-2 if b.dim() == 3 else -1 :], b.shape[-1]
 
 
 def detect_fake_mode(tensors: Sequence[Tensor]) -> FakeTensorMode | None:

@@ -33,7 +33,7 @@ from dslc.compiler.placement.tensor_patterns import chosen
 from dslc.compiler.trace.batch import SMALL, Example
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
-from dslc.compiler.trace.operators import Operation, Refused, Share, follow
+from dslc.compiler.trace.operators import CUTS, Operation, Refused, Share, follow, start_of
 from dslc.compiler.trace.run import Run, storage, tensors_of
 from dslc.compiler.trace.skipped import Skipped
 
@@ -98,8 +98,9 @@ def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
 
     found = []
     for name, module in model.named_modules():
-        kinds = (torch.nn.Linear, torch.nn.Embedding)
-        plain = next((k for k in kinds if isinstance(module, k) and type(module).forward is k.forward), None)
+        own = own_parameters(module).keys()
+        kinds = (torch.nn.Linear, torch.nn.Embedding) if "weight" in own and own <= {"weight", "bias"} else ()
+        plain = next((kind for kind in kinds if isinstance(module, kind)), None)
         weight: Any = getattr(module, "weight", None)
         found.append(
             ModuleFacts(
@@ -131,12 +132,15 @@ def _counts(model: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 class Record(NamedTuple):
-    """An operation: its inputs and outputs by shape, with their shares; and its numbers."""
+    """An operation: its inputs and outputs by shape, with their shares; and its numbers. `starts` are of slices:
+    the dim, the step, and where each begins.
+    """
 
     name: str
     module: str
     shapes: tuple[tuple[tuple[int, ...], Share | None], ...]
     numbers: tuple[str, ...]
+    starts: tuple[int, ...] = ()
 
 
 class _Watched(Run):
@@ -214,10 +218,11 @@ class _Watched(Run):
         still = takes and gives and takes[0].shape == gives[0].shape
         if name in _SAME or (still and name in (*_VIEWS, "expand", "slice")):
             return
-        plain = name in (*_VIEWS, "expand")
-        self.records.append(
-            Record("view" if name in _VIEWS else name, self.module, shapes, () if plain else _numbers(args, kwargs))
-        )
+        cut = name in CUTS
+        plain = cut or name in (*_VIEWS, "expand")
+        starts = _starts(name, args, kwargs, takes[0], gives) if cut else ()
+        numbers = () if plain else _numbers(args, kwargs)
+        self.records.append(Record("view" if name in _VIEWS else name, self.module, shapes, numbers, starts))
 
 
 class _Whole(_Watched):
@@ -236,6 +241,8 @@ class _Whole(_Watched):
             for parameter in self.model.get_submodule(path).parameters(recurse=False)
         }
         self._of_summed: set[int] = set()
+        self._own: set[int] = set()  # the parameters of the cut module that runs, by their memory
+        self._distributed: set[int] = set()  # in the cut module that runs, tensors made of its input and weight
         self._taken = {  # parameters that are cut, by their memory
             storage(parameter): path
             for path, style in self.styles.items()
@@ -259,6 +266,8 @@ class _Whole(_Watched):
             raise Refused(f"{_named(path)} is a `row`, and is given the whole", path, "`row_of_whole`")
         if share is not None and (share.dim != x.dim() - 1 or share.outer != 1):
             raise Refused(f"{_named(path)} is a `row`, and its share is not one of the features", path)
+        self._distributed = {id(x)}
+        self._own = {storage(parameter) for parameter in self.model.get_submodule(path).parameters()}
         return x
 
     def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -270,9 +279,10 @@ class _Whole(_Watched):
         return output
 
     def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
-        if self.cutting:
-            return
         given = tensors_of((args, kwargs))
+        if self.cutting:
+            self._check_inside(given, tensors_of(result))
+            return
         for tensor in given:
             if tensor is self._last[1]:
                 self._last = ("", None)  # it is used further, so it is not the output
@@ -290,6 +300,21 @@ class _Whole(_Watched):
             except Refused as refused:
                 raise Refused(f"{_named(self.module)}: {refused.text}", self.module, refused.help) from None
         self.note(func, args, kwargs, result)
+
+    def _check_inside(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Checks that a cut module computes with its input, its weight and numbers alone: torch computes the same with
+        these where they are divided among ranks, whatever its `forward` does.
+        """
+        own = [t.dim() == 0 or id(t) in self._distributed or storage(t) in self._own for t in given]
+        if not all(own) and any(own):
+            other = given[own.index(False)]
+            what = next((n for n, buffer in self.model.named_buffers() if storage(buffer) == storage(other)), "")
+            what = f"`{what}`" if what else f"a tensor of shape {tuple(other.shape)}"
+            text = f"{_named(self.cutting)} is cut, and works on what is divided with {what}, which is not"
+            raise Refused(text, self.cutting, "leave it out: a module that no entry names is whole on every rank")
+        if all(own):
+            self.alive += made
+            self._distributed |= {id(tensor) for tensor in made}
 
     def _share(self, tensor: torch.Tensor, share: Share | None) -> None:
         if share is not None:
@@ -416,7 +441,7 @@ def _compare(whole: _Whole, part: _Part, ranks: int, *, ended: bool) -> None:
             else:
                 text = f"{where} turns its share into a tensor of shape {own}, which is not a share of {shape}"
             raise Refused(text, one.module, _FREE)
-        if one.numbers != other.numbers:
+        if one.numbers != other.numbers or _starts_of_part(one, ranks) != other.starts:
             text = f"{where} computes with a number that depends on the size of a share (`{one.name}`)"
             raise Refused(text, one.module, "the size that one process has")
     more = len(part.records) - len(whole.records)
@@ -429,9 +454,27 @@ def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int,
     """Returns the shape of one of the shares; None if the pieces are not equal."""
     if share is None:
         return shape
-    if share.size % ranks:
+    if not share.divides_into(ranks):
         return None
     return (*shape[: share.dim], shape[share.dim] // ranks, *shape[share.dim + 1 :])
+
+
+def _starts(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: torch.Tensor, views: Sequence[torch.Tensor]
+) -> tuple[int, ...]:
+    """Returns the dim of slices, their step, and where each begins."""
+    dim = args[1 if name == "slice" else 2] if len(args) > (1 if name == "slice" else 2) else kwargs.get("dim", 0)
+    step = args[4] if name == "slice" and len(args) > 4 else 1
+    dim %= tensor.dim()
+    return (dim, step, *(start_of(tensor, view, dim) for view in views))
+
+
+def _starts_of_part(record: Record, ranks: int) -> tuple[int, ...]:
+    """Returns where the slices begin on a rank."""
+    share = record.shapes[0][1] if record.starts else None
+    if share is None or share.dim != record.starts[0]:
+        return record.starts
+    return (*record.starts[:2], *(start // ranks for start in record.starts[2:]))
 
 
 def _numbers(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[str, ...]:

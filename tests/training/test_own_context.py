@@ -25,6 +25,7 @@ NETWORKS = {
     "own": 'python("own_attention:Model")',
     "full": 'python("own_attention:Model", kind = "full")',
     "encoder": 'python("own_attention:Encoder")',
+    "reference llama": 'python("reference_models:llama", positions = true)',
     "llama": f'transformers("llama", {SIZES})',
     "qwen3": f'transformers("qwen3", {SIZES}, head_dim = 8)',
     "gpt2": 'transformers("gpt2", n_layer = 2, n_embd = 32, n_head = 2, vocab_size = 256, n_positions = 32, '
@@ -48,7 +49,8 @@ class Jobs:
 
     def __init__(self, folder: Path, launcher: Launcher) -> None:
         self.folder, self.launcher = folder, launcher
-        shutil.copy(HELPERS / "own_attention.py", folder)
+        for module in ("own_attention.py", "reference_models.py"):
+            shutil.copy(HELPERS / module, folder)
         self.plain = cache(lambda name, *settings: train_job(self.launcher, self.write(name), *settings))
 
     def write(self, name: str) -> Path:
@@ -68,6 +70,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Jobs:
 PLANS = [
     ("own", CONTEXT),
     ("encoder", CONTEXT),
+    ("reference llama", CONTEXT),
     ("qwen3", (*CONTEXT, "memory.recompute=full", "parallelism.zero=3")),
     ("own", (*over(context=2, pipeline=2), "parallelism.microbatches=2", "parallelism.schedule=1f1b")),
 ]

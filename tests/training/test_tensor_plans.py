@@ -14,6 +14,7 @@ import pytest
 from helpers.job_texts import LANGUAGE_JOB
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
+from helpers.reference_models import LLAMA_PLAN
 from helpers.tiny_llama import write_llama
 from helpers.trained import Trained, agree, exchanges_as_planned, ready, train, train_job
 
@@ -35,10 +36,12 @@ NETWORKS = {
     "flat": 'python("own_transformer:flat")',
     "by hand": 'python("own_transformer:network", tie = false, by_hand = true)',
     "plain": 'python("own_transformer:plain")',
+    "reference": 'python("reference_models:llama")',
     "llama": 'transformers("llama")',
     "tied": 'transformers("llama", tie_word_embeddings = true)',
     "qwen3": 'transformers("qwen3", head_dim = 8)',
     "phi3": 'transformers("phi3", pad_token_id = 0)',
+    "gemma": 'transformers("gemma", head_dim = 8)',  # whose table is of a derived class
     "gpt2": 'transformers("gpt2", resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0)',
 }
 TENSOR = ("devices.cpus=2", "parallelism.tensor=2")
@@ -58,7 +61,8 @@ class Jobs:
         path = folder / "job.plt"
         if not folder.exists():
             folder.mkdir()
-            shutil.copy(OWN, folder)
+            for module in (OWN, HELPERS / "reference_models.py"):
+                shutil.copy(module, folder)
             kind = NETWORKS[name].partition('"')[2].partition('"')[0]
             if "transformers" in NETWORKS[name]:
                 write_llama(folder / kind, model_type=kind)
@@ -66,7 +70,7 @@ class Jobs:
         return path
 
     def settings(self, name: str) -> tuple[str, ...]:
-        plan = {"flat": FLAT, "gpt2": GPT2}.get(name, PLAN if "own" in NETWORKS[name] else "")
+        plan = {"flat": FLAT, "gpt2": GPT2, "reference": LLAMA_PLAN}.get(name, PLAN if "own" in NETWORKS[name] else "")
         return (f"parallelism.tensor_plan={plan}",) if plan else ()
 
     def train(self, name: str, *settings: str) -> Trained:
@@ -86,6 +90,7 @@ def staged(schedule: str, microbatches: int, *settings: str) -> tuple[str, ...]:
 TRAINED = [
     ("own", TENSOR),
     ("llama", TENSOR),
+    ("reference", TENSOR),
     ("own", (*ZERO_3, "memory.recompute=full", "parallelism.microbatches=2")),
     ("llama", ZERO_3),
     ("own", staged("zero_bubble", 2)),
@@ -102,6 +107,8 @@ MORE = [
     ("tied", (*ZERO_3, "train.compile=true", "parallelism.microbatches=2")),
     ("qwen3", (*FOUR, "parallelism.microbatches=2")),
     ("phi3", TENSOR),
+    ("gemma", TENSOR),
+    ("reference", (*ZERO_3, "memory.recompute=full")),
 ]
 
 

@@ -255,3 +255,14 @@ def test_a_fake_tensor_is_asked_for_its_device() -> None:
         made.sum().backward()
         assert made.device == torch.device("cpu") and weight.grad is not None and weight.grad.device == made.device
     assert torch.ops.aten.mm.default in seen and torch.ops.prim.device.default not in seen
+
+
+@pytest.mark.parametrize("first, second", [((8, 16), (2, 16, 8)), ((4, 8), (8, 12)), ((2, 4, 8), (2, 8, 12))])
+def test_products_of_groups_in_float32(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    a, b, ends = torch.randn(first), torch.randn(second), torch.tensor([4, 8], dtype=torch.int32)
+    given: dict[str, Any] = {} if len(first) == len(second) == 3 else {"offs": ends}
+    wanted = pt.GROUPED_PRODUCT(a, b, **given)
+    fake = pt.FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        found = pt.GROUPED_PRODUCT(torch.empty(first), torch.empty(second), **given)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)

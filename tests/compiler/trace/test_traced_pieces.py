@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from helpers.own_attention import Counting, Encoder, Model
+from helpers.reference_models import llama
 from torch import nn
 
 from dslc.compiler.ir.module_facts import PieceFacts
@@ -31,6 +32,13 @@ def test_attention_inside_torchs_own_layers_is_found() -> None:
     found = pieces(Encoder)
     assert not found.fault and not found.positions
     assert [call.module for call in found.attention] == ["layers.0.self_attn", "layers.1.self_attn"]
+
+
+@pytest.mark.parametrize("positions, says", [(True, ""), (False, "`slice` makes numbers that on a piece are others")])
+def test_complex_rotary_positions(positions: bool, says: str) -> None:
+    found = pieces(lambda: llama(positions=positions))
+    assert (says in found.fault) if says else not found.fault
+    assert len(found.attention) == (0 if says else 2)
 
 
 class InEvaluation(Model):

@@ -22,6 +22,16 @@ from dslc.compiler.trace.trace import trace_model
 SHAPE = (2, 4, 6, 8)
 RANKS = 2
 MASK = torch.arange(48).view(6, 8) % 3 == 0
+ONE = torch.tensor([0.25])
+TABLE = torch.arange(24.0).view(8, 3).sin()
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Turns pairs of numbers by angles, as rotary positions do."""
+    pairs = torch.view_as_complex(x.unflatten(3, (-1, 2)))
+    return pairs * torch.polar(torch.ones_like(pairs.real), pairs.imag).conj()
+
+
 # Operations by name, and the dims along which ranks may have shares of their inputs.
 FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
     "numbers": (lambda x: F.gelu(x * 3 + 1) / x.exp(), {0, 1, 2, 3}),
@@ -47,6 +57,43 @@ FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
     "a product": (lambda x: x @ x.transpose(-1, -2), {0, 1}),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), {0, 1}),
     "sorted": (lambda x: x.sort(2).values, {0, 1, 3}),
+    "complex positions": (lambda x: torch.view_as_real(_turned(x)).flatten(3), {0, 1, 2, 3}),
+    "complex halves": (lambda x: torch.complex(x[..., :4], x[..., 4:]).abs(), {0, 1, 2}),
+    "turned in turn": (lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(3), {0, 1, 2}),
+    "repeated": (lambda x: x.repeat(2, 1, 1, 3, 2), {0, 1, 2, 3}),
+    "each repeated": (lambda x: x.repeat_interleave(3, 1), {0, 1, 2, 3}),
+    "triangles": (lambda x: x.tril() + x.triu(1), {0, 1}),
+    "sums by letters": (lambda x: torch.einsum("bhqd,bhkd->bhqk", x, x), {0, 1}),
+    "sums to heads": (lambda x: torch.einsum("bhqd,bhqe->bqhde", x, x), {0, 1, 2}),
+    "added product": (lambda x: torch.baddbmm(ONE, x.flatten(0, 1), x.flatten(0, 1).mT), {0, 1}),
+    "product of rows": (lambda x: torch.addmm(torch.arange(3.0), x.flatten(0, 2), TABLE), {0, 1, 2}),
+    "product with a vector": (lambda x: x.flatten(0, 2).mv(TABLE[:, 0]), {0, 1, 2}),
+    "windows": (lambda x: x.unfold(2, 3, 1), {0, 1, 3}),
+    "diagonal": (lambda x: x.diagonal(0, 1, 2), {0, 3}),
+    "some": (lambda x: x.index_select(2, torch.tensor([3, 1])), {0, 1, 3}),
+    "by index": (lambda x: x[:, torch.tensor([2, 0, 1])], {0, 2, 3}),
+    "by indices": (lambda x: x[:, torch.tensor([0, 1]), torch.tensor([3, 2])], {0, 3}),
+    "by indices apart": (lambda x: x[torch.tensor([0, 1]), :, torch.tensor([3, 2])], {1, 3}),
+    "gathered": (lambda x: x.gather(2, x.argsort(2)), {0, 1, 3}),
+    "scattered": (lambda x: torch.zeros_like(x).scatter(2, x.argsort(2), x), {0, 1, 3}),
+    "scattered sums": (lambda x: torch.zeros_like(x).scatter_add_(2, x.argsort(2) // 2, x), {0, 1, 3}),
+    "sums by index": (lambda x: torch.zeros_like(x).index_add_(2, torch.tensor([0, 0, 1, 2, 2, 5]), x), {0, 1, 3}),
+    "filled": (lambda x: x.index_fill(1, torch.tensor([2]), 7.0), {0, 2, 3}),
+    "padded": (lambda x: F.pad(x, (0, 0, 2, 1)), {0, 1, 3}),
+    "pooled": (lambda x: F.avg_pool2d(x, 2) + F.max_pool2d(x, 2), {0, 1}),
+    "enlarged": (lambda x: F.interpolate(x, scale_factor=2), {0, 1}),
+    "shuffled": (lambda x: F.pixel_shuffle(x, 2), {0}),
+    "waves": (lambda x: torch.fft.rfft(x, dim=2).abs(), {0, 1, 3}),
+    "convolution of positions": (lambda x: F.conv2d(x, TABLE[:4].mT[..., None, None]), {0, 2, 3}),
+    "convolution": (lambda x: F.conv2d(x, torch.ones(3, 4, 3, 1)), {0, 3}),
+    "median": (lambda x: x.median(2).values - x.kthvalue(2, 2).values + x.cummax(2).values[:, :, 0], {0, 1, 3}),
+    "distances": (lambda x: torch.cdist(x, x), {0, 1}),
+    "distances to some": (lambda x: torch.cdist(x.flatten(0, 2), TABLE.mT), {0, 1, 2}),
+    "buckets": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), {0, 1, 2, 3}),
+    "in a set": (lambda x: torch.isin(x.round(), torch.tensor([0.0, 1.0])), {0, 1, 2, 3}),
+    "activations": (lambda x: F.logsigmoid(x) + F.hardswish(x) + F.prelu(x, ONE), {0, 1, 2, 3}),
+    "zeros": (lambda x: x.new_zeros(x.shape) + x // 2, {0, 1, 2, 3}),
+    "a part": (lambda x: x.flatten(0, 1).chunk(2)[1], {1, 2, 3}),
 }
 
 
@@ -133,7 +180,8 @@ def test_a_plan_without_a_fault() -> None:
         (lambda x: x.view(-1, 4, 4).transpose(1, 2).reshape(len(x), -1), "is not one of the features"),
         (lambda x: x.view(len(x), 4, -1).flip(-1).flatten(1), "which is not a share of"),
         (lambda x: x.view(len(x), 4, 4).flatten(1), "fails on a rank's share"),
-        (lambda x: x.scatter(1, torch.zeros(len(x), 1, dtype=torch.int64), 0.0), "the result of `scatter`"),
+        (lambda x: x.scatter(1, torch.zeros(len(x), 1, dtype=torch.int64), 0.0), "`scatter` works across dim 1"),
+        (lambda x: x.renorm(2, 0, 1.0), "the result of `renorm`"),
     ],
 )
 def test_what_a_rank_would_do_otherwise(between: Callable[[Tensor], Tensor], fault: str) -> None:
@@ -206,3 +254,43 @@ def test_a_row_wants_shares() -> None:
     assert "is a `row`, and is given the whole" in found(torch.relu, "down: row").fault
     assert found(torch.relu, "down: row_of_whole").fault == ""
     assert found(torch.relu, "up: gathered").fault == ""
+
+
+class ByHand(nn.Linear):
+    """Computes what a dense layer does; `scaled` by numbers of its own."""
+
+    scale: Tensor
+
+    def __init__(self, takes: int, gives: int, scaled: int) -> None:
+        super().__init__(takes, gives)
+        self.register_buffer("scale", torch.ones(scaled) if scaled else torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T * self.scale + self.bias
+
+
+@pytest.mark.parametrize(
+    "scaled, fault", [(0, ""), (16, "`up` is cut, and works on what is divided with `up.scale`, which is not")]
+)
+def test_classes_derived_from_a_dense_layer(scaled: int, fault: str) -> None:
+    def make() -> nn.Module:
+        net = Net(torch.relu)
+        net.up = ByHand(8, 16, scaled)
+        return net
+
+    facts = trace_model(
+        make, TensorFact(shape=(8,), dtype="float32"), tensor=2, tensor_plan=("up: column", "down: row")
+    )
+    assert facts.shares is not None and facts.shares.fault == fault
+
+
+def test_classes_with_further_parameters_are_no_dense_layers() -> None:
+    def make() -> nn.Module:
+        net = Net(torch.relu)
+        net.up.further = nn.Parameter(torch.ones(16))
+        return net
+
+    facts = trace_model(
+        make, TensorFact(shape=(8,), dtype="float32"), tensor=2, tensor_plan=("up: column", "down: row")
+    )
+    assert facts.shares is None and not next(module.plain for module in facts.modules if module.name == "up")
