@@ -31,6 +31,8 @@ from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
 from dslc.runtime.measure.observe import Observer
+from dslc.runtime.measure.order_check import OrderCheck
+from dslc.runtime.measure.replica_check import ReplicaCheck
 from dslc.runtime.measure.report import Measure
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
@@ -106,6 +108,8 @@ class _Training:
         self._guard = Guard(job, place, parts, board, self._checkpoints)
         self._goals = Goals(job, parts.device, start.goals)
         self._told = Agreed(job, place, parts, board, self._guard, self._checkpoints, self._goals)
+        self._order = OrderCheck(job, place, parts)
+        self._replicas = ReplicaCheck(job, place, parts)
         self._measure = Measure(job, place, parts, start.step)
         self._observer: Observer | None = None
         self._work = self._worker(start.step)
@@ -130,7 +134,7 @@ class _Training:
     def _worker(self, first: int) -> Callable[[StepBatch], Done]:
         job, told = self._job, self._told
         between = told.between if self._hooks is None else self._hooks.between(told.between)
-        looks = Looks(loss=self._guard.loss, between=between, norm=self._guard.norm)
+        looks = Looks(loss=self._order.loss(self._guard.loss), between=between, norm=self._guard.norm)
         work = self._measure.around(_stepper(job)(job, self._place, self._parts, looks))
         if not job.observe:
             return work
@@ -142,7 +146,7 @@ class _Training:
         """Does the next step, with all that follows from it. Returns True if it is the last."""
         told, hooks, guard = self._told, self._hooks, self._guard
         rate = self._begin()
-        done = self._work(batch)
+        done = self._order.run(self._work, batch) if self._order.is_due(self._step) else self._work(batch)
         guard.leave()
         if self._parts.average is not None:
             self._parts.average.update(self._step)
@@ -151,6 +155,7 @@ class _Training:
         self._record(batch, rate)
         if hooks is not None:
             hooks.after_step(told.loss)
+        self._replicas.after_step(self._step)
         self._timed = told.stopped and self._board.timed
         if told.stopped and not self._timed and not self._checkpoints.on:
             return True
@@ -158,6 +163,7 @@ class _Training:
         ended = told.stopped or bool(self._goals.reason)
         if self._checkpoints.due(self._step, told.late or ended or self._goals.is_best(self._step)):
             guard.state()
+            self._replicas.compare(self._step)
             self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress, batch.marks)
         return ended
 
@@ -200,7 +206,7 @@ class _Training:
         if not job.data.validation_samples or job.observe or not (self._timed or is_evaluated(job, step)):
             return
         splits = evaluated(job.data)
-        with self._averaged():
+        with self._averaged(), self._order.evaluation():
             found = {split: evaluate(job, self._place, self._parts, self._splits, split) for split in splits}
         together = named(found)
         self._goals.hear(step, together)
@@ -210,6 +216,7 @@ class _Training:
                 self._records.write({**line, "samples": self._seen, "seconds": self._seconds})
         if self._hooks is not None:
             self._hooks.evaluated(together)
+        self._replicas.compare(step)
 
     def _test(self) -> None:
         """Evaluates the test samples, once, if the training has come to its end."""
@@ -234,6 +241,7 @@ class _Training:
         if parts.exchange is not None:
             parts.exchange.close()
         self._guard.state()
+        self._replicas.compare(step)
         self._measure.leave(self._run_dir, self._checkpoints.stalls)
         if self._observer is not None:
             self._observer.leave()

@@ -40,6 +40,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
 from dslc.runtime.data import sample_numbers
 from dslc.runtime.data.sources import Splits, open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
+from dslc.runtime.measure.replica_check import compare_samples
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import failure, random_numbers, stop
@@ -84,6 +85,7 @@ def work(
         with at(job.data.line):
             splits = open_source(job.data, training=job.task in ("train", "plain"))
             sample_numbers.prepare(job.data, splits.train, device)
+        compare_samples(job, place, splits, device)
         if job.task == "plain":
             end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:

@@ -57,6 +57,28 @@ def total(step: DataStep) -> int:
     return step.train_samples + step.validation_samples + step.test_samples
 
 
+def sample_name(step: DataStep, split: Split, number: int) -> str:
+    """Returns a sample of a split (train, validation, test) by its number there, and by that in the source."""
+    words = f"sample {number} of the {'training' if split == 'train' else split} data"
+    if step.parts or step.stream is not None:
+        return words
+    inner = source_number(step, split, number)
+    source = f"`dataset[{inner}]`" if step.source == "python" else f"number {inner} of `{step.source}`"
+    return f"{words} ({source})"
+
+
+def source_number(step: DataStep, split: Split, number: int) -> int:
+    """Returns the number in its source of a sample of a split; splits that are given are sources of their own."""
+    if step.split == "given":
+        return number
+    if step.split == "random":
+        train, validation = held_out(step)
+        chosen = train if split == "train" else for_test(step) if split == "test" else validation
+        return int(chosen[number])
+    first = {"train": 0, "validation": step.train_samples}.get(split, step.train_samples + step.validation_samples)
+    return first + number
+
+
 @lru_cache(maxsize=1)
 def parted(seed: int, train: int, samples: int) -> tuple[Tensor, Tensor]:
     """Returns which of `samples` samples are the `train` for training (ascending), and which are held out, those for

@@ -16,11 +16,12 @@ own rows where they are sharded.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import HookStep, JobProgram, PythonFunction, RankPlace
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.measure.replica_check import FIRST, bit_sums
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.records import Record
 from dslc.runtime.process.user_code import load_function
@@ -71,12 +73,51 @@ class Context:
         return sorted(self._values)
 
 
+class _AloneCheck:
+    """Finds that a hook which one of several ranks calls alone changes the model, by digests before and after a call:
+    in the first steps and those whose number is a power of two, and at events outside of steps.
+    """
+
+    def __init__(self, place: RankPlace, parts: Parts, job: JobProgram, hook: HookStep) -> None:
+        self._rank, self._parts = place.rank, parts
+        self._on = job.world_size > 1 and not hook.everywhere
+
+    @contextlib.contextmanager
+    def compared(self, seen: int, event: str) -> Iterator[None]:
+        """Compares what the calls in it change, in the `seen`th step of this process. Raises HookError."""
+        in_step = event in ("before_step", "after_backward", "after_step")
+        if not self._on or event == "failed" or (in_step and seen > FIRST and seen & (seen - 1)):
+            yield
+            return
+        tensors = self._tensors(event)
+        before = bit_sums(list(tensors.values()))
+        yield
+        changed = [
+            name
+            for (name, tensor), old, new in zip(tensors.items(), before, bit_sums(list(tensors.values())), strict=True)
+            if old != new
+        ]
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            error = HookError(f"it changes {changed[0]}{more} on rank {self._rank} alone, so that the ranks differ")
+            error.add_note("`ranks = all` calls a hook on every rank; a hook that looks at a training changes nothing")
+            raise error
+
+    def _tensors(self, event: str) -> dict[str, Tensor]:
+        plain = self._parts.plain
+        found = {f"`{name}`": tensor for name, tensor in (*plain.named_parameters(), *plain.named_buffers())}
+        if event == "after_backward":
+            gradients = ((name, each.grad) for name, each in plain.named_parameters())
+            found |= {f"the gradient of `{name}`": each for name, each in gradients if each is not None}
+        return found
+
+
 class Hooks:
     """The hooks of one rank."""
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str) -> None:
         inner: Any = getattr(parts.optimizer, "optim", parts.optimizer)
-        self._rank = place.rank
+        self._rank, self._steps_seen = place.rank, 0
         self._values: dict[str, Any] = {
             "step": 0,
             "steps": job.steps,
@@ -93,16 +134,16 @@ class Hooks:
         self._context = Context(self._values)
         named = _named(job.hooks)
         self._hooks = [
-            (name, hook.python.line, made(hook.python))
+            (name, hook.python.line, made(hook.python), _AloneCheck(place, parts, job, hook))
             for name, hook in zip(named, job.hooks, strict=True)
             if hook.everywhere or place.rank == 0
         ]
 
     def _call(self, event: str) -> None:
-        for name, line, hook in self._hooks:
+        for name, line, hook, alone in self._hooks:
             method = getattr(hook, event, None)
             if method is not None:
-                with at(line, f"the hook `{name}`, its `{event}`"):
+                with at(line, f"the hook `{name}`, its `{event}`"), alone.compared(self._steps_seen, event):
                     method(self._context)
 
     def start(self, step: int) -> None:
@@ -111,11 +152,12 @@ class Hooks:
 
     def before_step(self, step: int, rate: float) -> None:
         self._values |= {"step": step, "lr": rate}
+        self._steps_seen += 1
         self._call("before_step")
 
     def between(self, inner: Between) -> Between:
         """Returns `inner`, which is called between the passes and the update, with the hooks' `after_backward`."""
-        if not any(hasattr(hook, "after_backward") for _, _, hook in self._hooks):
+        if not any(hasattr(hook, "after_backward") for _, _, hook, _ in self._hooks):
             return inner
 
         def both(batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
@@ -148,7 +190,7 @@ class Hooks:
 
     def kept(self) -> dict[str, Tensor]:
         found = {}
-        for name, line, hook in self._hooks:
+        for name, line, hook, _ in self._hooks:
             if hasattr(hook, "state_dict"):
                 with at(line, f"the hook `{name}`, its `state_dict`"):
                     found[f"hook.{self._rank}.{name}"] = _packed(hook.state_dict())
@@ -156,7 +198,7 @@ class Hooks:
 
     def wanted(self, there: Mapping[str, Any]) -> dict[str, Tensor]:
         found = {}
-        for name, _, hook in self._hooks:
+        for name, _, hook, _ in self._hooks:
             keys = [key for key in (f"hook.{self._rank}.{name}", f"hook.0.{name}") if key in there]
             if keys and hasattr(hook, "load_state_dict"):
                 found[keys[0]] = torch.empty(tuple(there[keys[0]].size), dtype=torch.uint8)
@@ -164,7 +206,7 @@ class Hooks:
 
     def loaded(self, tensors: Mapping[str, Tensor]) -> None:
         states = {key.split(".", 2)[2]: tensor for key, tensor in tensors.items()}
-        for name, line, hook in self._hooks:
+        for name, line, hook, _ in self._hooks:
             if name in states:
                 with at(line, f"the hook `{name}`, its `load_state_dict`"):
                     hook.load_state_dict(_unpacked(states[name]))

@@ -20,6 +20,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import local_part, norms, tree_leaves
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.loop.evaluate import forward
 from dslc.runtime.parallel.context_parallel import piece_of
@@ -66,7 +67,7 @@ def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -
                 if not tensor.is_floating_point() or tensor.shape[:1] != taken.shape:
                     continue
                 rows = tensor.reshape(len(tensor), -1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
-                found += [f"the {what} of sample {int(taken[row])} of the training data" for row in rows]
+                found += [f"the {what} of {sample_name(data, 'train', int(taken[row]))}" for row in rows]
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
-from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.sampler import micro_batches, split_indices, steps_per_epoch
 from dslc.runtime.data.samples import Splits, beyond
 from dslc.runtime.loop import evaluate
@@ -47,9 +47,10 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
             found = beyond(samples.batch(indices, epoch)[1], outputs, job.loss.ignore)
             if found is not None:
                 at, number = found
+                name = sample_name(job.data, "validation" if evaluated else "train", int(indices[at]))
                 error.add_note(
-                    f"{_name(job.data, int(indices[at]), evaluated)} has the target {number}, and the network gives "
-                    f"{outputs} numbers: where these are classes, they are 0 to {outputs - 1}"
+                    f"{name} has the target {number}, and the network gives {outputs} numbers: where these are "
+                    f"classes, they are 0 to {outputs - 1}"
                 )
                 return
 
@@ -64,9 +65,3 @@ def _training(job: JobProgram, place: RankPlace, step: int) -> Iterator[tuple[Te
 def _validation(step: DataStep, place: RankPlace) -> Iterator[tuple[Tensor, int]]:
     for indices in split_indices(step, "validation", place).split(step.batch):
         yield indices, 0
-
-
-def _name(step: DataStep, index: int, validation: bool) -> str:
-    if step.split == "random":  # both are parts of one data set
-        return f"sample {int(held_out(step)[validation][index])}"
-    return f"{'validation ' if validation else ''}sample {index}"

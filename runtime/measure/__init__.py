@@ -1,1 +1,1 @@
-"""Measures a run: its collectives, its memory, its time, and what each step did."""
+"""Measures a run: its collectives, its memory, its time, what each step did, and whether ranks agree."""

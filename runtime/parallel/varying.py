@@ -58,15 +58,21 @@ class Varying:
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
 
-def leaves(loss: Tensor) -> Iterator[int]:
-    """Yields the identities of the parameters that a loss depends on."""
+def leaves(*outputs: Tensor) -> Iterator[int]:
+    """Yields the identities of the parameters that a loss, or all outputs, depend on."""
+    for node in graph_nodes(*outputs):
+        if hasattr(node, "variable"):
+            yield id(node.variable)
+
+
+def graph_nodes(*outputs: Tensor) -> Iterator[Any]:
+    """Yields each node of the graph from which some tensors have their gradients."""
     seen: set[Any] = set()
-    waiting: list[Any] = [loss.grad_fn]
+    waiting: list[Any] = [output.grad_fn for output in outputs]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            yield id(node.variable)
+        yield node
         waiting.extend(next_node for next_node, _ in node.next_functions)

@@ -47,6 +47,11 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> in
     return found
 
 
+def is_synchronised(module: nn.Module) -> bool:
+    """True for a batch normalisation that takes its statistics over several ranks."""
+    return isinstance(module, _Synchronised)
+
+
 def widen(module: nn.Module) -> None:
     """Makes the batch normalisations in `module` that are not synchronised accept 16-bit weights, in place."""
     for each in module.modules():

@@ -1,0 +1,310 @@
+"""Compares, in some steps, the order in which ranks come to their collectives, before each of them.
+
+Model: collectives of a step follow from the modules that run and from the parameters that the loss depends on: a module
+whose parameters are sharded gathers them, one that is cut over an axis exchanges activations, and the backward pass
+sums the gradients of what was used. Ranks that differ in either would add up tensors that do not belong together, or
+wait for ever. So the tensors of the model are compared once, each such module is announced before it runs, and the
+parameters of a loss before its backward pass: an all-reduce of two numbers, the digest of a text and its negative,
+whose maximum agrees only if all digests do.
+
+Contract: a difference is a RankOrderError on each of the ranks, which names the module or the parameter, the ranks and
+the lines of the user's code, before any rank exchanges anything else. In all other steps no hook is there and nothing
+is done: `is_due` is a few comparisons. The steps are the first `FIRST` of a process, those whose number is a power of
+two, and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each.
+
+Limits: networks that are known to vary agree on the parameters of each step by themselves (parallel/varying.py). What
+torch compiles calls no hooks: only its parameters are compared. A reentrant checkpoint of a user's own hides some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.structures import tensors
+from dslc.runtime.measure import collectives
+from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.parallel.varying import graph_nodes, leaves
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.whose_code import is_users
+from dslc.runtime.step.assemble import Parts
+from dslc.runtime.technique.batch_norm import is_synchronised
+
+FIRST = 4  # steps of a process that are all compared
+LIMIT = 1000  # modules announced in one step or evaluation
+
+_CALLERS = ("dslc.runtime.step.", "dslc.runtime.loop.", "dslc.runtime.pipeline.")  # of the network
+
+T = TypeVar("T")
+B = TypeVar("B")
+
+
+class RankOrderError(RuntimeError):
+    """Ranks that are about to exchange different things. The text is for the user; `told` on the rank that reports
+    it. `module` is the one at which they part, if that is known.
+    """
+
+    def __init__(self, message: str, *, told: bool, module: str | None) -> None:
+        super().__init__(message)
+        self.told, self.module = told, module
+        self.add_note(
+            "each rank has to run the same modules in one order. A number of Python's or numpy's generators, the clock "
+            "or the order of a set differs between ranks"
+        )
+        self.add_note(
+            "draw such a number as a tensor, `torch.rand(()).item()`, which is seen before the training begins and "
+            "taken into account; or from a generator that has the same seed on each rank"
+        )
+
+
+class OrderCheck:
+    """Compares what the ranks of one job call and use. Made by all of them."""
+
+    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts) -> None:
+        self._job, self._rank, self._parts = job, place.rank, parts
+        self._names = {id(module): name for name, module in parts.plain.named_modules()}
+        self._parameters: dict[int, str] = {id(each): name for name, each in parts.plain.named_parameters()}
+        self._places: dict[str, str] = {}  # of each module that was called: the line of the user's code
+        self._handles: list[Any] = []
+        self._first = True  # no evaluation has been compared
+        self._evaluated = False  # since the last step
+        self._done = self._left = self._micro = 0
+        mesh = mesh_of(job) if job.world_size > 1 and job.own_step is None else None
+        groups = [mesh.group("data", "context"), mesh.group("tensor")] if mesh is not None else []
+        self._groups = [group for group in groups if group is not None]
+        self._on = bool(self._groups) and job.gradients.kind != "local"
+        # Where each step finds the parameters that it used, ranks may differ in them.
+        self._compares_use = job.gradients.kind in ("ddp", "zero1", "fsdp") and not job.gradients.search
+        self._announced = self._modules_with_collectives() if self._on and not job.compiled else []
+        self._compare_models()
+
+    def is_due(self, step: int) -> bool:
+        """True if the next step, `step` counted from 1, is compared."""
+        if not self._on:
+            return False
+        self._done += 1
+        return self._done <= FIRST or self._evaluated or step & (step - 1) == 0
+
+    def run(self, work: Callable[[B], T], batch: B) -> T:
+        """Does a step that is compared."""
+        self._evaluated = False
+        with self._compared():
+            return work(batch)
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Compares the first evaluation, and the step after each."""
+        self._evaluated = True
+        if not self._on or not self._first:
+            yield
+            return
+        self._first = False
+        with self._compared():
+            yield
+
+    def loss(self, inner: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """Returns `inner`, which is called with each loss before its backward pass, with the comparison of what the
+        loss depends on.
+        """
+        if not self._on or not self._compares_use or self._parts.pipeline is not None:
+            return inner
+
+        def both(loss: Tensor) -> None:
+            inner(loss)
+            if self._handles:
+                self._micro += 1
+                self._announce_use([loss])
+
+        return both
+
+    # ------------------------------------------------------------------------------------------------- in a step
+
+    @contextlib.contextmanager
+    def _compared(self) -> Iterator[None]:
+        self._left, self._micro = LIMIT, 0
+        self._add_hooks()
+        try:
+            yield
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+
+    def _add_hooks(self) -> None:
+        plain, stages = self._parts.plain, self._stages
+        if not self._job.compiled:
+            for module in plain.modules():
+                if any(True for _ in module.parameters(recurse=False)):
+                    self._handles.append(module.register_forward_pre_hook(self._see))
+        for module in self._announced:
+            # Before the hook of `fully_shard`, which gathers; and after it, when its parameters are there.
+            self._handles.append(module.register_forward_pre_hook(self._announce_module, prepend=True))
+            self._handles.append(module.register_forward_pre_hook(self._see_whole))
+        for stage in stages if self._compares_use else ():
+            self._handles.append(stage.register_forward_hook(self._see_output))
+        if not self._handles:
+            self._handles.append(plain.register_forward_pre_hook(_nothing))
+
+    @property
+    def _stages(self) -> list[nn.Module]:
+        axis = self._parts.pipeline
+        return list(axis.stages.values()) if axis is not None else []
+
+    def _modules_with_collectives(self) -> list[nn.Module]:
+        """Returns the modules that exchange something when they run, in the order of the model."""
+        job, plain = self._job, self._parts.plain
+        found: dict[nn.Module, None] = {}
+        if job.gradients.kind == "fsdp":
+            from torch.distributed.fsdp import FSDPModule
+
+            found |= dict.fromkeys(each for each in plain.modules() if isinstance(each, FSDPModule))
+        named = [name for name, _ in job.tensor.styles] if job.tensor is not None else []
+        named += job.context.attention if job.context is not None else ()
+        by_name = dict(plain.named_modules())
+        found |= dict.fromkeys(by_name[name] for name in named if name in by_name)
+        if job.sync_batch_norm:
+            found |= dict.fromkeys(each for each in plain.modules() if is_synchronised(each))
+        return [module for module in plain.modules() if module in found]
+
+    def _see(self, module: nn.Module, _: object) -> None:
+        self._places[self._names[id(module)]] = _place_of_call()
+
+    def _see_whole(self, module: nn.Module, _: object) -> None:
+        """Notes the parameters of a module, which are gathered now."""
+        start = self._names[id(module)]
+        for name, parameter in module.named_parameters():
+            self._parameters[id(parameter)] = f"{start}.{name}" if start else name
+
+    def _announce_module(self, module: nn.Module, _: object) -> None:
+        name = self._names[id(module)]
+        if self._left > 0:
+            self._left -= 1
+            self._compare(f"calls {name}", lambda: {"name": name, "place": _place_of_call(), "used": None})
+
+    def _see_output(self, module: nn.Module, _: object, output: object) -> None:
+        found = [each for each in tensors(output) if each.requires_grad]
+        if found and torch.is_grad_enabled():
+            self._announce_use(found)
+
+    def _announce_use(self, outputs: list[Tensor]) -> None:
+        found = {self._parameters[each] for each in leaves(*outputs) if each in self._parameters}
+        used = [name for name in dict.fromkeys(self._parameters.values()) if name in found]
+        self._compare(
+            f"uses {' '.join(used)}",
+            lambda: {
+                "name": None,
+                "place": "",
+                "used": used,
+                "places": {name: place for name, place in self._places.items() if place},
+            },
+        )
+        self._hold_all_used(used, outputs)
+
+    def _hold_all_used(self, used: list[str], outputs: list[Tensor]) -> None:
+        """Raises RankOrderError if no rank uses a parameter that DistributedDataParallel waits for."""
+        job = self._job
+        last = self._micro == job.microbatches and job.gradients.kind in ("ddp", "zero1")
+        if not last or job.gradients.static_graph or not outputs[0].requires_grad or _hides_parameters(outputs):
+            return
+        trained = [name for name, each in self._parts.plain.named_parameters() if each.requires_grad]
+        missing = [name for name in trained if name not in set(used) | set(job.gradients.unused)]
+        if missing:
+            self._end(
+                0,
+                f"the loss does not depend on `{missing[0]}`{_more(missing)}, whose gradient is summed in each step",
+                missing[0].rpartition(".")[0],
+            )
+
+    def _compare_models(self) -> None:
+        """Compares names, shapes and dtypes of all tensors, in the model's order."""
+        named = [*self._parts.plain.named_parameters(), *self._parts.plain.named_buffers()]
+        lines = [f"`{name}` {tuple(each.shape)} {str(each.dtype)[6:]}" for name, each in named]
+        self._compare(" ".join(lines), lambda: {"name": None, "used": None, "tensors": lines})
+
+    # ------------------------------------------------------------------------------------------------- between ranks
+
+    def _compare(self, event: str, told: Callable[[], dict[str, Any]]) -> None:
+        digest = int.from_bytes(hashlib.blake2b(event.encode(), digest_size=7).digest())
+        for group in self._groups:
+            word = torch.tensor([digest, -digest], device=self._parts.device)
+            with collectives.aside():
+                dist.all_reduce(word, dist.ReduceOp.MAX, group=group)
+                high, low = word.tolist()
+                if high != -low:
+                    self._differ(group, {"rank": self._rank, **told()})
+
+    def _differ(self, group: dist.ProcessGroup, mine: dict[str, Any]) -> NoReturn:
+        of_all: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(of_all, mine, group=group)
+        one = of_all[0]
+        if "tensors" in mine:
+            other = next(each for each in of_all if each["tensors"] != one["tensors"])
+            pairs = itertools.zip_longest(one["tensors"], other["tensors"], fillvalue="none")
+            number, pair = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+            text = f"the ranks made different models: tensor {number} is {pair[0]} on rank {one['rank']}"
+            self._end(one["rank"], f"{text} and {pair[1]} on rank {other['rank']}", "")
+        other = next(each for each in of_all if (each["name"], each["used"]) != (one["name"], one["used"]))
+        if one["used"] is None or other["used"] is None:
+            modules = [each["name"] for each in (one, other) if each["name"] is not None]
+            self._end(one["rank"], f"the ranks run different modules: {_call(one)}, {_call(other)}", modules[0])
+        only = [name for name in one["used"] if name not in other["used"]]
+        also = [name for name in other["used"] if name not in one["used"]]
+        parts = [
+            f"`{names[0]}`{_more(names)} {'is' if len(names) == 1 else 'are'} used on rank {by['rank']}"
+            f"{_where(by, names[0])} and not on rank {without['rank']}"
+            for names, by, without in ((only, one, other), (also, other, one))
+            if names
+        ]
+        text = "the ranks use different parameters in this step: " + "; ".join(parts)
+        self._end(one["rank"], text, (only or also)[0].rpartition(".")[0])
+
+    def _end(self, rank: int, message: str, module: str) -> NoReturn:
+        python = self._job.model.python
+        with at(python.line if python is not None else ""):
+            raise RankOrderError(message, told=self._rank == rank, module=module)
+
+
+def _call(told: dict[str, Any]) -> str:
+    if told["used"] is not None:
+        return f"rank {told['rank']} has come to the end of the network"
+    name = f"`{told['name']}`" if told["name"] else "the network"
+    return f"rank {told['rank']} calls {name}" + (f" ({told['place']})" if told["place"] else "")
+
+
+def _where(told: dict[str, Any], parameter: str) -> str:
+    place = told["places"].get(parameter.rpartition(".")[0])
+    return f" ({place})" if place else ""
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _hides_parameters(outputs: list[Tensor]) -> bool:
+    """True if a function of a user's own is in the graph, which may use parameters that the graph does not show."""
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph_nodes(*outputs))
+
+
+def _place_of_call() -> str:
+    """Returns the line of the user's code that is calling a module."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(_CALLERS):
+        if is_users(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -1,0 +1,113 @@
+"""Networks, data and hooks that are not the same on each rank, in ways that no trial in one process finds."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class Chooses(nn.Module):
+    """Runs one of its blocks by the rank (`one`), or all of them in another order (`order`), from a call on."""
+
+    def __init__(self, how: str = "one", since: int = 1, width: int = 8, inputs: int = 6) -> None:
+        super().__init__()
+        self.into = nn.Linear(inputs, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2))
+        self.out = nn.Linear(width, 4)
+        self.how, self.since, self.calls = how, since, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        parts = _rank() > 0 and self.calls >= self.since and self.training
+        x = torch.tanh(self.into(x))
+        blocks = list(self.blocks)
+        if self.how == "one" and parts:
+            blocks = blocks[:1]
+        for block in reversed(blocks) if self.how == "order" and parts else blocks:
+            x = x + block(x)
+        return self.out(x)
+
+
+class Writes(nn.Module):
+    """Its forward pass writes the mean of its own batch into a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and _rank() > 0:
+            self.layer.weight.data[0] += 0.25
+        return self.layer(x)
+
+
+class Named(nn.Module):
+    """Has its layers in another order on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ["left", "right"]
+        self.layers = nn.ModuleDict({name: nn.Linear(6, 6) for name in (names[::-1] if _rank() else names)})
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.layers["left"](x)) + self.layers["right"](x))
+
+
+def data(how: str, count: int = 48) -> Any:
+    """Samples that each rank makes for itself: `unseeded` ones, all in another `order`, or of another `file`."""
+    random = np.random.default_rng(int(how == "unseeded") * 1000 + _rank() * (how != "same"))
+    if how == "order":
+        order = random.permutation(count)
+        random = np.random.default_rng(0)
+    inputs = torch.from_numpy(random.normal(size=(count, 6)).astype("float32"))
+    targets = torch.arange(count) % 4
+    return TensorDataset(inputs[order], targets[order]) if how == "order" else TensorDataset(inputs, targets)
+
+
+class Noisy(Dataset[tuple[Tensor, int]]):
+    """Each access draws from a generator that each process seeds by itself; `targets` too, or only inputs."""
+
+    def __init__(self, targets: bool = False) -> None:
+        self._random, self._targets = np.random.default_rng(os.getpid()), targets
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        noise = torch.from_numpy(self._random.normal(size=6).astype("float32"))
+        return noise + index, (index + self._targets * _rank()) % 4
+
+
+class Scales:
+    """A hook that scales a weight at an event: on the rank that calls it, or on one rank alone."""
+
+    def __init__(self, event: str = "after_step", step: int = 1, only: int = -1) -> None:
+        self._event, self._step, self._only = event, step, only
+
+    def after_step(self, context: Any) -> None:
+        self._do(context, "after_step")
+
+    def evaluated(self, context: Any) -> None:
+        self._do(context, "evaluated")
+
+    def after_backward(self, context: Any) -> None:
+        self._do(context, "after_backward")
+
+    def _do(self, context: Any, event: str) -> None:
+        if event != self._event or context.step < self._step or self._only not in (-1, context.rank):
+            return
+        with torch.no_grad():
+            weight = next(context.model.parameters())
+            weight = weight.grad if event == "after_backward" else weight
+            getattr(weight, "_local_tensor", weight).mul_(0.5)

@@ -1,0 +1,150 @@
+"""Ranks that would exchange different things, or that hold other data or parameters than each other, end with an error
+that names them; nothing else is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import beside, ready, train_job
+
+from dslc.runtime.process.failure import describe
+
+JOB = """
+model {
+  network = python("own_ranks:Chooses", how = "none")
+  loss    = cross_entropy()
+}
+data {
+  source     = python("own_ranks:data", how = "same")
+  batch      = 8
+  validation = 8/48
+}
+devices { cpus = 2 }
+train {
+  steps     = 8
+  optimizer = sgd(lr = 0.1)
+}
+evaluate { every = 6 steps }
+log { every = 8 steps, tensorboard = false }
+launch { timeout = 30s }
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return beside("own_ranks.py", tmp_path, JOB)
+
+
+def failure(launcher: Launcher, job: Path, *settings: str) -> str:
+    """Returns the message of a training that fails, on rank 0."""
+    made = ready(job, *settings)
+    folder = job.parent / "run"
+    folder.mkdir(exist_ok=True)
+    outcome, shown = launcher.launch(made.program, made.places, folder)
+    assert outcome is not None and outcome.failure is not None, shown
+    assert outcome.failure.rank == 0
+    return describe(outcome)
+
+
+def network(**arguments: object) -> str:
+    given = "".join(f", {name} = {value}" for name, value in arguments.items()).replace("'", '"')
+    return f'model.network=python("own_ranks:Chooses"{given})'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        (
+            {"how": "'one'"},
+            (),
+            ("at step 1 (<--set", "`blocks.1.0.weight` and 1 more are used on rank 0", "own_ranks.py:"),
+        ),
+        ({"how": "'one'"}, ("parallelism.zero=1",), ("at step 1 ", "and not on rank 1")),
+        ({"how": "'one'"}, ("parallelism.zero=2",), ("at step 1 ", "rank 0 calls `blocks.1`")),
+        (
+            {"how": "'one'"},
+            ("parallelism.zero=3",),
+            ("rank 0 calls `blocks.1` (own_ranks.py:", "rank 1 has come to the end"),
+        ),
+        (
+            {"how": "'order'"},
+            ("parallelism.zero=3",),
+            ("rank 0 calls `blocks.0`", "rank 1 calls `blocks.1`"),
+        ),
+        ({"how": "'one'", "since": 7}, (), ("at step 7 ",)),  # the first after an evaluation
+        ({"how": "'one'", "since": 8}, ("parallelism.zero=3", "evaluate.every=100 steps"), ("at step 8 ",)),
+    ],
+)
+def test_ranks_that_use_other_parameters_or_another_order(
+    launcher: Launcher, job: Path, arguments: dict[str, object], settings: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    message = failure(launcher, job, network(**arguments), *settings)
+    for each in words:
+        assert each in message, message
+    assert "torch.rand(()).item()" in message and message.count("\n") < 8
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_models_whose_tensors_have_other_names(launcher: Launcher, job: Path, zero: int) -> None:
+    message = failure(launcher, job, 'model.network=python("own_ranks:Named")', f"parallelism.zero={zero}")
+    assert "before the first step" in message and "`layers.left.weight` (6, 6) float32 on rank 0" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('python("own_ranks:data", how = "unseeded")', ("its input differs",)),
+        ('python("own_ranks:data", how = "order"), data.workers = 2', ("its input differs",)),
+        ('python("own_ranks:Noisy", targets = true)', ("its target differs",)),
+    ],
+)
+def test_ranks_that_hold_other_samples(launcher: Launcher, job: Path, source: str, words: tuple[str, ...]) -> None:
+    source, _, workers = source.partition(", data.workers = ")
+    message = failure(launcher, job, f"data.source={source}", f"data.workers={workers or 0}")
+    assert "before the first step (job.plt" in message or "before the first step (<--set" in message
+    assert "sample 0 of the training data (`dataset[" in message and "rank 1" in message
+    for each in words:
+        assert each in message
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_are_drawn_anew_for_each_access_are_not_compared(
+    launcher: Launcher, job: Path, workers: int
+) -> None:
+    train_job(launcher, job, 'data.source=python("own_ranks:Noisy")', f"data.workers={workers}")
+
+
+@pytest.mark.parametrize(
+    ("hook", "settings", "words"),
+    [
+        ("step = 2", (), ("at step 2 ", "`into.weight` on rank 0 alone", "`after_step`")),
+        ("step = 2", ("parallelism.zero=3",), ("at step 2 ", "`into.weight` on rank 0 alone")),
+        ('event = "evaluated"', (), ("at step 6 ", "`into.weight` on rank 0 alone")),
+        ('event = "after_backward"', (), ("at step 1 ", "the gradient of `into.weight` on rank 0 alone")),
+        (
+            "only = 1, step = 5, ranks = all",
+            (),
+            ("after step 6, `into.weight`", "rank 0 and rank 1", "`own_ranks:Scales`"),
+        ),
+    ],
+)
+def test_a_hook_that_changes_one_rank_alone(
+    launcher: Launcher, job: Path, hook: str, settings: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    message = failure(launcher, job, f'train.hooks=python("own_ranks:Scales", {hook})', *settings)
+    for each in words:
+        assert each in message, message
+
+
+def test_a_forward_pass_that_writes_other_numbers_on_each_rank(launcher: Launcher, job: Path) -> None:
+    message = failure(launcher, job, 'model.network=python("own_ranks:Writes")')
+    assert "after step 1, `layer.weight` is not the same on rank 0 and rank 1: it differs by 0.25" in message
+
+
+def test_a_hook_that_does_the_same_on_all_ranks_is_right(launcher: Launcher, job: Path) -> None:
+    hook = 'train.hooks=python("own_ranks:Scales", ranks = all)'
+    for settings in ((), ("parallelism.zero=3",)):
+        train_job(launcher, job, hook, *settings)
