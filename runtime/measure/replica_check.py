@@ -161,7 +161,7 @@ class ReplicaCheck:
         if job.world_size == 1 or job.gradients.kind == "local" or (exchange is not None and exchange.differ):
             return
         whole = mesh_of(job).group("data", "context")
-        tensors = dict(parts.plain.named_parameters())
+        tensors: dict[str, Tensor] = dict(parts.plain.named_parameters())
         if job.sync_batch_norm:
             tensors |= {name: each for name, each in parts.plain.named_buffers() if each.is_floating_point()}
         for name, tensor in tensors.items():
