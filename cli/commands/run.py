@@ -101,7 +101,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training of which this process has a part."""
-    from dslc.launching.hosts import Whereabouts, train_with_others
+    from dslc.launching.hosts import Whereabouts, train_with_others, wait_for_speaker
     from dslc.runtime.hosts.doors import NotMet
 
     world = runs[0].world
@@ -109,6 +109,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
     if len(runs) > 1:
         if speaks:
             print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
+        wait_for_speaker(world)
         return WRONG_USAGE
 
     def then(outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
@@ -121,6 +122,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
     except (Occupied, NotMet) as reason:
         if speaks:
             print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
+        wait_for_speaker(world)
         return WRONG_USAGE
 
 
@@ -140,12 +142,13 @@ def _shown(report: Report, places: Sequence[World], arguments: argparse.Namespac
     speaks = all(world.speaks for world in places[:1])
     if speaks:
         show(report)
-    alone = not places or places[0].size == 1 or any(each.code == NOT_STARTED for each in report.errors)
-    if report.errors and not alone:
-        from dslc.launching.hosts import Whereabouts, tell_fault
+    if report.errors and places and places[0].size > 1:
+        from dslc.launching.hosts import Whereabouts, tell_fault, wait_for_speaker
 
         where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
-        tell_fault(places[0], where, render(presented(report), color=False))
+        alike = any(each.code == NOT_STARTED for each in report.errors)  # each process finds it, and none meets
+        if alike or not tell_fault(places[0], where, render(presented(report), color=False)):
+            wait_for_speaker(places[0])
     return not report.errors
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
+SPEAKER_PATIENCE = 30.0  # seconds that a process with nothing to say leaves to the one that has
 _FOR_PROCESSES = "the job takes {} processes, which one command starts"
 
 
@@ -94,8 +95,22 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
         company.close()
 
 
-def tell_fault(world: World, where: Whereabouts, fault: str) -> None:
-    """Tells the other processes of a launcher why this one cannot train; all of them then leave."""
+def wait_for_speaker(world: World | None) -> None:
+    """Waits, in a process that leaves with nothing said, for the one that speaks: torchrun and mpirun end all others as
+    soon as one has left with an error. They end this one when the other has left; else it leaves by itself.
+    """
+    from dslc.runtime.process.lifetime import end_with
+
+    if world is None or world.speaks or world.size == 1:
+        return
+    end_with(os.getppid())  # the launcher
+    time.sleep(SPEAKER_PATIENCE)
+
+
+def tell_fault(world: World, where: Whereabouts, fault: str) -> bool:
+    """Tells the other processes of a launcher why this one cannot train; all of them then leave. Returns True if they
+    met, when the one that speaks has spoken.
+    """
     from dslc.runtime.hosts.company import meet
     from dslc.runtime.hosts.doors import NotMet
     from dslc.runtime.hosts.meetings import Meeting
@@ -103,6 +118,8 @@ def tell_fault(world: World, where: Whereabouts, fault: str) -> None:
     meeting = Meeting(rendezvous=where.rendezvous, nodes=world.size, facts={}, timeout=ANSWER, fault=fault)
     with contextlib.suppress(NotMet):
         meet(_of_processes(meeting, world, where, world.size)).close()
+        return True
+    return False
 
 
 def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int) -> Meeting:
