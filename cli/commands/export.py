@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 
 from dslc.checkpoints import Misfit, Taken, hold_against
 from dslc.compiler.common.adapters import base_name
@@ -16,7 +17,7 @@ from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
-from dslc.dsl.words import plural
+from dslc.dsl.words import first_of, plural
 from dslc.front import inspect, show
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, taken_for
@@ -34,7 +35,11 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    analysis = inspect(combinations[0], report, trace=_needs_trace(combinations[0].job, output))
+    job = combinations[0].job
+    analysis = inspect(combinations[0], report, trace=_needs_trace(job, output))
+    if report.errors and output.endswith(".safetensors") and job is not None and job.model.adapter is None:
+        report = Report()
+        analysis = inspect(combinations[0], report)  # without the names of tied weights
     if report.errors or analysis is None:
         show(report.errors)
         return JOB_AT_FAULT
@@ -54,16 +59,16 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _needs_trace(job: JobSpec | None, output: str) -> bool:
-    """True if the user's functions must be called: tied weights are for a `.pt` alone, the kinds of layers for
-    adapters, and the head of a model in a folder may follow from the user's data.
+    """True if the user's functions must be called: for the names of tied weights, for the kinds of layers with
+    adapters, and as the head of a model in a folder may follow from the user's data.
     """
     if job is None:
         return False
-    if output.endswith(".pt") or job.model.adapter is not None:
+    if output.endswith(_FILES) or job.model.adapter is not None:
         return True
     network = job.model.network
     headless = isinstance(network, TransformersNetwork) and network.task is None
-    return headless and not output.endswith(_FILES) and any(python_calls(job))
+    return headless and any(python_calls(job))
 
 
 def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.Namespace) -> int:
@@ -79,16 +84,17 @@ def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.N
     step: TransformersStep | None = None
     if isinstance(network, TransformersNetwork):
         step = transformers_step(network, analysis.source, job.folder, job.data.pad)
+    ties = dict(analysis.model.ties) if analysis.model else {}
     try:
         if output.endswith(_FILES):
-            ties = {base_name(a): base_name(b) for a, b in analysis.model.ties} if analysis.model else {}
+            ties = {base_name(a): base_name(b) for a, b in ties.items()}
             count = export(taken.path, ties, output, raw=raw, adapted=adapted)
         elif arguments.adapter:
             assert adapted is not None
             start = job.model.start.path if job.model.start else ""
             base = start if os.path.isdir(start) else ""
             kind = _PEFT_KINDS.get(step.kind, "") if step else ""
-            count = export_adapter(taken.path, adapted, output, base=base, kind=kind, raw=raw)
+            count = export_adapter(taken.path, adapted, output, base=base, kind=kind, raw=raw, ties=ties)
         else:
             assert step is not None
             most = arguments.max_shard_size or SHARD
@@ -99,8 +105,19 @@ def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.N
     size = os.path.getsize(output)
     if os.path.isdir(output):
         size = sum(entry.stat().st_size for entry in os.scandir(output) if entry.name.endswith(".safetensors"))
+    if output.endswith(".safetensors") and ties:
+        print(plain(_once(ties)))
     print(plain(f"{output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {taken}"))
     return GOOD
+
+
+def _once(ties: Mapping[str, str]) -> str:
+    """Says which names a file lacks, because the format holds a tensor once."""
+    names = first_of([f"`{name}` is `{whose}`" for name, whose in ties.items()])
+    return (
+        f"note: {names}, which the file holds once, as the format requires: `safetensors.torch.load_model` takes it, "
+        "or write a .pt"
+    )
 
 
 def _fault(output: str, adapter: bool) -> str:

@@ -1,5 +1,5 @@
 """Rules for adapters: what they stand beside, what trains whole, and what would neither be loaded nor train. E0623,
-E0727, E0728, E0729.
+E0727 to E0730.
 
 Which layers are dense is known once the network has been made, in a run and with `--trace`.
 """
@@ -37,6 +37,7 @@ def check_adapter(job: JobSpec, model: ModelGraph | None, report: Report) -> Non
     names = [q.name for layer in model.layers for q in layer.parameters]
     _check_patterns(adapter, names, report)
     _check_targets(adapter, model, names, report)
+    _check_saved(adapter, model, report)
     _check_freeze(job, model, names, report)
 
 
@@ -93,6 +94,30 @@ def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: R
         if wrong:
             said = message.replace("@", first_of(quoted(wrong)))
             report.add("E0728", said, adapter.at("targets"), help=help)
+
+
+def _check_saved(adapter: Lora, model: ModelGraph, report: Report) -> None:
+    """Reports a tied weight of which some names alone are of modules to save: peft trains a copy of these."""
+    saved = targeted(adapter.save)
+
+    def trains(name: str) -> bool:
+        parts = name.split(".")
+        return any(saved(".".join(parts[:n])) for n in range(1, len(parts)))
+
+    for first in dict.fromkeys(whose for _, whose in model.ties):
+        names = [base_name(name) for name in model.names.every(first)]
+        apart = [name for name in names if not trains(name)]
+        if not apart or len(apart) == len(names):
+            continue
+        one, other = next(name for name in names if name not in apart), apart[0]
+        both = ", ".join(f'"{each}"' for each in (*adapter.save, *(name.rpartition(".")[0] for name in apart)))
+        report.add(
+            "E0730",
+            f"`{one}` is to train, and it is `{other}` as well, which is not: peft would train a copy, and the two "
+            "would come apart",
+            adapter.at("save"),
+            help=f"`save = [{both}]` trains the one weight for all of its modules; or leave it out of `save`",
+        )
 
 
 def _check_freeze(job: JobSpec, model: ModelGraph, names: list[str], report: Report) -> None:

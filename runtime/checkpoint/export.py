@@ -82,11 +82,19 @@ def export(
 
 
 def export_adapter(
-    source: str, adapted: Adapted, folder: str, *, base: str = "", kind: str = "", raw: bool = False
+    source: str,
+    adapted: Adapted,
+    folder: str,
+    *,
+    base: str = "",
+    kind: str = "",
+    raw: bool = False,
+    ties: Mapping[str, str] | None = None,
 ) -> int:
     """Writes the adapter in `source` alone, with the modules that train whole, to `folder`, which does not exist or is
     empty, as peft's `from_pretrained` takes it; returns the number of tensors. `base` and `kind` are as for
-    `adapters.save_configuration`. Raises CheckpointError and OSError.
+    `adapters.save_configuration`. A tied weight that trains stands under each of its names, of `ties` (as for
+    `export`): peft makes a copy of each module to save. Raises CheckpointError and OSError.
     """
     saved = targeted(adapted.step.save)
 
@@ -95,7 +103,8 @@ def export_adapter(
         return is_of_adapter(name) or any(saved(".".join(parts[:n])) for n in range(1, len(parts)))
 
     with _new_folder(folder) as made, _opened(source, raw) as (found, fetch):
-        kept = {adapters.PREFIX + file_name(name): name for name in found if trained(name)}
+        named = {name: name for name in found} | {name: first for name, first in (ties or {}).items() if first in found}
+        kept = {adapters.PREFIX + file_name(name): first for name, first in named.items() if trained(name)}
         layers = [name.removesuffix(f".{FIRST}.weight") for name in found if name.endswith(f".{FIRST}.weight")]
         if not layers:
             raise CheckpointError(f"{source} has no adapter")

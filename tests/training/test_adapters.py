@@ -14,7 +14,7 @@ from helpers.launcher import Launcher
 from helpers.measured_memory import measure
 from helpers.tiny_llama import save_llama
 from helpers.trained import Trained, agree, train_job
-from safetensors.torch import load_file
+from safetensors.torch import load_file, load_model
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -147,6 +147,36 @@ def test_it_is_exported_merged_and_alone(folder: Path, alone: Trained, capsys: p
         wanted["lm_head.weight"], load_file(folder / "saved" / "model.safetensors")["lm_head.weight"]
     )
     assert main([*command, str(folder / "a.pt"), "--adapter"]) == 2 and "into a folder" in capsys.readouterr().err
+
+
+def test_a_tied_head_is_saved_under_both_names(
+    folder: Path, launcher: Launcher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """peft makes a copy of each module to save, so the file has the tied weight twice; its model gives our outputs."""
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder / "saved", tie_word_embeddings=True)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tied")
+    text = JOB.replace('"saved"', '"tied"').replace('save = "lm_head"', 'save = ["lm_head", "embed_tokens"]')
+    assert "tied" in text and "embed_tokens" in text
+    path = job(folder, text)
+    trained = train_job(launcher, path, "checkpoint.every=4 steps")
+    newest = str(trained.folder / "checkpoints" / "step-00000004")
+    for output in ("tied.safetensors", "tied_adapter"):
+        more = () if "." in output else ("--adapter",)
+        assert main(["export", str(path), "--checkpoint", newest, "-o", str(folder / output), *more]) == 0
+    assert "`lm_head.weight` is `model.embed_tokens.weight`" in capsys.readouterr().out
+    base = AutoModelForCausalLM.from_pretrained(folder / "tied")
+    adapted = PeftModel.from_pretrained(base, folder / "tied_adapter").eval()
+    merged = AutoModelForCausalLM.from_config(config)
+    before = merged.lm_head.weight.detach().clone()
+    load_model(merged, folder / "tied.safetensors")
+    assert not torch.equal(merged.lm_head.weight, before)
+    tokens = torch.randint(0, 256, (2, 16))
+    ours, theirs = merged.eval()(tokens).logits, adapted(tokens).logits
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,8 @@ def test_tied_weights_are_exported_for_plain_torch(tmp_path: Path) -> None:
     place = tmp_path / "runs" / "gpt"
     (run,) = place.iterdir()
     os.remove(run / "weights.safetensors")
-    assert dslc("export", "gpt.plt", "-o", "a.safetensors", cwd=tmp_path).returncode == 0
+    exported = dslc("export", "gpt.plt", "-o", "a.safetensors", cwd=tmp_path)
+    assert exported.returncode == 0 and "note: `head.weight` is `embedding.weight`" in exported.stdout
     assert dslc("export", "gpt.plt", "-o", "a.pt", cwd=tmp_path).returncode == 0
     once, all_names = load_file(tmp_path / "a.safetensors"), torch.load(tmp_path / "a.pt", weights_only=True)
     (tied,) = all_names.keys() - once.keys()
