@@ -15,6 +15,7 @@ from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
+from dslc.compiler.rules.axes import own_network
 from dslc.compiler.rules.patterns import entry_at, report_unmatched
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
@@ -135,7 +136,10 @@ def _check_recompute(job: JobSpec, model: ModelGraph, report: Report) -> None:
             "`memory.recompute` has no effect: the network has no blocks",
             job.memory.at("recompute"),
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`transformer_block`, `attention` and `residual([…])` are blocks",
+            help="blocks are modules of one class, with submodules, in an `nn.ModuleList`, `nn.ModuleDict` or "
+            "`nn.Sequential`, or in attributes such as `block1` and `block2`"
+            if own_network(job)
+            else "`transformer_block`, `attention` and `residual([…])` are blocks",
         )
 
 

@@ -1,13 +1,17 @@
 """Cuts a module into layers.
 
-A *block* is an element of an `nn.ModuleList` or `nn.Sequential` that has two or more of its class, each with parameters
-and submodules. Of nested blocks the outermost counts, but `_no_split_modules` (transformers) comes first. Other modules
-are layers as far up the tree as they contain no block.
+A *block* is an element of an `nn.ModuleList`, `nn.ModuleDict` or `nn.Sequential` that has two or more of its class,
+each with parameters and submodules. Elements of a container that is never called, as a list in a list is not, are those
+of the container around it. Attributes whose names differ in their numbers, `block1` and `block2`, are elements too, if
+they have no such block inside. Of nested blocks the outermost counts, but `_no_split_modules` (transformers) comes
+first. Other modules are layers as far up the tree as they contain no block.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,16 +70,47 @@ def _blocks(model: nn.Module) -> set[str]:
     modules = dict(model.named_modules())
     plain = {path for path, module in modules.items() if _is_plain(module)}
     named = set(getattr(model, "_no_split_modules", None) or ())
-    given, alike = [], []
+    given, alike, numbered = [], [], []
     for path, module in modules.items():
-        if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
-            children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
+        if _is_uncalled(module) or isinstance(module, torch.nn.Sequential):
+            children = list(_elements(path, module))
             given += [name for name, child in children if type(child).__name__ in named]
             alike += _repeated(children)
+        else:
+            numbered += _repeated_attributes(path, module)
     # A plain Sequential of blocks is a list of them rather than a block.
     alike = [p for p in alike if not (p in plain and any(_within(q, p) for q in alike))]
     alike = [p for p in alike if not any(_within(p, q) or _within(q, p) for q in given)]
-    return {p for paths in (given, alike) for p in paths if not any(_within(p, q) for q in paths)}
+    numbered = [p for p in numbered if not any(_within(p, q) or _within(q, p) for q in (*given, *alike))]
+    every = (given, alike, numbered)
+    return {p for paths in every for p in paths if not any(_within(p, q) for q in paths)}
+
+
+def _is_uncalled(module: nn.Module) -> bool:
+    """True for a container without a forward pass, such as an `nn.ModuleList` or `nn.ModuleDict`."""
+    import torch
+
+    return type(module).forward is torch.nn.Module.forward
+
+
+def _elements(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the modules that a container holds, with those of containers in it that are never called."""
+    for name, child in module.named_children():
+        full = f"{path}.{name}" if path else name
+        if _is_uncalled(child):
+            yield from _elements(full, child)
+        else:
+            yield full, child
+
+
+def _repeated_attributes(path: str, module: nn.Module) -> list[str]:
+    """Returns the attributes that are repeated modules and have names which differ in their numbers alone."""
+    stems: dict[str, list[tuple[str, nn.Module]]] = defaultdict(list)
+    for full, child in _elements(path, module):
+        stem = re.sub(r"\d+", "*", full)
+        if stem != full and any(True for _ in child.children()):
+            stems[stem].append((full, child))
+    return [name for children in stems.values() for name in _repeated(children)]
 
 
 def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:

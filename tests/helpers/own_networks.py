@@ -175,13 +175,26 @@ class Decoder(nn.Module):
     later: Tensor
     scale: Tensor
 
-    def __init__(self, vocab: int = 256, width: int = 8, blocks: int = 2, tie: bool = True) -> None:
+    def __init__(
+        self, vocab: int = 256, width: int = 8, blocks: int = 2, tie: bool = True, container: str = "list"
+    ) -> None:
         super().__init__()
         self.table = nn.Embedding(vocab, width)
         self.position = nn.Parameter(0.1 * torch.randn(16, width))
         self.register_buffer("later", torch.ones(16, 16, dtype=torch.bool).triu(1), persistent=False)
         self.register_buffer("scale", torch.full((width,), 0.5))
-        self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
+        made = [Block(width) for _ in range(blocks)]
+        if container == "list":
+            self.blocks: Any = nn.ModuleList(made)
+        elif container == "dictionary":
+            self.blocks = nn.ModuleDict({"abcdefgh"[n]: block for n, block in enumerate(made)})
+        elif container == "nested":
+            self.blocks = nn.ModuleList(
+                nn.ModuleDict({"even": a, "odd": b}) for a, b in zip(made[::2], made[1::2], strict=True)
+            )
+        else:
+            for n, block in enumerate(made):
+                setattr(self, f"block{n}", block)
         self.head = nn.Linear(width, vocab, bias=False)
         if tie:
             self.head.weight = self.table.weight
@@ -191,7 +204,7 @@ class Decoder(nn.Module):
         assert length <= 16
         x = self.table(tokens) + self.position[:length]
         mask = self.later[:length, :length].expand(tokens.size(0), length, length)
-        for block in self.blocks:
+        for block in (module for module in self.modules() if isinstance(module, Block)):
             x, mask = block(x, mask=mask)
         return self.head(x * self.scale)
 

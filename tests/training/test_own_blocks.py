@@ -43,3 +43,23 @@ def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> Non
         assert program.recompute.modules == again
         assert program.model.ties == (("head.weight", "table.weight"),)
         agree(one, train_job(launcher, job, "devices.cpus=2", *settings))
+
+
+@pytest.mark.parametrize(
+    ("container", "blocks"),
+    [
+        ("dictionary", ("blocks.a", "blocks.b", "blocks.c", "blocks.d")),
+        pytest.param(
+            "nested", ("blocks.0.even", "blocks.0.odd", "blocks.1.even", "blocks.1.odd"), marks=pytest.mark.long
+        ),
+        pytest.param("attributes", ("block0", "block1", "block2", "block3"), marks=pytest.mark.long),
+    ],
+)
+def test_blocks_are_found_wherever_a_network_keeps_them(
+    job: Path, launcher: Launcher, container: str, blocks: tuple[str, ...]
+) -> None:
+    there = f'model.network.container="{container}"'
+    sharded = ("devices.cpus=2", "parallelism.zero=3", "memory.recompute=full")
+    program = ready(job, there, *sharded).program
+    assert program.gradients.units == blocks and program.recompute.modules == blocks
+    agree(train_job(launcher, job, there), train_job(launcher, job, there, *sharded))

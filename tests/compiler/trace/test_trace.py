@@ -191,6 +191,51 @@ def test_what_counts_as_a_block() -> None:
     assert cut(Wrapper(alike), 4)[1] == ["inner.0", "inner.1"]
 
 
+def test_containers_that_are_never_called_are_no_blocks() -> None:
+    """Attributes count if their names differ in numbers alone, and no container inside has blocks."""
+
+    def blocks(**modules: nn.Module) -> list[str]:
+        return cut(InOrder(modules), 4)[1]
+
+    assert blocks(block1=Deep(), block2=Deep(), head=Deep()) == ["block1", "block2"]
+    assert blocks(encoder=Deep(), decoder=Deep()) == []
+    assert blocks(one=Deep(), all=nn.ModuleDict({"left": Deep(), "right": Deep()})) == ["all.left", "all.right"]
+    nested = nn.ModuleList([nn.ModuleDict({"a": Deep(), "b": Wrapper(Deep())}) for _ in range(2)])
+    assert blocks(nested=nested) == ["nested.0.a", "nested.0.b", "nested.1.a", "nested.1.b"]
+    parts = ["stage1.parts.0", "stage1.parts.1", "stage2.parts.0", "stage2.parts.1"]
+    assert blocks(stage1=Outer(), stage2=Outer()) == parts
+
+
+class InOrder(nn.Module):
+    """Calls its modules, which are attributes, and those of containers in them, in order."""
+
+    def __init__(self, parts: dict[str, nn.Module]) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def call(module: nn.Module, x: Tensor) -> Tensor:
+            if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+                return module(x)
+            for part in module.children():
+                x = call(part, x)
+            return x
+
+        for part in self.children():
+            x = call(part, x)
+        return x
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).relu())
+
+
 class Outer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
