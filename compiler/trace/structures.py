@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import (
+    MODULE_MAPPINGS,
     path_text,
     register_dataclass,
     register_mapping,
@@ -73,6 +74,16 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
         return function(value)
     leaves, form = flatten(value)
     return unflatten([function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+
+
+def attribute_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors that a module keeps as plain attributes, or within one, by name: `table`, `tables["a"][0]`."""
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, Mapping | list | tuple | SimpleNamespace) and value and name not in MODULE_MAPPINGS:
+            places = zip(paths(value), flatten(value)[0], strict=True)
+            yield from ((name + place, leaf) for place, leaf in places if isinstance(leaf, Tensor))
 
 
 def call(module: Callable[..., Any], forward: Callable[..., Any], batch: Any) -> Any:

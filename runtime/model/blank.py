@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ModelStep
-from dslc.compiler.trace.private_torch import MODULE_MAPPINGS, AnyBatchNorm, own_buffers, own_parameters
+from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
+from dslc.compiler.trace.structures import attribute_tensors
 from dslc.runtime.model.model import initial_value, own_model, skeleton, under_seed
 from dslc.runtime.model.model_error import ModelError
 
@@ -173,11 +174,8 @@ def _on_meta(step: ModelStep) -> nn.Module:
 
 def _beside(module: nn.Module) -> bool:
     """True if a module keeps tensors on the meta device that are neither parameters nor buffers."""
-    held = [value for name, value in vars(module).items() if name not in MODULE_MAPPINGS]
-    items = [item for value in held for item in (value if isinstance(value, list | tuple) else [value])]
-    items += [item for value in held if isinstance(value, dict) for item in value.values()]
     own = {id(tensor) for tensor in (*own_parameters(module).values(), *own_buffers(module).values())}
-    return any(isinstance(item, Tensor) and item.is_meta and id(item) not in own for item in items)
+    return any(tensor.is_meta and id(tensor) not in own for _, tensor in attribute_tensors(module))
 
 
 def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:

@@ -9,11 +9,12 @@ axis cuts the module, the list is a rank's: between its layers are shares wherev
 follow from their sizes are the rank's own.
 
 A call is *own* to every stage if it needs only the input, buffers and constants: it draws no random numbers and touches
-no parameter. Every stage that needs its results computes them again; every other call belongs to one stage.
+no parameter. Every stage that needs its results computes them again; every other call belongs to one stage. Tensors
+that modules keep as plain attributes are constants (attributes.py): every rank makes the whole module.
 
 Contract: running the list gives the module's output, for any number of samples. A module that cannot be recorded raises
 a CaptureError with the reason and the line: control flow that depends on numbers, whole numbers that are no multiple of
-the batch, tensors of unknown origin, objects passed from layer to layer, changes of buffers.
+the batch, tensors of unknown origin, objects passed from layer to layer, changes of buffers and of constants.
 
 Limits: conditions on shapes and on the module's own state are those of the capture. Hooks on the module itself and on
 containers do not run.
@@ -50,6 +51,7 @@ from dslc.compiler.trace.private_torch import (
     without_torch_function,
 )
 from dslc.runtime.parallel.tensor_parallel import as_on_a_rank
+from dslc.runtime.pipeline.attributes import ATTRIBUTE, Attributes
 from dslc.runtime.pipeline.recording import (
     INPUT,
     LARGE,
@@ -95,6 +97,7 @@ def capture(
     modules = {name: model.get_submodule(name) for name in layers if name}
     training = model.training
     made = {}
+    attributes = Attributes(model, fake)
     with (
         _pretending(model, fake, low if precision.level == "O2" else None),
         as_on_a_rank(tensor, model) if tensor is not None else contextlib.nullcontext(),
@@ -103,7 +106,9 @@ def capture(
         opened: frozenset[str] = frozenset()
 
         def run(samples: int) -> _Recorder:
-            recorder = _Recorder(model, modules, opened, fake, low if precision.level == "O1" else None, summed)
+            recorder = _Recorder(
+                model, modules, opened, fake, low if precision.level == "O1" else None, summed, attributes
+            )
             numbers = getattr(torch, dtype)
             if low is not None and precision.level == "O2" and numbers.is_floating_point:
                 numbers = low
@@ -166,8 +171,10 @@ class _Recorder(TorchFunctionMode):
         fake: FakeTensorMode,
         low: torch.dtype | None,
         summed: Sequence[str],
+        attributes: Attributes,
     ) -> None:
         super().__init__()
+        self._attributes = attributes
         self.recording = Recording()
         self.without_gradient: set[str] = set()
         self._model, self._layers, self._opened, self._fake, self._low = model, layers, opened, fake, low
@@ -300,6 +307,9 @@ class _Recorder(TorchFunctionMode):
         result: object,
         versions: dict[int, int],
     ) -> None:
+        for tensor in tensors_of((args, kwargs)):
+            if (name := self._attributes.of(tensor)) and times_written(tensor) != versions.get(id(tensor)):
+                raise CaptureError(f"its forward changes `{name}`, which {ATTRIBUTE}", _line())
         changed = {key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version}
         tensors = tensors_of(result)
         if not tensors and not changed and not layer:
@@ -358,9 +368,8 @@ class _Recorder(TorchFunctionMode):
         """Returns `value` with references in the place of tensors, and adds these to `takes` and `held`."""
         if isinstance(value, Tensor):
             known = self._known.get(id(value))
-            if known is None and getattr(value, "fake_mode", None) is not None:
-                reason = f"it uses a tensor of shape {tuple(value.shape)} that no torch function has returned"
-                raise CaptureError(reason, _line())
+            if known is None and (fault := self._attributes.fault(value, self._model)):
+                raise CaptureError(fault, _line())
             if isinstance(known, Value):
                 self._check(value, known.number)
                 takes.add(known.number)

@@ -123,6 +123,24 @@ class Shifted(nn.Module):
         return self.layers[3](self.layers[2](self.layers[1](x).tanh()).tanh() + self.shift)
 
 
+class Turned(nn.Module):
+    """Rotates between its blocks, by a complex table that is a plain attribute, as reference code for Llama has it."""
+
+    def __init__(self, inputs: int = 64, width: int = 24, outputs: int = 10) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(inputs, width), nn.Linear(width, outputs)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4))
+        self.freqs_cis = torch.polar(torch.ones(width // 2), torch.linspace(0, 3, width // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.flatten(1))
+        self.freqs_cis = self.freqs_cis.to(x.device)
+        for layer in self.layers:
+            pairs = torch.view_as_complex(layer(x).float().unflatten(1, (-1, 2)))
+            x = torch.view_as_real(pairs * self.freqs_cis).flatten(1)
+        return self.leave(x)
+
+
 class SpareBlock(nn.Module):
     """With a parameter and a layer that no step uses."""
 

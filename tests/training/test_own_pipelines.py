@@ -30,6 +30,7 @@ NETWORKS = {
     "sequence": (f'python("own_networks:network", {DIGITS}, depth = 3)', "digits()", 0.01),
     "skips": (f'python("own_networks:Skips", {DIGITS})', "digits()", 0.1),
     "shifted": (f'python("own_networks:Shifted", {DIGITS})', "digits()", 0.1),
+    "turned": ('python("own_networks:Turned")', "digits()", 0.1),
     "decoder": ('python("own_networks:Decoder", width = 32, blocks = 4)', "stdlib(context = 16)", 0.1),
     "gpt2": (GPT2, "stdlib(context = 16)", 0.1),
     "llama": ('transformers("tiny")', "stdlib(context = 16)", 0.1),
@@ -89,6 +90,7 @@ def trained(job: Callable[[str], Path], launcher: Launcher) -> Run:
 PLANS = [
     ("sequence", staged("interleaved_1f1b", 2, 1, 2)),
     ("skips", staged("zbv", 2, 1, 4)),
+    ("turned", staged("1f1b", 2, 1, 2)),
     ("decoder", staged("1f1b", 2, 2, 2, "parallelism.zero=3", "memory.recompute=full")),
     ("llama", staged("1f1b", 2, 1, 2)),
 ]

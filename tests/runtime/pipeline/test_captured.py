@@ -122,6 +122,23 @@ class Tables(Base):
         return self.leave(y)
 
 
+class Attributes(Base):
+    """Tables that are plain attributes, one of them complex and one in a structure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = torch.polar(torch.ones(4), torch.linspace(0, 3, 4))
+        self.more = {"steps": [torch.linspace(0, 1, 8)]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        self.turn = self.turn.to(x.device)
+        for block in self.blocks:
+            y = block(y + self.more["steps"][0])
+            y = torch.view_as_real(torch.view_as_complex(y.unflatten(1, (-1, 2))) * self.turn).flatten(1)
+        return self.leave(y)
+
+
 def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: PrecisionStep = FP32) -> Any:
     """Returns the stages of all cuts at once."""
     rest = [name for name, _ in model.named_parameters() if not any(name.startswith(f"{n}.") for n in layers if n)]
@@ -157,7 +174,7 @@ def composed(parts: Sequence[CapturedStage], x: Tensor) -> Tensor:
 LAYERS = ("enter", "blocks.0", "blocks.1", "blocks.2", "leave")
 
 
-@pytest.mark.parametrize("kind", [Skips, Sizes, Context, Loose, Tables])
+@pytest.mark.parametrize("kind", [Skips, Sizes, Context, Loose, Tables, Attributes])
 def test_the_stages_together_are_the_module(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind()
@@ -317,6 +334,42 @@ class Counting(Base):
         return self.leave(self.enter(x))
 
 
+class Kept(Base):
+    """Keeps tensors as plain attributes that are no constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view, self.product = self.enter.weight[0], self.enter.bias * 2
+        self.table = torch.zeros(8)
+        self.before: Tensor | None = None
+
+
+class KeptView(Kept):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.enter(x * self.view))
+
+
+class KeptProduct(Kept):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.enter(x) * self.product)
+
+
+class KeptTable(Kept):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        self.table[:4].add_(1)
+        return self.leave(y * self.table)
+
+
+class KeptBefore(Kept):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        if self.before is not None:
+            y = y + self.before.mean(0)
+        self.before = y
+        return self.leave(y)
+
+
 class Inward(Base):
     def forward(self, x: Tensor) -> Tensor:
         x[:, 0] = 0
@@ -333,6 +386,10 @@ class Inward(Base):
         (Hooked, "calls `register_hook`"),
         (Counting, "changes `calls` outside of a layer"),
         (Inward, "writes into its own input"),
+        (KeptView, "`view`, a plain attribute, is a view of `enter.weight`"),
+        (KeptProduct, "`product`, a plain attribute, has a gradient"),
+        (KeptTable, "changes `table`, which is a plain attribute"),
+        (KeptBefore, "the tensor of an earlier forward pass that it keeps in `before`"),
     ],
 )
 def test_what_cannot_be_written_down_is_said_with_its_line(kind: type[Base], reason: str) -> None:
