@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.random_streams import generator
-from dslc.runtime.data.samples import Checked, FetchedSamples, Joined, Pair, Part, Samples, SourceError, Splits, items
+from dslc.runtime.data.samples import Splits, joined
 
 
 def order(step: DataStep, epoch: int, own: Callable[[DataStep, int], Tensor]) -> Tensor:
@@ -55,47 +55,9 @@ def _sources(step: DataStep, epoch: int) -> Tensor:
 
 def samples(parts: list[Splits], structured: bool) -> Splits:
     """Returns the samples of all sources, one source after another."""
-    join = Structures if structured else _joined
     test = [part.test for part in parts if part.test is not None]
     return Splits(
-        join([part.train for part in parts]),
-        join([part.validation for part in parts]),
-        test=join(test) if test else None,
+        joined([part.train for part in parts], structured),
+        joined([part.validation for part in parts], structured),
+        test=joined(test, structured) if test else None,
     )
-
-
-def _joined(parts: list[Samples]) -> Samples:
-    by_process = any(part.by_process for part in parts)
-    return Joined([len(part) for part in parts], parts.__getitem__, keep=None, by_process=by_process)
-
-
-class Structures:
-    """Samples of several data sets of a user's, which one function puts together to a batch."""
-
-    by_process, apart = True, True
-
-    def __init__(self, parts: list[Samples]) -> None:
-        self._parts = parts
-        self._starts = torch.tensor([0, *map(len, parts)]).cumsum(0)
-        self._maker = _maker(parts[0])
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def items(self, indices: Tensor, epoch: int = 0) -> list[object]:
-        """Returns these samples as the data sets give them."""
-        found: list[object] = []
-        for index, part in zip(indices, torch.searchsorted(self._starts, indices, right=True) - 1, strict=True):
-            found += items(self._parts[part], (index - self._starts[part]).view(1), epoch)
-        return found
-
-    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
-        return self._maker.collated(self.items(indices, epoch))
-
-
-def _maker(samples: Samples) -> FetchedSamples:
-    while isinstance(samples, Part | Checked):
-        samples = samples.samples
-    if not isinstance(samples, FetchedSamples):
-        raise SourceError("only data sets of a user's own give samples that are structures")
-    return samples

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, SamplerStep
-from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data.held_out import held_out, total
 from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
 from dslc.runtime.data.weighted import of_classes
 from dslc.runtime.process.random_numbers import aside
@@ -110,7 +110,7 @@ def _found(step: DataStep, sampler: SamplerStep, samples: Samples, start: int, s
         length = load_function(sampler.python) if sampler.python is not None else _own_length
         return _each(samples, start, stop, lambda sample: float(length(sample)))
     values = given(sampler)
-    wanted = step.train_samples + (0 if step.split == "given" else step.validation_samples)
+    wanted = step.train_samples if step.split == "given" else total(step)
     if len(values) != wanted:
         raise SourceError(
             f"{sampler.line}: {len(values)} numbers are given, and the data has {wanted} samples: one for each, in the "

@@ -246,6 +246,50 @@ class Joined:
         return made
 
 
+class Structures:
+    """Samples of several data sets of a user's, one after another, which one function puts together to a batch.
+
+    A batch may have samples of several parts: structures cannot be joined once they are batches, but samples can.
+    """
+
+    by_process, apart = True, True
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        self._parts = parts
+        self._starts = torch.tensor([0, *map(len, parts)]).cumsum(0)
+        self.maker = _maker(parts[0])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def items(self, indices: Tensor, epoch: int = 0) -> Iterator[Any]:
+        """Yields these samples as the data sets give them."""
+        for index, part in zip(indices, torch.searchsorted(self._starts, indices, right=True) - 1, strict=True):
+            yield from items(self._parts[part], (index - self._starts[part]).view(1), epoch)
+
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
+        return self.maker.collated(list(self.items(indices, epoch)))
+
+
+def _maker(samples: Samples) -> FetchedSamples:
+    while isinstance(samples, Part | Checked):
+        samples = samples.samples
+    if isinstance(samples, Structures):
+        return samples.maker
+    if not isinstance(samples, FetchedSamples):
+        raise SourceError("only data sets of a user's own give samples that are structures")
+    return samples
+
+
+def joined(parts: Sequence[Samples], structured: bool) -> Samples:
+    """Returns the samples of several parts, one after another; `structured` if batches are structures of tensors."""
+    parts = [part for part in parts if len(part)] or parts
+    if structured:
+        return Structures(parts)
+    by_process = any(part.by_process for part in parts)
+    return Joined([len(part) for part in parts], parts.__getitem__, keep=None, by_process=by_process)
+
+
 @dataclass(frozen=True)
 class Checked(_Of):
     """Checks that the network can take the numbers of the samples, which the plan could not know.
@@ -340,6 +384,8 @@ def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Any]:
             yield from items(samples.samples, samples.inner(indices), epoch)
         case Checked():
             yield from items(samples.samples, indices, epoch)
+        case Structures():
+            yield from samples.items(indices, epoch)
         case FetchedSamples():
             for index in indices.tolist():
                 yield samples.sample(epoch, index)

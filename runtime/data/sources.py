@@ -36,7 +36,6 @@ from dslc.runtime.data.samples import (
     Checked,
     Ended,
     FetchedSamples,
-    Joined,
     Padded,
     Part,
     Samples,
@@ -44,6 +43,7 @@ from dslc.runtime.data.samples import (
     Splits,
     TensorSamples,
     as_seen,
+    joined,
 )
 from dslc.runtime.data.streams import Stream, stream_samples
 from dslc.runtime.data.synthetic import synthetic_samples
@@ -254,9 +254,7 @@ def _part(step: DataStep, made: Any, part: str) -> Samples:
     if not isinstance(made, dict) or {name: len(each) for name, each in made.items()} != sets:
         raise SourceError(f"{step.line}: the validation sets are not those that the plan was made for")
     opened = [_dataset(step, made[name], f"{part} {name}") for name in sets]
-    return Joined(
-        list(sets.values()), opened.__getitem__, keep=None, by_process=any(each.by_process for each in opened)
-    )
+    return joined(opened, step.structured)
 
 
 def _dataset(step: DataStep, made: Any, part: str) -> Samples:

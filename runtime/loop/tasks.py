@@ -32,7 +32,7 @@ from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.held_out import evaluated, for_test, held_out
-from dslc.runtime.data.samples import Joined, Samples, batch_aside
+from dslc.runtime.data.samples import Samples, batch_aside, joined
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
 from dslc.runtime.loop.predictions import Part
@@ -122,8 +122,7 @@ def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tenso
         return opened[split], own[split], numbers[split]
     whole = torch.cat(list(numbers.values()))
     order = whole.argsort()
-    parts = list(opened.values())
-    return Joined([sizes[name] for name in opened], parts.__getitem__, keep=None), order, whole[order]
+    return joined(list(opened.values()), step.structured), order, whole[order]
 
 
 def _batches(job: JobProgram, place: RankPlace, parts: Parts, count: int) -> Iterator[tuple[Tensor, bool]]:

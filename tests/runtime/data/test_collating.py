@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.own_samples import Ragged, padded
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree
 
 from dslc.runtime.data.collating import UnevenSamples, stacked
+from dslc.runtime.data.samples import FetchedSamples, Part, joined
 
 
 class Boxes(NamedTuple):
@@ -70,6 +72,22 @@ def test_samples_stack_as_pytrees_do(shape: Any, number: int) -> None:
 def test_samples_that_do_not_stack_are_named_by_their_place(one: Any, other: Any, said: str) -> None:
     with pytest.raises(UnevenSamples, match=said):
         stacked([one, other])
+
+
+def test_a_batch_of_structures_may_have_samples_of_several_parts() -> None:
+    """Sets for validation, and all splits together, are put together by the user's function once for each batch."""
+    ragged = Ragged()
+    parts = []
+    for start in (0, 8, 16):
+        parts.append(FetchedSamples([ragged[n] for n in range(start, start + 8)], "job.plt:1:1", collate=padded))
+    validation = joined([Part(parts[1], start=2, length=6), Part(parts[2], start=0, length=5)], True)
+    whole = joined([parts[0], validation, Part(parts[2], start=5, length=3)], True)
+    numbers = [3, 9, 17, 18, 8, 0]
+    inputs, targets = whole.batch(torch.tensor(numbers))
+    wanted = [ragged[n if n < 8 else n + 2] for n in numbers]
+    assert inputs["lengths"].tolist() == [len(values) for values, _ in wanted]
+    assert inputs["values"].shape == (6, max(len(values) for values, _ in wanted))
+    assert targets.tolist() == [target for _, target in wanted]
 
 
 def test_numbers_become_tensors_and_texts_lists() -> None:

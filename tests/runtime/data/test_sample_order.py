@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,12 +70,20 @@ def test_beyond_the_categories_of_multinomial_the_shares_are_the_same() -> None:
     assert [firsts[n] / 4000 for n in (1, 2, 4)] == pytest.approx([1 / 8, 2 / 8, 5 / 8], abs=0.03)
 
 
-def test_a_number_belongs_to_a_sample_of_the_source_whether_it_is_held_out_or_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["weighted", "by_length"])
+@pytest.mark.parametrize(("split", "validation", "test"), [("random", 3, 0), ("random", 2, 1), ("tail", 1, 2)])
+def test_a_number_belongs_to_a_sample_of_the_source_whether_it_is_held_out_or_not(
+    kind: Any, split: Any, validation: int, test: int, tmp_path: Path
+) -> None:
     np.save(tmp_path / "w.npy", np.arange(1, 11))
     step = replace(
-        step_of("weighted", 7, file=str(tmp_path / "w.npy")), split="random", validation_samples=3, line="job.plt:2:1"
+        step_of(kind, 7, file=str(tmp_path / "w.npy")),
+        split=split,
+        validation_samples=validation,
+        test_samples=test,
+        line="job.plt:2:1",
     )
-    kept = held_out(step)[0]
+    kept = held_out(step)[0] if split == "random" else torch.arange(7)
     sample_numbers.prepare(step, Part(TensorSamples(torch.zeros(10), torch.zeros(10)), kept), CPU)
     assert sample_numbers.numbers_of(step).values.tolist() == [float(n + 1) for n in kept.tolist()]
 
