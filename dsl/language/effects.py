@@ -29,9 +29,9 @@ _WHOLE = (c.Digits, c.Stdlib, c.Text, c.Tokens, c.Images, c.Arrays, c.Parquet, c
 
 
 def changed(node: Node, name: str) -> bool:
-    """True if the user set the field to something other than its default."""
+    """True if the user set the field to something other than its default; an empty list says nothing."""
     default = next(f.default for f in fields(type(node)) if f.name == name)
-    return node.is_set(name) and getattr(node, name) != default
+    return node.is_set(name) and getattr(node, name) not in (default, ())
 
 
 def no_effect(path: str, why: str, span: Span | None, help: str = "") -> Diagnostic:
