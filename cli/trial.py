@@ -77,6 +77,8 @@ def _shortened(job: JobProgram, steps: int, resume: str) -> JobProgram:
         steps=steps,
         log_every=1,
         evaluate_every=0,
+        evaluate_start=False,
+        evaluate_training=False,
         max_time=None,
         tensorboard=False,
         loggers=(),

@@ -59,6 +59,8 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         context=plan.find(p.ContextStep),
         checkpoint=plan.one(p.CheckpointStep),
         evaluate_every=training.evaluate_every,
+        evaluate_start=training.evaluate_start,
+        evaluate_training=training.evaluate_training,
         metrics=training.metrics,
         early_stopping=training.early_stopping,
         own_step=training.own_step,

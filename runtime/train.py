@@ -124,6 +124,9 @@ class _Training:
 
     def run(self) -> End:
         job, first = self._job, self._step
+        if job.evaluate_start and first == 0:
+            self._evaluate()
+            self._began = time.monotonic()
         last = first if self._goals.reason or self._timed else job.steps  # it had ended early when it was saved
         made = batches(job.data, self._splits, self._place, job.microbatches, first, last, self._parts.device)
         for batch in made:
@@ -145,7 +148,7 @@ class _Training:
     def _ends_with(self, batch: StepBatch) -> bool:
         """Does the next step, with all that follows from it. Returns True if it is the last."""
         told, hooks, guard = self._told, self._hooks, self._guard
-        rate = self._begin()
+        rate = self._begin(batch.epoch)
         done = self._order.run(self._work, batch) if self._order.is_due(self._step) else self._work(batch)
         guard.leave()
         if self._parts.average is not None:
@@ -167,7 +170,7 @@ class _Training:
             self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress, batch.marks)
         return ended
 
-    def _begin(self) -> float:
+    def _begin(self, epoch: int) -> float:
         """Enters the next step, and returns its learning rate."""
         job, board = self._job, self._board
         self._step += 1
@@ -180,7 +183,7 @@ class _Training:
             board.answer(next_wait(job, self._step), timed=late)
         rate = set_learning_rate(self._parts.optimizer, self._factor(self._step - 1) * self._goals.rate)
         if self._hooks is not None:
-            self._hooks.before_step(self._step, rate)
+            self._hooks.before_step(self._step, rate, epoch)
         self._guard.enter(self._step)
         self._told.enter(self._step)
         return rate
@@ -202,20 +205,23 @@ class _Training:
             self._records.write({**line, **told.further, **more, "samples": self._seen, "seconds": self._seconds})
 
     def _evaluate(self) -> None:
+        """Evaluates the splits that the job asks for, if it does after this step, or before the first."""
         job, step = self._job, self._step
-        if not job.data.validation_samples or job.observe or not (self._timed or is_evaluated(job, step)):
+        splits = evaluated(job.data) + (("training",) if job.evaluate_training else ())
+        if not splits or job.observe or not (step == 0 or self._timed or is_evaluated(job, step)):
             return
-        splits = evaluated(job.data)
         with self._averaged(), self._order.evaluation():
             found = {split: evaluate(job, self._place, self._parts, self._splits, split) for split in splits}
-        together = named(found)
-        self._goals.hear(step, together)
+        together = named({split: metrics for split, metrics in found.items() if split != "training"})
+        if step and together:
+            self._goals.hear(step, together)
         if self._records is not None:
             for split, metrics in found.items():
                 line = {"step": step, "split": split, **metrics}
                 self._records.write({**line, "samples": self._seen, "seconds": self._seconds})
         if self._hooks is not None:
-            self._hooks.evaluated(together)
+            of_training = {f"training.{name}": value for name, value in found.get("training", {}).items()}
+            self._hooks.evaluated({**together, **of_training})
         self._replicas.compare(step)
 
     def _test(self) -> None:

@@ -357,7 +357,7 @@ _WANTED = {
     "loss": "it takes (output, target) and gives one number for each sample or token, or a pair (sum, count)",
     "metric": "it returns a `torchmetrics.Metric`, or an object with `update(output, target)`, `compute()`, `states`",
     "optimizer": "it takes (params, lr = …) and gives a `torch.optim.Optimizer` over all of them",
-    "hook": "it has some of the methods start, before_step, after_backward, after_step, evaluated, end and failed",
+    "hook": "it has `start`, `epoch`, `before_step`, `after_backward`, `after_step`, `evaluated`, `end` or `failed`",
     "logger": "it has `log(record)`",
     "sampler": "for `weighted` it takes nothing and gives a number for each sample; for `by_length` it takes a sample "
     "and gives its length",

@@ -121,7 +121,7 @@ def _row(place: str, name: str, values: tuple[str, ...], standing: Standing, swe
         for metric, shown, value in _metrics(record):
             last[shown] = value
             highest = sweep.highest.get(_within(record["split"], metric), sweep.highest.get(metric))
-            if value is None or highest is None or record["split"] in ("train", "test"):
+            if value is None or highest is None or record["split"] in ("train", "training", "test"):
                 continue
             before = best.get(shown)
             if before is None or (value > before[0] if highest else value < before[0]):

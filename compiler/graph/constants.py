@@ -100,6 +100,8 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         offload=tuple(what for what in job.memory.offload if what in offloaded(job, layout)),
         compiled=_compiled(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
+        evaluate_start=job.evaluate.start,
+        evaluate_training=job.evaluate.training,
         metrics=tuple(metric_step(metric, HERE) for metric in job.evaluate.metrics),
         early_stopping=goal_step(job.train.early_stopping),
         own_step=python_function(job.train.step, HERE) if isinstance(job.train.step, c.PythonStep) else None,

@@ -120,9 +120,7 @@ class LossStep(Record):
     `counts` is the unit: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the elements
     of the target that are not `ignore`, which the ranks must sum before the first backward; `own`: what the loss itself
     counts, which the ranks sum after the last backward. `own` as a kind is the loss that the model returns.
-
-    A loss that compares samples is over those of `together` neighbours along the data axis; 0: each sample, or token,
-    has a loss of its own.
+    A loss that compares samples is over those of `together` neighbours along the data axis; 0: each has its own loss.
     """
 
     kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own"]
@@ -569,7 +567,9 @@ class JobProgram(Record):
     raw: bool = False  # evaluate, predict: the weights themselves, also where the checkpoint has their average
     split: Literal["train", "validation", "test", "all"] = "validation"  # evaluate, predict: the samples
     output: str = ""  # predict: the output file
-    evaluate_every: int  # steps; 0: at the end only, and nothing without a validation split
+    evaluate_every: int  # steps; 0: at the end only, and nothing without a split to evaluate
+    evaluate_start: bool = False
+    evaluate_training: bool = False
     metrics: tuple[MetricStep, ...]
     early_stopping: GoalStep | None = None
     log_every: int

@@ -212,6 +212,8 @@ class Training(Record):
     offload: tuple[str, ...]
     compiled: tuple[str, ...]
     evaluate_every: int
+    evaluate_start: bool = False
+    evaluate_training: bool = False
     metrics: tuple[p.MetricStep, ...]
     early_stopping: p.GoalStep | None = None
     own_step: p.PythonFunction | None = None

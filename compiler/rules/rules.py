@@ -176,7 +176,7 @@ def _check_length(job: JobSpec, layout: Layout | None, workload: Workload | None
             help=f"a shorter one, as in `{longest} = 5%`",
         )
     for blk, what in ((job.evaluate, "evaluation"), (job.checkpoint, "checkpoint")):
-        if what == "evaluation" and workload.split == "none":
+        if what == "evaluation" and workload.split == "none" and not job.evaluate.training:
             continue  # W0103 reports that there is none
         every = blk.every
         steps = in_steps(every, workload) if every else None
@@ -188,6 +188,13 @@ def _check_length(job: JobSpec, layout: Layout | None, workload: Workload | None
                 blk.at("every"),
                 help=f"`every = {plural(half, 'step')}`",
             )
+    if job.evaluate.training and workload.stream is not None:
+        report.add(
+            "E0340",
+            "the training split is a stream, which is read once an epoch by the training alone",
+            job.evaluate.at("training"),
+            help="leave `training` out, or give a data set with a length",
+        )
     exchange = exchange_of(job, layout) if layout is not None else None
     if exchange is not None and exchange.differ and exchange.first > workload.steps:
         report.add(

@@ -305,6 +305,10 @@ class EvaluateSpec(Block):
     metrics: tuple[Call, ...] = arg(
         ListOf(calls("metric"), min_length=1), "what is measured", default=(LossMetric(),), shown="[loss]"
     )
+    start: bool = arg(Bool(), "also before the first step, as step 0, which no goal counts", default=False)
+    training: bool = arg(
+        Bool(), "also the whole training split, each sample once and not augmented, as `training`", default=False
+    )
 
 
 @block

@@ -102,8 +102,8 @@ def _held_out(blocks: Blocks) -> bool:
 
 def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     evaluate = blocks["evaluate"]
-    if "data.validation" not in broken and not _held_out(blocks):
-        names = ("every",) if blocks["data"].test else ("every", "metrics")
+    if "data.validation" not in broken and not _held_out(blocks) and not evaluate.training:
+        names = ("every", "start") if blocks["data"].test else ("every", "metrics", "start")
         yield from _each(evaluate, names, "nothing is held out to evaluate on", "set `data.validation`, or remove it")
 
 

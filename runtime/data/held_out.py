@@ -11,7 +11,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.random_streams import generator
 
-Split: TypeAlias = str  # validation, test, or one set of the validation split: "validation/clean"
+Split: TypeAlias = str  # validation, test, training, or one set of the validation split: "validation/clean"
 
 
 def held_out(step: DataStep) -> tuple[Tensor, Tensor]:
@@ -42,8 +42,8 @@ def samples_of(step: DataStep, split: Split) -> int:
 
 def range_of(step: DataStep, split: Split) -> tuple[int, int]:
     """Returns the first sample of a split among those opened for it, and their number."""
-    if split == "test":
-        return 0, step.test_samples
+    if split in ("test", "training"):
+        return 0, step.test_samples if split == "test" else step.train_samples
     first = 0
     for name, samples in step.validation_sets:
         if split == f"validation/{name}":
@@ -59,6 +59,7 @@ def total(step: DataStep) -> int:
 
 def sample_name(step: DataStep, split: Split, number: int) -> str:
     """Returns a sample of a split (train, validation, test) by its number there, and by that in the source."""
+    split = "train" if split == "training" else split
     words = f"sample {number} of the {'training' if split == 'train' else split} data"
     if step.parts or step.stream is not None:
         return words

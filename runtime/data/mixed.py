@@ -60,4 +60,5 @@ def samples(parts: list[Splits], structured: bool) -> Splits:
         joined([part.train for part in parts], structured),
         joined([part.validation for part in parts], structured),
         test=joined(test, structured) if test else None,
+        plain_train=joined([part.of("training") for part in parts], structured),
     )

@@ -72,13 +72,13 @@ class Splits:
     validation: Samples
     stream: Streamed | None = None
     test: Samples | None = None
+    plain_train: Samples | None = None  # those for training as an evaluation sees them, not augmented
 
     def of(self, split: str) -> Samples:
-        """Returns the samples of the validation split or of the test."""
-        if split != "test":
-            return self.validation
-        assert self.test is not None
-        return self.test
+        """Returns the samples of a split that is evaluated."""
+        samples = {"test": self.test, "training": self.plain_train}.get(split, self.validation)
+        assert samples is not None
+        return samples
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def open_source(step: DataStep, *, training: bool = True) -> Splits:
         looked_at = [seen(step, opened[0]), *(plain_pictures(step, part) for part in opened[1:])]
         words = ("", "validation ", "test ")
         parts = [_checked(step, part, word) for part, word in zip(looked_at, words, strict=False)]
-        splits = Splits(parts[0], parts[1], test=parts[2] if len(parts) == 3 else None)
+        plain_train = _checked(step, plain_pictures(step, opened[0]))
+        splits = Splits(parts[0], parts[1], test=parts[2] if len(parts) == 3 else None, plain_train=plain_train)
     else:
         _check(step, "samples", len(opened), total(step))
         splits = _split(step, _checked(step, seen(step, opened)), _checked(step, plain_pictures(step, opened)))
@@ -137,12 +138,13 @@ def _split(step: DataStep, samples: Samples, plain: Samples) -> Splits:
     if step.split == "random":
         train, validation = held_out(step)
         test = Part(plain, for_test(step)) if step.test_samples else None
-        return Splits(Part(samples, train), Part(plain, validation), test=test)
+        return Splits(Part(samples, train), Part(plain, validation), test=test, plain_train=Part(plain, train))
     first = step.train_samples + step.validation_samples
     return Splits(
         Part(samples, start=0, length=step.train_samples),
         Part(plain, start=step.train_samples, length=step.validation_samples),
         test=Part(plain, start=first, length=step.test_samples) if step.test_samples else None,
+        plain_train=Part(plain, start=0, length=step.train_samples),
     )
 
 

@@ -36,7 +36,7 @@ from dslc.runtime.process.records import Record
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.assemble import Parts
 
-EVENTS = ("start", "before_step", "after_backward", "after_step", "evaluated", "end", "failed")
+EVENTS = ("start", "epoch", "before_step", "after_backward", "after_step", "evaluated", "end", "failed")
 _STATE = ("state_dict", "load_state_dict")
 
 Between = Callable[[StepBatch, Tensor, int | Tensor], None]
@@ -49,10 +49,10 @@ class HookError(RuntimeError):
 class Context:
     """The training as a hook sees it; read-only.
 
-    `step` counts from 1, and is 0 before the first; `steps` is the last. `model` is the module under its own names: of
-    a pipeline this rank's stages. `loss` is the mean over the global batch of the last step that was logged
-    (`log.every`), `metrics` those of the last evaluation, `lr` the rate of this step. `folder` is the run directory,
-    `error` the exception of `failed`.
+    `step` counts from 1, and is 0 before the first; `steps` is the last; `epoch` counts from 0. `model` is the module
+    under its own names: of a pipeline this rank's stages. `loss` is the mean over the global batch of the last step
+    that was logged (`log.every`), `metrics` those of the last evaluation, `lr` the rate of this step. `folder` is the
+    run directory, `error` the exception of `failed`.
     """
 
     __slots__ = ("_values",)
@@ -121,6 +121,7 @@ class Hooks:
         self._values: dict[str, Any] = {
             "step": 0,
             "steps": job.steps,
+            "epoch": None,
             "rank": place.rank,
             "world_size": job.world_size,
             "model": parts.plain,
@@ -150,8 +151,12 @@ class Hooks:
         self._values["step"] = step
         self._call("start")
 
-    def before_step(self, step: int, rate: float) -> None:
+    def before_step(self, step: int, rate: float, epoch: int) -> None:
+        """Calls `epoch` before the first step of each epoch, and of a training that resumes within one."""
         self._values |= {"step": step, "lr": rate}
+        if epoch != self._values["epoch"]:
+            self._values["epoch"] = epoch
+            self._call("epoch")
         self._steps_seen += 1
         self._call("before_step")
 

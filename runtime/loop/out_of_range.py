@@ -32,22 +32,29 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
     """Adds to `error`, which ended `step` (from 1), the first target that is not a class, if it is an error of that
     kind.
     """
-    evaluated = any(frame.f_globals is vars(evaluate) for frame, _ in traceback.walk_tb(error.__traceback__))
+    split = next(
+        (
+            str(frame.f_locals["split"])
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+            if frame.f_globals is vars(evaluate) and "split" in frame.f_locals
+        ),
+        "",
+    )
     while error.__cause__ is not None:
         error = error.__cause__
     outputs, about = job.data.arguments.get("outputs"), isinstance(error, IndexError | RuntimeError)
     if outputs is None or step == 0 or not about or not _INDEX.search(str(error)):
         return
-    if job.data.stream is not None and not evaluated:  # which would be read again from its beginning
+    if job.data.stream is not None and not split:  # which would be read again from its beginning
         return
-    seen = _validation(job.data, place) if evaluated else _training(job, place, step)
-    samples = splits.validation if evaluated else splits.train
+    seen = _evaluation(job.data, split, place) if split else _training(job, place, step)
+    samples = splits.of(split) if split else splits.train
     with contextlib.suppress(Exception):  # any kind: the user's code runs again, and only the first error counts
         for indices, epoch in seen:
             found = beyond(samples.batch(indices, epoch)[1], outputs, job.loss.ignore)
             if found is not None:
                 at, number = found
-                name = sample_name(job.data, "validation" if evaluated else "train", int(indices[at]))
+                name = sample_name(job.data, split.partition("/")[0] or "train", int(indices[at]))
                 error.add_note(
                     f"{name} has the target {number}, and the network gives {outputs} numbers: where these are "
                     f"classes, they are 0 to {outputs - 1}"
@@ -62,6 +69,6 @@ def _training(job: JobProgram, place: RankPlace, step: int) -> Iterator[tuple[Te
         yield indices, epoch
 
 
-def _validation(step: DataStep, place: RankPlace) -> Iterator[tuple[Tensor, int]]:
-    for indices in split_indices(step, "validation", place).split(step.batch):
+def _evaluation(step: DataStep, split: str, place: RankPlace) -> Iterator[tuple[Tensor, int]]:
+    for indices in split_indices(step, split, place).split(step.batch):
         yield indices, 0

@@ -50,7 +50,7 @@ class Records:
         found, damaged = _read(run_dir)
         for fault in damaged:
             note(run_dir, f"{NAME}, {fault}: the line is left out")
-        kept = [record for record in found if record["step"] <= step and record["split"] != "test"]
+        kept = [record for record in found if step and record["step"] <= step and record["split"] != "test"]
         with naming(path), replacing(path) as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         self._path = path

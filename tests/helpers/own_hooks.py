@@ -57,6 +57,14 @@ def _gradients(context: Any) -> int:
     return sum(parameter.grad is not None for parameter in context.model.parameters())
 
 
+class Epochs:
+    """Writes down the step and the epoch at the start of each epoch."""
+
+    def epoch(self, context: Any) -> None:
+        with open(os.path.join(context.folder, f"epochs-{context.rank}.txt"), "a", encoding="utf-8") as file:
+            file.write(f"{context.step} {context.epoch}\n")
+
+
 class Fails:
     """Fails after a step."""
 

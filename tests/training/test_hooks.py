@@ -79,6 +79,17 @@ def test_a_hook_sees_each_event_on_the_ranks_that_it_asks_for(launcher: Launcher
     assert told[-1]["weights"]
 
 
+def test_a_hook_is_told_when_an_epoch_begins_and_where_a_training_resumes(launcher: Launcher, job: Path) -> None:
+    """8 samples of 24 a step: epochs of 3 steps."""
+    told = 'train.hooks=python("own_hooks:Epochs", ranks = all)'
+    short = ("data.source=synthetic(samples = 24, shape = [4], classes = 3)", "data.validation=0", "data.batch=8")
+    kept = (f"checkpoint.dir={job.parent / 'kept'}", "checkpoint.every=5 steps", told, *short)
+    first = train_job(launcher, job, *kept, "train.steps=5")
+    assert [(first.folder / f"epochs-{rank}.txt").read_text() for rank in range(2)] == ["1 0\n4 1\n"] * 2
+    resumed = train_job(launcher, job, *kept, "train.steps=8", "checkpoint.resume=auto")
+    assert (resumed.folder / "epochs-0.txt").read_text() == "6 1\n7 2\n"
+
+
 def test_a_hook_goes_on_from_its_state_under_another_plan(launcher: Launcher, job: Path) -> None:
     kept = f"checkpoint.dir={job.parent / 'kept'}"
     every = hook("Diary", ranks="all")
@@ -128,7 +139,11 @@ def test_a_failing_logger_is_named_and_closed(launcher: Launcher, tmp_path: Path
 @pytest.mark.parametrize(
     ("field", "call", "said"),
     [
-        ("train.hooks", 'python("own_hooks:Nothing")', "the class Nothing has none of the methods start, before_step"),
+        (
+            "train.hooks",
+            'python("own_hooks:Nothing")',
+            "the class Nothing has none of the methods start, epoch",
+        ),
         ("train.hooks", 'python("own_hooks:TakesNothing")', "its `start` is called with one argument"),
         ("train.hooks", 'python("own_hooks:HalfAState")', "it has `state_dict` alone"),
         ("train.hooks", 'python("own_hooks:Diary", nome = 1)', "it is called with other arguments"),
