@@ -174,7 +174,13 @@ def _tensor(staging: Staging) -> p.TensorParallelStep | None:
     if ranks == 1:
         return None
     styles = tuple(plan.styles)
-    return p.TensorParallelStep(size=ranks, sequence=plan.sequence, styles=styles, loss_parallel=plan.loss_parallel)
+    return p.TensorParallelStep(
+        size=ranks,
+        sequence=plan.sequence,
+        styles=styles,
+        loss_parallel=plan.loss_parallel,
+        parts=tuple(plan.parts.items()),
+    )
 
 
 def _checkpoint(analysis: Analysis) -> p.CheckpointStep:

@@ -60,6 +60,7 @@ class ShareFacts(Record):
 
     ranks: int
     styles: tuple[tuple[str, TensorStyle], ...]
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()  # rows of each part of a column
     calls: tuple[CutCall, ...] = ()
     summed: tuple[str, ...] = ()
     head: str = ""

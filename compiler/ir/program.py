@@ -492,15 +492,15 @@ class PipelineStep(Record):
 class TensorParallelStep(Record):
     """The tensor axis: the cut of each module's parameters.
 
-    `styles` are (module, style), in the order in which they are applied; `runtime/parallel/tensor_parallel.py` has the
-    styles. `sequence`: some layers work on a piece of the sequence on each rank, which then draws noise of its own.
-    `loss_parallel`: logits stay cut over the vocabulary.
-    """
+    `styles` are (module, style), in the order in which they are applied. `sequence`: some layers work on a piece of the
+    sequence on each rank, which then draws noise of its own. `loss_parallel`: logits stay cut over the vocabulary.
+    `parts`: the rows of each part of a column."""
 
     size: int
     sequence: bool
     styles: tuple[tuple[str, TensorStyle], ...]
     loss_parallel: bool
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @record

@@ -4,6 +4,9 @@ Model: `parallelism.tensor_plan` names modules by pattern (`fnmatch`, over the n
 any text, dots included), each with a style of `STYLES`. A model of `transformers` brings a plan of its own, whose
 styles are translated (`PUBLISHED`); the job's replaces it. A module that no entry names is whole on every rank.
 
+A dense layer whose features are several things side by side, as queries, keys and values are, is a `column in 3 parts`,
+or `column in parts [4, 1, 1]` if these are of unequal sizes, given by their ratio: each rank has a share of every part.
+
 Contract: plain Python over the traced facts of the modules. `chosen` returns one style for each module that is cut, in
 the order of the modules, or the reason why an entry cannot be used. compiler/trace/shares.py proves that the cut
 network computes the same.
@@ -11,15 +14,16 @@ network computes the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dslc.compiler.common.adapters import BASE, FIRST, SECOND
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
-from dslc.dsl.words import article
+from dslc.dsl.words import article, plural
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts, ModuleFacts
@@ -34,6 +38,8 @@ STYLES: Mapping[TensorStyle, str] = {
     TensorStyle.SUMMED: "a module that works on shares with parameters that every rank has whole, as a norm of each "
     "head does",
 }
+
+_IN_PARTS = re.compile(r"column +in +(?:(\d{1,4}) +parts|parts *\[([\d, ]{1,400})\])")
 
 # The styles of the library's plans, in ours; None: the module stays as it is.
 PUBLISHED: Mapping[str, TensorStyle | None] = {
@@ -65,17 +71,26 @@ class Fault(Record):
 @dataclass(kw_only=True)
 class Chosen:
     """`uneven` are counts that the ranks cannot share: the module, the kind of count, the number. `ignored` are entries
-    that name no module, beside others that do: warnings.
+    that name no module, beside others that do: warnings. `parts` are the rows of each part of a column, by module.
     """
 
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     ignored: list[Fault] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
 
 
-def read(entry: str) -> tuple[str, TensorStyle] | Fault:
-    """Returns the pattern and the style of an entry of `tensor_plan`."""
+class Entry(NamedTuple):
+    """An entry of a plan: a pattern, its style, and the sizes of the parts of a column, in any unit."""
+
+    pattern: str
+    style: TensorStyle
+    parts: tuple[int, ...] = ()
+
+
+def read(entry: str) -> Entry | Fault:
+    """Returns an entry of `tensor_plan`."""
     pattern, colon, style = (part.strip() for part in entry.rpartition(":"))
     if not colon or not pattern or not style:
         return Fault(
@@ -85,14 +100,27 @@ def read(entry: str) -> tuple[str, TensorStyle] | Fault:
             help='`"blocks.*.up: column"`',
         )
     found = next((each for each in STYLES if each == style), None)
-    if found is None:
+    if found is not None:
+        return Entry(pattern, found)
+    in_parts = _IN_PARTS.fullmatch(style)
+    if in_parts is None:
+        words = ", ".join(f"`{word}`" for word in STYLES)
         return Fault(
             code="E0426",
             entry=entry,
             message=f"`{style}` is not a style of the tensor axis",
-            help="one of " + ", ".join(f"`{word}`" for word in STYLES),
+            help=f"one of {words}; or `column in 3 parts`, `column in parts [4, 1, 1]`",
         )
-    return pattern, found
+    count, sizes = in_parts.groups()
+    parts = (1,) * int(count) if count else tuple(int(size) for size in sizes.replace(",", " ").split())
+    if len(parts) < 2 or 0 in parts:
+        return Fault(
+            code="E0426",
+            entry=entry,
+            message=f"`{style}` has {plural(len(parts), 'part')}" + (", one of size 0" if 0 in parts else ""),
+            help="two parts or more, or `column`",
+        )
+    return Entry(pattern, TensorStyle.COLUMN, parts)
 
 
 def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
@@ -100,17 +128,22 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
     found = Chosen()
     modules = {module.name: module for module in facts.modules}
     named = _published(facts, modules, found) if plan is None else _written(plan, modules, found)
-    _beside_adapters(named, modules)
+    _beside_adapters(named, modules, found.parts)
     for name, module in modules.items():
         if name not in named:
             continue
         style, entry = named[name]
-        wrong = _misfit(module, style)
+        parts = found.parts.pop(name, ())
+        wrong = _misfit(module, style) or _misfit_of_parts(module, parts)
         if wrong:
             code = "E0427" if plan is None else "E0426"
             found.faults.append(Fault(code=code, entry=entry, message=wrong, help=_instead(module, style, modules)))
             continue
         found.styles.append((name, style))
+        if parts:
+            found.parts[name] = tuple(module.weight[0] * size // sum(parts) for size in parts)
+            found.uneven += [(name, "features", size) for size in sorted({*found.parts[name]}) if size % ranks][:1]
+            continue
         what, count = _counted(module, style)
         if count % ranks:
             found.uneven.append((name, what, count))
@@ -129,14 +162,16 @@ def _written(
         if isinstance(parts, Fault):
             found.faults.append(parts)
             continue
-        pattern, style = parts
+        pattern, style, sizes = parts
         matched = [name for name in modules if name and fnmatchcase(name, pattern)]
         if not matched:
             unknown.append((entry, pattern))
         for name in matched:
             before, by = named.setdefault(name, (style, entry))
-            if before != style:
-                message = f"`{name}` is a `{before}` by `{by}`, and a `{style}` here"
+            if by == entry and sizes:
+                found.parts[name] = sizes
+            if before != style or found.parts.get(name, ()) != sizes:
+                message = f"`{name}` is a `{before}` by `{by}`, and a `{style}` by `{entry}`"
                 found.faults.append(Fault(code="E0426", entry=entry, message=message, help="one style for each module"))
                 break
     for entry, pattern in unknown:
@@ -167,15 +202,22 @@ def _published(
     return named
 
 
-def _beside_adapters(named: dict[str, tuple[TensorStyle, str]], modules: Mapping[str, ModuleFacts]) -> None:
+def _beside_adapters(
+    named: dict[str, tuple[TensorStyle, str]],
+    modules: Mapping[str, ModuleFacts],
+    parts_of: dict[str, tuple[int, ...]],
+) -> None:
     """Cuts, in place of a layer with an adapter, what is in it. Of a column the second matrix is one too, and the first
     is whole; of a row the first is one, and the second is whole. Both sums are whole then, and so are their gradients.
     """
     for name in [each for each in named if f"{each}.{FIRST}" in modules]:
         style, entry = named.pop(name)
+        parts = parts_of.pop(name, ())
         matrix = FIRST if style in (TensorStyle.ROW, TensorStyle.ROW_OF_WHOLE) else SECOND
         for part in (BASE, matrix):
             named.setdefault(f"{name}.{part}", (style, entry))
+            if parts:
+                parts_of.setdefault(f"{name}.{part}", parts)
 
 
 def _misfit(module: ModuleFacts, style: TensorStyle) -> str:
@@ -187,6 +229,14 @@ def _misfit(module: ModuleFacts, style: TensorStyle) -> str:
         return ""
     kind = article(f"`{module.kind}`")
     return f"`{module.name}` is {kind}, and `{style}` is of {article(f'`{wanted}`')} or a class derived from it"
+
+
+def _misfit_of_parts(module: ModuleFacts, parts: tuple[int, ...]) -> str:
+    """Returns the reason why the features of a dense layer are not these parts; "" if they are."""
+    if not parts or module.weight[0] % sum(parts) == 0:
+        return ""
+    count = f"{len(parts)} parts" if len(set(parts)) == 1 else f"parts of {list(parts)}, {sum(parts)} together"
+    return f"`{module.name}` has {plural(module.weight[0], 'feature')}, which are not {count}"
 
 
 def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, ModuleFacts]) -> str:
@@ -214,7 +264,8 @@ def _ties(
 ) -> None:
     for one, other in facts.ties:
         first, second = (styles.get(name.rpartition(".")[0]) for name in (one, other))
-        if _cut(first) == _cut(second):
+        owners = [name.rpartition(".")[0] for name in (one, other)]
+        if _cut(first) == _cut(second) and len({found.parts.get(name, ()) for name in owners}) == 1:
             continue
         owner = one.rpartition(".")[0] if first else other.rpartition(".")[0]
         found.faults.append(

@@ -56,6 +56,7 @@ class TensorPlan:
     """
 
     styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # rows of each part of a column
     loss_parallel: bool = False
     sequence: bool = False
     unknown: list[str] = field(default_factory=list)
@@ -126,7 +127,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
 def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     assert model.traced is not None, "a network that was traced"
     found, shares = chosen(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
-    plan = TensorPlan(styles=found.styles, uneven=found.uneven)
+    plan = TensorPlan(styles=found.styles, parts=found.parts, uneven=found.uneven)
     head = shares.head if shares else ""
     if dict(found.styles).get(head) in (TensorStyle.COLUMN, TensorStyle.GATHERED):
         plan.loss_parallel = _in_shares(job)

@@ -33,7 +33,7 @@ from dslc.compiler.placement.tensor_patterns import chosen
 from dslc.compiler.trace.batch import SMALL, Example
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
-from dslc.compiler.trace.operators import CUTS, Operation, Refused, Share, follow, start_of
+from dslc.compiler.trace.operators import CUTS, Operation, Refused, Share, follow, share_of_parts, start_of
 from dslc.compiler.trace.run import Run, storage, tensors_of
 from dslc.compiler.trace.skipped import Skipped
 
@@ -66,9 +66,10 @@ def with_shares(
     found = chosen(plan, facts, ranks)
     if found.faults or found.uneven or not found.styles:
         return facts
-    skipped.check_all({name: style.value for name, style in found.styles})
+    skipped.check_all({name: f"{style} {found.parts.get(name, ())}" for name, style in found.styles})
     whole = _Whole(model, cut, fake, input, dict(found.styles))
-    common: dict[str, Any] = {"ranks": ranks, "styles": tuple(found.styles)}
+    whole.parts = found.parts
+    common: dict[str, Any] = {"ranks": ranks, "styles": tuple(found.styles), "parts": tuple(found.parts.items())}
     try:
         whole.forward()
         part = _Part(model, cut, fake, input, dict(found.styles), ranks)
@@ -231,6 +232,7 @@ class _Whole(_Watched):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.calls: list[CutCall] = []
+        self.parts: Mapping[str, tuple[int, ...]] = {}  # rows of each part of a column
         self.head = ""
         self._last: tuple[str, object] = ("", None)  # the cut module that was called last, and its output
         self._names = {storage(p): name for name, p in self.model.named_parameters()}
@@ -254,7 +256,7 @@ class _Whole(_Watched):
         with self.hooked():
             output = self.called()
         path, made = self._last
-        self.head = path if made is output else ""
+        self.head = path if made is output and path not in self.parts else ""
         if any(id(tensor) in self.shared for tensor in tensors_of(output)) and not self.head:
             raise Refused("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
 
@@ -264,7 +266,7 @@ class _Whole(_Watched):
             raise Refused(f"{_named(path)} is a `{style}`, which takes the whole, and is given a share", path)
         if style is TensorStyle.ROW and share is None:
             raise Refused(f"{_named(path)} is a `row`, and is given the whole", path, "`row_of_whole`")
-        if share is not None and (share.dim != x.dim() - 1 or share.outer != 1):
+        if share is not None and (share.dim != x.dim() - 1 or share.outer != 1 or share.parts):
             raise Refused(f"{_named(path)} is a `row`, and its share is not one of the features", path)
         self._distributed = {id(x)}
         self._own = {storage(parameter) for parameter in self.model.get_submodule(path).parameters()}
@@ -272,7 +274,8 @@ class _Whole(_Watched):
 
     def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         if style is TensorStyle.COLUMN:
-            self._share(output, Share(output.dim() - 1, 1, output.shape[-1]))
+            sizes = self.parts.get(path, (output.shape[-1],))
+            self._share(output, share_of_parts(output.dim() - 1, sizes))
         self.calls.append(CutCall(module=path, input=_fact(x), output=_fact(output)))
         self._last = (path, output)
         self.alive.append(output)

@@ -188,7 +188,8 @@ class ParallelismSpec(Block):
     tensor_plan: tuple[str, ...] | None = arg(
         _PATTERNS,
         'the styles of modules, by pattern, in a `python(…)` or `transformers(…)` network: `"blocks.*.up: column"`; '
-        "`column`, `row`, `gathered`, `row_of_whole`, `vocabulary`, `summed`",
+        "`column`, `row`, `gathered`, `row_of_whole`, `vocabulary`, `summed`, `column in 3 parts`, "
+        "`column in parts [4, 1, 1]`",
         default=None,
         shown="known",
     )

@@ -41,6 +41,7 @@ from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.apart import Apart
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.checkpoint.own_state import OwnState
+from dslc.runtime.checkpoint.permuted_rows import with_chunks
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.own_optimizer import OwnOptimizer
 from dslc.runtime.process import random_numbers
@@ -431,7 +432,7 @@ def write(path: str, tensors: State, group: Any) -> None:
     dcp = _torchs()
     with _plainly(f"{path} cannot be written"):
         dcp.save(
-            tensors,
+            with_chunks(tensors),
             storage_writer=dcp.FileSystemWriter(path, sync_files=True),
             planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             process_group=group,
@@ -444,7 +445,7 @@ def read(path: str, wanted: State) -> None:
     dcp = _torchs()
     with _plainly(f"{path} cannot be read"):
         dcp.load(
-            wanted,
+            with_chunks(wanted),
             storage_reader=_reader(path),
             planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             no_dist=True,

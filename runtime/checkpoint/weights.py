@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dslc.runtime.checkpoint.tensor_file import Entry, writing
 from dslc.runtime.model.names import WEIGHTS, named_tensors
+from dslc.runtime.model.row_order import as_named
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline.pipeline import Pipeline
@@ -52,9 +53,9 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
     with writing(path, entries, METADATA) if writes else contextlib.nullcontext() as file:
         for name in tensors:
             if pipeline is None:
-                whole = _whole(own[name], writes)
+                whole = _whole(name, own[name], writes)
             else:
-                there = _whole(own[name], pipeline.first) if pipeline.owner(name) == pipeline.coordinate else None
+                there = _whole(name, own[name], pipeline.first) if pipeline.owner(name) == pipeline.coordinate else None
                 whole = pipeline.to_rank_0(name, there)
             if file is not None and whole is not None:
                 write_tensor(file, whole)
@@ -66,12 +67,12 @@ def entry(tensor: Tensor) -> Entry:
     return Entry(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-def _whole(tensor: Any, wanted: bool) -> Tensor | None:
+def _whole(name: str, tensor: Any, wanted: bool) -> Tensor | None:
     """Returns the whole of a tensor that may be sharded; every rank takes part in gathering it."""
     whole: Tensor | None = tensor if wanted else None
     if hasattr(tensor, "full_tensor"):
         gathered = tensor.full_tensor()
-        whole = gathered if wanted else None
+        whole = as_named(name, gathered) if wanted else None
     return whole
 
 

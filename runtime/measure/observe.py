@@ -39,6 +39,7 @@ from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.samples import Pair
 from dslc.runtime.model.initial_weights import Part, own_part
 from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.row_order import as_named, is_permuted
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.stepper import Done
 
@@ -149,6 +150,9 @@ class Observer:
         kept = torch.float64 if self._job.exact else torch.float32
         for name, tensor in self._tensors.items():
             local, part = own_part(tensor)
+            if is_permuted(name):
+                local = as_named(name, tensor.full_tensor())  # type: ignore[attr-defined]
+                part = tuple(slice(0, size) for size in local.shape)
             wide = local.cpu().to(kept) if local.is_floating_point() else local.cpu()
             found[name] = wide.clone(memory_format=torch.contiguous_format)
             places[name] = [(each.start, each.stop) for each in part]

@@ -29,6 +29,7 @@ from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_par
 from dslc.compiler.trace.structures import attribute_tensors
 from dslc.runtime.model.model import initial_value, own_model, skeleton, under_seed
 from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.row_order import as_held
 
 Spot = tuple[nn.Module, str]
 Facts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype by name
@@ -55,7 +56,7 @@ class Blank:
             spots = left.pop(name)
             owner, attribute = spots[0]
             old = getattr(owner, attribute)
-            new = place(value, old)
+            new = place(as_held(name, value), old)
             if isinstance(old, nn.Parameter):
                 new = nn.Parameter(new, requires_grad=old.requires_grad)
             for owner, attribute in spots:

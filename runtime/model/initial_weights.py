@@ -17,7 +17,7 @@ be mapped and is read whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,6 +30,7 @@ from dslc.compiler.common.weights_fit import Fit, Shapes, faults, fit
 from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.trace.private_torch import part_in_whole
 from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.row_order import rows_of_part
 
 Part = tuple[slice, ...]
 Read = Callable[[str, Part], Tensor]
@@ -86,14 +87,24 @@ def load(
 def _put(fits: Fit, read: Read, tensors: Mapping[str, Tensor], what: str) -> None:
     for name, there in fits.taken:
         if name in tensors:
-            local, part = own_part(tensors[name])
-            if 0 not in local.shape:
+            for local, part in _runs(name, tensors[name]):
                 local.copy_(read(there, part))
     for name, there in fits.copies:
         if name in tensors:
-            local, part = own_part(tensors[name])
-            if 0 not in local.shape and not torch.equal(local.cpu(), read(there, part).to(local.dtype)):
-                raise WeightsError(f"{what}: `{there}` and `{name}` are one weight in the model, and differ here")
+            for local, part in _runs(name, tensors[name]):
+                if not torch.equal(local.cpu(), read(there, part).to(local.dtype)):
+                    raise WeightsError(f"{what}: `{there}` and `{name}` are one weight in the model, and differ here")
+
+
+def _runs(name: str, tensor: Tensor) -> Iterator[tuple[Tensor, Part]]:
+    """Yields what this rank has of a tensor, each with its place in the whole."""
+    local, part = own_part(tensor)
+    if 0 in local.shape:
+        return
+    if not part:
+        yield local, part
+    for own, rows in rows_of_part(name, part[0]) if part else ():
+        yield local[own], (rows, *part[1:])
 
 
 def _tell(fits: Fit, path: str, tell: Tell) -> None:

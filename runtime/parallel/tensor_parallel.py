@@ -15,6 +15,9 @@ or, between a column and a row, a share of the features. Each style by the input
     split                           the whole, of which it is handed a piece
     gather                          a piece, of which the whole is handed on
 
+A column in parts holds its rows in an order of its own (model/row_order.py), so that a rank's share of them, and of the
+features, has a piece of every part.
+
 Contract: `apply` takes a model on the meta device, before anything that replaces a `forward` and before `fully_shard`,
 which then cuts each rank's share in turn. Names stay. A tied weight stays one tensor, so both its modules have to cut
 it alike. Parameters without a style are the same on every rank, and so are their gradients.
@@ -35,6 +38,7 @@ from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
+from dslc.runtime.model import row_order
 from dslc.runtime.model.model import tie
 from dslc.runtime.parallel.engine import Engine
 from dslc.runtime.parallel.mesh import mesh_of
@@ -48,6 +52,7 @@ _LOSS: list[Any] = []  # torch's context for losses over shares of the classes, 
 
 def apply(job: JobProgram, model: nn.Module) -> None:
     """Cuts the modules of `job.tensor`, in place."""
+    row_order.begin(job.tensor)
     if job.tensor is None:
         return
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module

@@ -109,3 +109,67 @@ LLAMA_PLAN = """[
     "layers.*.w[qkv]: column", "layers.*.wo: row", "layers.*.w[13]: column", "layers.*.w2: row",
     "tok_embeddings: vocabulary", "output: gathered",
   ]"""
+
+
+# -------------------------------------------------------------------------------- joined projections, as in GPT-2
+
+
+class JoinedAttention(nn.Module):
+    """Queries, keys and values of one dense layer; with fewer `kv_heads` these are of unequal sizes."""
+
+    def __init__(self, kv_heads: int, by_dims: bool) -> None:
+        super().__init__()
+        self.size, self.kv_heads, self.by_dims = WIDTH // HEADS, kv_heads, by_dims
+        self.c_attn = nn.Linear(WIDTH, WIDTH + 2 * kv_heads * self.size)
+        self.c_proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        joined = self.c_attn(x)
+        if self.by_dims:  # as timm's vision transformer
+            q, k, v = joined.reshape(batch, length, 3, -1, self.size).permute(2, 0, 3, 1, 4)
+        else:
+            unit = joined.shape[-1] // (HEADS + 2 * self.kv_heads)
+            parts = joined.split([HEADS * unit, self.kv_heads * unit, self.kv_heads * unit], -1)
+            q, k, v = (part.view(batch, length, -1, self.size).transpose(1, 2) for part in parts)
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class JoinedBlock(nn.Module):
+    def __init__(self, kv_heads: int, by_dims: bool) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn = JoinedAttention(kv_heads, by_dims)
+        self.gate_up, self.down = nn.Linear(WIDTH, 96), nn.Linear(48, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        gate, up = self.gate_up(self.ln_2(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class JoinedGPT(nn.Module):
+    def __init__(self, kv_heads: int, by_dims: bool) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCAB, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.h = nn.ModuleList(JoinedBlock(kv_heads, by_dims) for _ in range(2))
+        self.ln_f, self.lm_head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+def gpt(kv_heads: int = HEADS, by_dims: bool = False) -> nn.Module:
+    return JoinedGPT(kv_heads, by_dims)
+
+
+def joined_plan(parts: str) -> str:
+    return (
+        f'["h.*.c_attn: column in {parts}", "h.*.c_proj: row", "h.*.gate_up: column in 2 parts", "h.*.down: row", '
+        '"wte: vocabulary", "lm_head: gathered"]'
+    )

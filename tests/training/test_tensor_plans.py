@@ -14,7 +14,7 @@ import pytest
 from helpers.job_texts import LANGUAGE_JOB
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
-from helpers.reference_models import LLAMA_PLAN
+from helpers.reference_models import LLAMA_PLAN, joined_plan
 from helpers.tiny_llama import write_llama
 from helpers.trained import Trained, agree, exchanges_as_planned, ready, train, train_job
 
@@ -31,12 +31,20 @@ PLAN = """[
   ]"""
 FLAT = '["gate: column", "split: summed", "up: column", "down: row", "head: column"]'
 GPT2 = '["transformer.wte: vocabulary", "lm_head: gathered"]'  # one weight, at both ends
+JOINED = {
+    "joined": joined_plan("3 parts"),
+    "joined by dims": joined_plan("3 parts"),
+    "grouped": joined_plan("parts [4, 2, 2]"),
+}
 NETWORKS = {
     "own": 'python("own_transformer:network")',
     "flat": 'python("own_transformer:flat")',
     "by hand": 'python("own_transformer:network", tie = false, by_hand = true)',
     "plain": 'python("own_transformer:plain")',
     "reference": 'python("reference_models:llama")',
+    "joined": 'python("reference_models:gpt")',
+    "joined by dims": 'python("reference_models:gpt", by_dims = true)',
+    "grouped": 'python("reference_models:gpt", kv_heads = 2)',
     "llama": 'transformers("llama")',
     "tied": 'transformers("llama", tie_word_embeddings = true)',
     "qwen3": 'transformers("qwen3", head_dim = 8)',
@@ -70,7 +78,9 @@ class Jobs:
         return path
 
     def settings(self, name: str) -> tuple[str, ...]:
-        plan = {"flat": FLAT, "gpt2": GPT2, "reference": LLAMA_PLAN}.get(name, PLAN if "own" in NETWORKS[name] else "")
+        plan = ({"flat": FLAT, "gpt2": GPT2, "reference": LLAMA_PLAN} | JOINED).get(
+            name, PLAN if "own" in NETWORKS[name] else ""
+        )
         return (f"parallelism.tensor_plan={plan}",) if plan else ()
 
     def train(self, name: str, *settings: str) -> Trained:
@@ -91,6 +101,7 @@ TRAINED = [
     ("own", TENSOR),
     ("llama", TENSOR),
     ("reference", TENSOR),
+    ("joined", TENSOR),
     ("own", (*ZERO_3, "memory.recompute=full", "parallelism.microbatches=2")),
     ("llama", ZERO_3),
     ("own", staged("zero_bubble", 2)),
@@ -108,12 +119,17 @@ MORE = [
     ("qwen3", (*FOUR, "parallelism.microbatches=2")),
     ("phi3", TENSOR),
     ("gemma", TENSOR),
+    ("joined by dims", (*FOUR, "parallelism.zero=2")),
+    ("grouped", (*ZERO_3, "memory.recompute=full")),
+    ("grouped", ("devices.cpus=2", "parallelism.tensor=2", "train.compile=true")),
     ("reference", (*ZERO_3, "memory.recompute=full")),
 ]
 
 
 EIGHT = ("devices.cpus=8", "parallelism.data=2")
 STAGED = [
+    ("grouped", staged("1f1b", 2)),
+    ("joined", staged("zero_bubble", 2, *EIGHT, "parallelism.zero=1")),
     ("own", staged("1f1b", 2)),
     ("own", staged("zero_bubble", 4, 'model.freeze=["blocks.0.*", "places"]')),
     ("own", staged("1f1b", 2, "memory.recompute=full")),
@@ -173,6 +189,19 @@ def test_stages_of_shares_go_on_in_one_process(jobs: Jobs, tmp_path: Path) -> No
     np.testing.assert_allclose([*begun.losses(), *goes_on.losses()], whole.losses(), rtol=0, atol=1e-5)
     for name, value in whole.weights.items():
         np.testing.assert_allclose(goes_on.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_parts_of_a_column_go_on_under_any_plan(jobs: Jobs, tmp_path: Path) -> None:
+    """A checkpoint has the rows in the order of the network, whatever the order in which ranks hold them."""
+    kept = (f'checkpoint.dir="{tmp_path}"', "checkpoint.every=3 steps", "train.ema=0.9")
+    begun = jobs.train("grouped", *TENSOR, *kept, "train.steps=3")
+    resumed = train_job(jobs.launcher, jobs.write("grouped"), *kept, "checkpoint.resume=auto", "train.steps=6")
+    ends = jobs.train("grouped", *ZERO_3, *kept, "checkpoint.resume=auto")
+    whole = jobs.plain("grouped", "train.ema=0.9")
+    losses = [*begun.losses(), *resumed.losses(), *ends.losses()]
+    np.testing.assert_allclose(losses, whole.losses(), rtol=0, atol=1e-5)
+    for name, value in whole.weights.items():
+        np.testing.assert_allclose(ends.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
 EXCHANGED = [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.own_transformer import HeadNorm, network
+from helpers.reference_models import gpt
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -207,6 +208,51 @@ def test_a_transformer(plan: tuple[str, ...], fault: str) -> None:
     assert facts.shares is not None
     assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
     assert facts.shares.head == ("head" if plan[0] == "head: column" else "")
+
+
+@pytest.mark.parametrize(
+    "parts, kv_heads, by_dims, fault",
+    [
+        ("3 parts", 4, False, ""),
+        ("3 parts", 4, True, ""),
+        ("parts [4, 2, 2]", 2, False, ""),
+        ("parts [4, 1, 1]", 1, False, "cut differently"),  # half a head of keys
+        ("parts [2, 1, 1]", 4, False, "works across dim 2"),
+        ("parts [1, 1, 1]", 2, False, "works across dim 2"),
+    ],
+)
+def test_parts_of_a_column(parts: str, kv_heads: int, by_dims: bool, fault: str) -> None:
+    plan = (f"h.*.c_attn: column in {parts}", "h.*.c_proj: row", "h.*.gate_up: column in 2 parts", "h.*.down: row")
+    made = partial(gpt, kv_heads, by_dims)
+    facts = trace_model(made, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
+    if kv_heads == 2 and "1, 1" in parts:
+        assert facts.shares is None  # 64 features are not three equal parts
+        return
+    assert facts.shares is not None
+    assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
+
+
+@pytest.mark.parametrize(
+    "between, fault",
+    [
+        (lambda x: torch.mul(*x.chunk(2, -1)), ""),
+        (lambda x: x[..., : x.shape[-1] // 2] * x[..., x.shape[-1] // 2 :], ""),
+        (lambda x: torch.mul(*x.unflatten(-1, (2, -1)).unbind(-2)), ""),
+        (lambda x: (x + 0)[..., : x.shape[-1]], "its share is not one of the features"),
+        (lambda x: torch.mul(*x.view(len(x), -1, 2).unbind(-1)), "share is not one of the features"),
+        (lambda x: x[..., :4] * x[..., -4:], "works across"),
+    ],
+)
+def test_two_parts_are_taken_apart(between: Callable[[Tensor], Tensor], fault: str) -> None:
+    def make() -> nn.Module:
+        net = Net(between)
+        net.up, net.down = nn.Linear(8, 16), nn.Linear(16 if "its" in fault else 4 if "works" in fault else 8, 8)
+        return net
+
+    plan = ("up: column in 2 parts", "down: row")
+    facts = trace_model(make, TensorFact(shape=(8,), dtype="float32"), tensor=2, tensor_plan=plan)
+    assert facts.shares is not None
+    assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
 
 
 class Astray(nn.Module):
