@@ -69,7 +69,16 @@ def or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
 
 
 def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Report) -> None:
-    """Reports parameters without rows to cut."""
+    """Reports parameters without elements, and those without rows to cut."""
+    if empty := [name for name, shape, _ in facts.parameters if 0 in shape]:
+        report.add(
+            "E0735",
+            f"the parameter `{empty[0]}` has no elements, which leaves nothing to be shared out",
+            asked_by(job, layout),
+            label=f"{len(empty)} such parameters" if len(empty) > 1 else "",
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="make it a buffer: `register_buffer`" + or_else(job, layout, "none", "ddp", "zero1"),
+        )
     numbers = [name for name, shape, _ in facts.parameters if not shape]
     if not numbers:
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
@@ -84,7 +86,41 @@ def as_module(made: object) -> nn.Module:
 
     if not isinstance(made, torch.nn.Module):
         raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
+    _check_memory(made)
     return made.train()
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Raises TraceError for a parameter without a shape, and for elements that lie at one place in memory."""
+    import torch
+
+    from dslc.compiler.trace.private_torch import storage_identity
+
+    ranges: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by memory: first place, end, name
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, torch.nn.UninitializedParameter):
+            raise TraceError(
+                f"its parameter `{name}` has no shape before a first forward pass",
+                "call it once on a sample in the function that makes it, or give its layer the number of inputs",
+            )
+        steps = zip(parameter.shape, parameter.stride(), strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in steps)
+        if extent < parameter.numel():
+            raise TraceError(
+                f"several elements of its parameter `{name}` lie at one place in memory, as `expand` leaves them: no "
+                "optimizer can update them",
+                "make a parameter of what is expanded, and call `expand` in `forward`; or `clone()` it",
+            )
+        if extent == parameter.numel():
+            start = parameter.storage_offset()
+            ranges[storage_identity(parameter)].append((start, start + extent, name))
+    for shared in ranges.values():
+        for (_, end, one), (start, _, other) in pairwise(sorted(shared)):
+            if start < end:
+                raise TraceError(
+                    f"its parameters `{one}` and `{other}` overlap in memory",
+                    "`clone()` each; or make one parameter, and take views of it in `forward`",
+                )
 
 
 def _empty(model: nn.Module, fake: FakeTensorMode) -> None:

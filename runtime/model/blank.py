@@ -7,7 +7,8 @@ it on the meta device. With `reset` no rank builds it: each module's tensors are
 seed that follows from the job's and the module's name.
 
 Contract: all ranks ask for all values in the same order, as a broadcast is a collective. The values are those of the
-plain model that `build_model` makes. A tensor that gets no value is an error that names it.
+plain model that `build_model` makes. A tensor that gets no value is an error that names it. All parameters are
+contiguous, as sharded rows have no other layout.
 
 Limits: rank 0 holds a user's own model whole in the host's memory during the broadcast. A model that cannot be built on
 the meta device, or keeps tensors there that are neither parameters nor buffers, is built whole on each rank first.
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
 from dslc.compiler.trace.structures import attribute_tensors
-from dslc.runtime.model.model import initial_value, own_model, skeleton, under_seed
+from dslc.runtime.model.model import initial_value, make_contiguous, own_model, skeleton, under_seed
 from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.model.row_order import as_held
 
@@ -85,7 +86,6 @@ class Blank:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             yield from self.numbers.items()
             return
-        _agree(self.step, self.whole)
         for name, (shape, dtype) in self.whole.items():
             own = self.numbers.pop(name, None)
             value = torch.empty(shape, dtype=dtype, device=device) if own is None else own.to(device).contiguous()
@@ -118,11 +118,20 @@ def blank(step: ModelStep) -> Blank:
     if not step.reset and (not dist.is_initialized() or dist.get_rank() == 0):
         module = own_model(step)
         numbers = take_out(module)
-        return _own(step, module, numbers)
-    module = _on_meta(step)
+        made = _own(step, module, numbers)
+        _facts_of_rank_0(made.whole)
+        return made
+    made = _own(step, _on_meta(step), {})
     if step.reset:
-        _check_resets(step, module)
-    return _own(step, module, {})
+        _check_resets(step, made.module)
+        return made
+    facts = _facts_of_rank_0(made.whole)
+    if made.whole != facts:  # as of an orthogonal parametrization, which is another one on the meta device
+        module = own_model(step)
+        take_out(module)
+        made = _own(step, module, {})
+        _agree(step, made.whole, facts)
+    return made
 
 
 def _own(step: ModelStep, module: nn.Module, numbers: dict[str, Tensor]) -> Blank:
@@ -167,6 +176,7 @@ def _on_meta(step: ModelStep) -> nn.Module:
         pass  # torch and numpy raise these for tensors without numbers: the module is built again, with numbers
     else:
         if not any(_beside(part) for part in module.modules()):
+            make_contiguous(module)
             return module
     module = own_model(step)
     take_out(module)
@@ -183,15 +193,21 @@ def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
     return tuple(tensor.shape), tensor.dtype
 
 
-def _agree(step: ModelStep, facts: Facts) -> None:
-    """Raises ModelError if this rank has built another model than rank 0."""
+def _facts_of_rank_0(facts: Facts) -> Facts:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return facts
     told: list[Any] = [facts]
     dist.broadcast_object_list(told, 0)
-    for name in (*told[0], *facts):
-        if told[0].get(name) != facts.get(name):
+    return dict(told[0])
+
+
+def _agree(step: ModelStep, facts: Facts, wanted: Facts) -> None:
+    """Raises ModelError if this rank has built another model than rank 0."""
+    for name in (*wanted, *facts):
+        if wanted.get(name) != facts.get(name):
             raise ModelError(
                 f"{where(step)}`{name}` is {_words(facts.get(name))} on rank {dist.get_rank()} and "
-                f"{_words(told[0].get(name))} on rank 0: the model has to be the same on every rank"
+                f"{_words(wanted.get(name))} on rank 0: the model has to be the same on every rank"
             )
 
 

@@ -109,7 +109,20 @@ def own_model(step: ModelStep) -> nn.Module:
             f"{where}`{step.python.function}` must return a torch.nn.Module, and returned "
             f"{_article(type(module).__name__)}"
         )
+    make_contiguous(module, dense=True)
     return _adapted(module.train(), step)
+
+
+def make_contiguous(module: nn.Module, *, dense: bool = False) -> None:
+    """Gives parameters and buffers that are not contiguous memory of their own; with `dense`, only those that leave
+    gaps in theirs, or use a place twice: a fused optimizer walks over the memory of a parameter and of its gradient,
+    which has none, and no broadcast fills a buffer that was expanded.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.is_contiguous():
+            alike = torch.empty_like(tensor, memory_format=torch.preserve_format)
+            if not dense or alike.stride() != tensor.stride():
+                tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _adapted(module: nn.Module, step: ModelStep) -> nn.Module:
