@@ -529,6 +529,8 @@ def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
         return p.LearningRateStep(kind="python", steps=workload.steps, python=own)
     assert isinstance(schedule, Schedule)
     values = {name: _in_steps(name, value, workload) for name, value in arguments_of(schedule).items()}
+    if "from_" in values:
+        values["begin"] = values.pop("from_")
     if isinstance(schedule, Plateau):
         own_names = {field.name for field in dataclasses.fields(p.PlateauStep)} & values.keys()
         of_plateau = {name: values.pop(name) for name in own_names}
@@ -549,8 +551,9 @@ def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | N
     """Returns the step of an average of the weights, or None if there is none."""
     if average is None:
         return None
-    every = in_steps(average.every, workload) or 1
-    return p.AverageStep(decay=average.decay, every=every, warmup=average.warmup)
+    values = arguments_of(average, without=("every", "after"))
+    every, after = in_steps(average.every, workload) or 1, in_steps(average.after, workload) or 0
+    return p.AverageStep(**values, every=every, after=after)
 
 
 def goal_step(goal: Goal | None) -> p.GoalStep | None:

@@ -291,24 +291,17 @@ class LearningRateStep(Record):
     """The factor on `lr` for each step of `steps`; runtime/loop/learning_rate.py has the formulas. Times are in steps.
 
     `python` is a user's own function of (step, steps), which takes the place of all others. `plateau` multiplies the
-    rate by `factor` now and then, down to `floor`.
+    rate by `factor` now and then, down to `floor`. `begin` is the factor of the first step of a warm-up; None: that of
+    `1 / warmup`.
     """
 
     kind: Literal[
-        "constant",
-        "cosine",
-        "linear",
-        "stable",
-        "one_cycle",
-        "restarts",
-        "step",
-        "multistep",
-        "exponential",
-        "plateau",
-        "python",
-    ] = "constant"
+        "constant", "cosine", "linear", "stable", "one_cycle", "restarts", "step", "multistep", "exponential",
+        "plateau", "python",
+    ] = "constant"  # fmt: skip
     steps: int
     warmup: int = 0
+    begin: float | None = None
     floor: float = 0.0
     every: int = 1
     factor: float = 1.0
@@ -424,6 +417,10 @@ class AverageStep(Record):
     decay: float
     every: int = 1  # steps
     warmup: bool = False
+    after: int = 0  # steps
+    power: float | None = None
+    inv_gamma: float = 1.0
+    min_decay: float = 0.0
 
 
 @record

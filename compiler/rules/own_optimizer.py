@@ -26,10 +26,11 @@ def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFac
     if job.train.groups:
         report.add(
             "E0622",
-            f"`{call.function}` makes the groups of its parameters itself",
+            f"`groups` is for torch's optimizers: `{call.function}` is given the parameters that train, without groups",
             job.train.at("groups"),
             notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
-            help="leave `groups` out: with `named_parameters` as its first argument it is given their names",
+            help="leave `groups` out, and let a function make them: it is given names as well if its first argument is "
+            "`named_parameters`",
         )
     if layout is not None:
         _check_offload(job, call, layout, report)

@@ -33,6 +33,7 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         _check_recompute(job, model, report)
     if isinstance(job.model.network, TransformersNetwork):
         _check_configuration(job, job.model.network, report)
+    _check_warmups(job, report)
     if layout is not None:
         _check_offload(job, layout, report)
     if layout is not None and model is not None:
@@ -124,6 +125,19 @@ def _check_configuration(job: JobSpec, network: TransformersNetwork, report: Rep
         fetch = f"hf download {name} config.json --local-dir {here}"
         help = f'nothing is fetched: `{fetch}` does it; then write `transformers("./{here}")`'
     report.add("W0806", f"there is no {file}", network.at("path"), help=help)
+
+
+# ------------------------------------------------------------------------------------------------------- warm-ups
+
+
+def _check_warmups(job: JobSpec, report: Report) -> None:
+    """Warns of arguments of warm-ups that the job does not have."""
+    schedule, average = job.train.lr_schedule, job.train.ema
+    if getattr(schedule, "from_", None) is not None and not schedule.warmup.value:  # type: ignore[attr-defined]
+        report.extend([no_effect("train.lr_schedule.from", "there is no `warmup`", schedule.at("from_"))])
+    if isinstance(average, c.EMA) and average.power is None:
+        for name in filter(average.is_set, ("inv_gamma", "min_decay")):
+            report.extend([no_effect(f"train.ema.{name}", "it is for a warm-up with `power`", average.at(name))])
 
 
 # ------------------------------------------------------------------------------------------- recomputation, offload

@@ -444,13 +444,26 @@ class ClipValue(Call):
 
 @call("ema")
 class EMA(Call):
-    """After every `every`, average = decay * average + (1 - decay) * weights; the first time it is the weights."""
+    """After every `every`, average = decay * average + (1 - decay) * weights; the first time it is the weights. With
+    `power` the decay after step s, from 1, is at most `1 - (1 + (s - 1 - after) / inv_gamma) ** -power`, and 0 up to
+    step `1 + after`: the warm-up of diffusers and `ema_pytorch` (there `beta`, `update_after_step`, `update_every`,
+    `inv_gamma`, `power` = 2/3, `min_value`; https://github.com/lucidrains/ema-pytorch).
+    """
 
     decay: float = arg(Float(above=0, below=1), "the share that stays", default=0.999)
     every: Quantity = arg(
         measure("steps", "epochs", above=0), "how often", default=Quantity(1, "steps"), shown="1 step"
     )
-    warmup: bool = arg(Bool(), "the n-th decay is at most (1 + n) / (10 + n)", default=False)
+    warmup: bool = arg(Bool(), "the n-th decay is at most (1 + n) / (10 + n), as TensorFlow's", default=False)
+    after: Quantity = arg(
+        measure("steps", "epochs", min=0),
+        "up to the step after this the average is the weights",
+        default=Quantity(0, "steps"),
+        shown="0 steps",
+    )
+    power: float | None = arg(Float(above=0), "of the warm-up of `ema_pytorch`", default=None, shown="none")
+    inv_gamma: float = arg(Float(above=0), "of the warm-up with `power`: how many steps it takes", default=1.0)
+    min_decay: float = arg(Float(min=0, below=1), "the least decay with `power`", default=0.0)
 
 
 @call("precision")

@@ -194,7 +194,7 @@ _FIELDS = (
      "logging_interval logging_strategy log_freq print_every"),
     ("train.hooks", 'as `python("module:object")`', "callbacks callback hook plugins on_epoch_end on_train_end "
      "extensions on_train_start trainer_callbacks"),
-    ("log.loggers", 'as `python("module:object")`', "logger mlflow comet neptune wandb_project trackers "
+    ("log.loggers", 'as `python("module:object")`', "logger mlflow comet neptune wandb wandb_project trackers "
      "custom_loggers"),
     ("log.tensorboard", "", "report_to log_with tensorboard_dir use_tensorboard tensorboard_log_dir"),
     ("launch.with", "", "launcher job_launcher rdzv_backend scheduler_type"),

@@ -13,7 +13,12 @@ from dslc.dsl.language.registry import Call, Float, Int, ListOf, Measure, Name, 
 from dslc.dsl.record import record
 
 _WARMUP = Measure(("steps", "epochs", "ratio"), min=0)
-_WARMUP_DOC = "rises from zero over this: steps, epochs, or a share of the training"
+_WARMUP_DOC = "rises over this: steps, epochs, or a share of the training"
+_FROM = Float(min=0, max=1)
+_FROM_DOC = (
+    "the factor of the first step, f, from which step s of the warm-up has `f + (1 - f) * s / warmup`, as torch's "
+    "`LinearLR` and, with 0, the schedules of transformers"
+)
 _FLOOR = Float(min=0, max=1)
 _FLOOR_DOC = "the final rate, as a share of the full rate"
 _NO_WARMUP = Quantity(0, "steps")
@@ -37,36 +42,53 @@ class Constant(Schedule):
 
 @call("lr_schedule")
 class WarmupCosine(Schedule):
-    """Rises linearly, then falls along a half cosine."""
+    """Rises linearly, then falls along a half cosine. Step s, from 0, has `(s + 1) / warmup`, and after the warm-up
+    `floor + (1 - floor) * (1 + cos(pi * t)) / 2` with `t = (s - warmup) / (steps - warmup)`: the first factor is
+    `1 / warmup`, and the last that of `t = 1 - 1 / (steps - warmup)`. `from = 0` is transformers'
+    `get_cosine_schedule_with_warmup`, whose first step has a rate of 0.
+    """
 
     curve: ClassVar = "cosine"
 
     warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
     floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+    from_: float | None = arg(_FROM, _FROM_DOC, default=None, shown="1 / warmup")
 
 
 @call("lr_schedule")
 class WarmupLinear(Schedule):
-    """Rises linearly, then falls linearly."""
+    """Rises linearly, then falls linearly. Step s, from 0, has `(s + 1) / warmup`, and after the warm-up
+    `1 - (1 - floor) * (s - warmup) / (steps - warmup)`: the first factor is `1 / warmup`, and the last
+    `floor + (1 - floor) / (steps - warmup)`. `from = 0` is transformers' `get_linear_schedule_with_warmup`, whose first
+    step has a rate of 0.
+    """
 
     curve: ClassVar = "linear"
 
     warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
     floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+    from_: float | None = arg(_FROM, _FROM_DOC, default=None, shown="1 / warmup")
 
 
 @call("lr_schedule")
 class WarmupConstant(Schedule):
-    """Rises linearly, then stays."""
+    """Rises linearly, then stays. Step s, from 0, has `(s + 1) / warmup`, and 1 after the warm-up: the first factor is
+    `1 / warmup`, and the last 1. `from = 0` is transformers' `get_constant_schedule_with_warmup`.
+    """
 
     curve: ClassVar = "constant"
 
     warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    from_: float | None = arg(_FROM, _FROM_DOC, default=None, shown="1 / warmup")
 
 
 @call("lr_schedule")
 class WarmupStableDecay(Schedule):
-    """Rises linearly, stays, and falls at the end (Hu et al. 2024, arXiv:2404.06395)."""
+    """Rises linearly, stays, and falls at the end (Hu et al. 2024, arXiv:2404.06395). Step s, from 0, has
+    `(s + 1) / warmup`, then 1, and in the last `decay` steps `floor + (1 - floor) * shape(u)` with
+    `u = (s - steps + decay) / decay`: the first factor is `1 / warmup`, and the last that of `u = 1 - 1 / decay`.
+    `from = 0` begins with a rate of 0, as transformers' `get_wsd_schedule`.
+    """
 
     curve: ClassVar = "stable"
 
@@ -79,6 +101,7 @@ class WarmupStableDecay(Schedule):
     )
     shape: str = arg(word("linear", "cosine", "sqrt"), "of the fall; `sqrt`: 1 - sqrt(t)", default="linear")
     floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+    from_: float | None = arg(_FROM, _FROM_DOC, default=None, shown="1 / warmup")
 
 
 @call("lr_schedule")
@@ -99,7 +122,10 @@ class OneCycle(Schedule):
 
 @call("lr_schedule")
 class CosineRestarts(Schedule):
-    """Falls along a half cosine, again and again (Loshchilov and Hutter 2017, arXiv:1608.03983)."""
+    """Falls along a half cosine, again and again (Loshchilov and Hutter 2017, arXiv:1608.03983). The first factor is
+    1, or with a warm-up `1 / warmup`. Step t of a fall of n steps, from 0, has
+    `floor + (1 - floor) * (1 + cos(pi * t / n)) / 2`.
+    """
 
     curve: ClassVar = "restarts"
 
@@ -107,6 +133,7 @@ class CosineRestarts(Schedule):
     growth: int = arg(Int(min=1), "how many times as long each next fall takes", default=1)
     warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
     floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+    from_: float | None = arg(_FROM, _FROM_DOC, default=None, shown="1 / warmup")
 
 
 @call("lr_schedule")
@@ -160,6 +187,7 @@ class Plateau(Schedule):
     cooldown: int = arg(Int(min=0), "the evaluations after a fall that count for nothing", default=0)
     warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
     floor: float = arg(_FLOOR, "the lowest rate, as a share of the full rate", default=0.0)
+    from_: float | None = arg(_FROM, _FROM_DOC, default=None, shown="1 / warmup")
 
 
 @call("lr_schedule", "python", open=True)

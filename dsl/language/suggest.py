@@ -10,7 +10,7 @@ from dslc.dsl.language.elsewhere import ABSENT, ABSENT_VALUES, FIELDS, VALUES
 from dslc.dsl.language.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
 from dslc.dsl.words import listed
 
-RESERVED = frozenset({"expert", "ema", "fp8", "wandb"})
+RESERVED = frozenset({"expert", "fp8"})
 
 
 def distance(one: str, other: str, limit: int = 4) -> int:

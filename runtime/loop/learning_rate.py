@@ -2,7 +2,7 @@
 
 Model: the rate of step s (from 0) is the optimizer's own rate times a factor, by the schedule's kind:
 
-    warm-up      (s + 1) / warmup                                                  for s < warmup
+    warm-up      (s + 1) / warmup, or begin + (1 - begin) * s / warmup             for s < warmup
     constant     1
     cosine       down(t),         t = (s - warmup) / (steps - warmup)
     linear       floor + (1 - floor) * (1 - t)
@@ -60,7 +60,8 @@ def _share(found: Any, s: int) -> float:
 def factor(step: LearningRateStep, s: int) -> float:
     """Returns the factor of a schedule by name in step `s`, counted from 0."""
     if s < step.warmup:
-        return (s + 1) / step.warmup
+        begin = step.begin
+        return (s + 1) / step.warmup if begin is None else begin + (1 - begin) * s / step.warmup
     after = s - step.warmup
     through = min(1.0, after / (step.steps - step.warmup)) if step.steps > step.warmup else 1.0
     match step.kind:

@@ -215,6 +215,10 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
             own = load_function(step.python)
             last = step.steps - 1  # torch asks for one step more than there are
             return lr_scheduler.LambdaLR(optimizer, lambda s: float(own(min(s, last), step.steps)))
+    if step.warmup and step.begin is not None:
+        begin = step.begin
+        rise = lr_scheduler.LambdaLR(optimizer, lambda s: begin + (1 - begin) * s / step.warmup)
+        return lr_scheduler.SequentialLR(optimizer, [rise, then], [step.warmup])
     if step.warmup < 2:  # a warm-up of one step changes nothing
         return lr_scheduler.SequentialLR(optimizer, [_flat(optimizer), then], [1]) if step.warmup else then
     warmup = lr_scheduler.LinearLR(optimizer, 1 / step.warmup, 1.0, step.warmup - 1)

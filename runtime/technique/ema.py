@@ -2,14 +2,15 @@
 
 Model: after every `every` steps, average = decay * average + (1 - decay) * weights, by torch's own function
 (`torch.optim.swa_utils.get_ema_multi_avg_fn`); the first time the average is set to the weights, as its `AveragedModel`
-does. With `warmup` the n-th decay, from 0 on, is at most (1 + n) / (10 + n). Each rank averages what it holds of the
+does. `decay_of` has the decays of warm-ups. Each rank averages what it holds of the
 parameters, so that the average is sharded as they are, and needs no exchange.
 
 Contract: the average of each parameter that trains, in the parameter's dtype and on its device; all else (buffers,
 frozen parameters) is the model's. `in_place` exchanges the numbers of both, in place, one tensor at a time.
 
 Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up is that of
-TensorFlow's ExponentialMovingAverage with `num_updates`.
+TensorFlow's ExponentialMovingAverage with `num_updates`; that with `power` is
+https://github.com/lucidrains/ema-pytorch, `EMA.get_current_decay`, whose `step` is one less.
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ from dslc.compiler.ir.program import AverageStep
 from dslc.compiler.trace.private_torch import local_part
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.technique import offload
+
+
+def decay_of(how: AverageStep, step: int, n: int) -> float:
+    """Returns the decay after `step`, counted from 1, which is the n-th update of the average, counted from 0."""
+    decay = min(how.decay, (1 + n) / (10 + n)) if how.warmup else how.decay
+    if how.power is None:
+        return decay
+    rising = 1 - (1 + (step - 1 - how.after) / how.inv_gamma) ** -how.power
+    return min(decay, max(how.min_decay, rising))
 
 
 class WeightsInPlace(ABC):
@@ -84,12 +94,11 @@ class Average(WeightsInPlace):
             return
         offload.settle(self._optimizer)
         weights, averages = self._parts()
-        if updates == 1:
+        if updates == 1 or step <= self._step.after + 1:
             self.begin()
         elif weights:
             n = updates - 1
-            decay = min(self._step.decay, (1 + n) / (10 + n)) if self._step.warmup else self._step.decay
-            get_ema_multi_avg_fn(decay)(averages, weights, n)
+            get_ema_multi_avg_fn(decay_of(self._step, step, n))(averages, weights, n)
 
     def refresh(self) -> None:
         """Does nothing: `update` has done it."""

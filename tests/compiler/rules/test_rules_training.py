@@ -21,6 +21,14 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language import optimizers as o
 from dslc.dsl.language.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.language.layers import BatchNorm, Conv2d, Flatten, Linear
+from dslc.dsl.meaning.load import load_text
+
+GPT = """
+model { network = gpt(layers = 1, width = 8, heads = 1, context = 8, vocab = 256), loss = cross_entropy() }
+data { source = stdlib(), batch = 4 }
+devices { cpus = 1 }
+train { steps = 8, optimizer = sgd(lr = 0.1) }
+"""
 
 
 def looked_at(**blocks: Any) -> tuple[Analysis | None, list[Diagnostic]]:
@@ -75,6 +83,19 @@ def test_nothing_left_to_train_and_no_decay_of_what_does_not_train() -> None:
     for frozen in (("embedding.*",), ("head.*",)):
         for field in ({"no_decay": ("head.weight",)}, {"groups": (c.Group(parameters=("head.*",), lr=0.1),)}):
             assert codes(**gpt(freeze=frozen), train=TrainSpec(**field, **adamw)) == ["W0103"]
+
+
+def test_arguments_of_warm_ups_that_there_are_not() -> None:
+    for text, found in (
+        ("train.lr_schedule=warmup_linear(from = 0)", ["W0103"]),
+        ("train.lr_schedule=warmup_linear(warmup = 2 steps, from = 0)", []),
+        ("train.ema=ema(0.9, inv_gamma = 2, min_decay = 0.1)", ["W0103", "W0103"]),
+        ("train.ema=ema(0.9, power = 2/3, inv_gamma = 2)", []),
+    ):
+        loaded, report = load_text(GPT, settings=[text]), Report()
+        assert loaded.job is not None
+        analyse(loaded.job, Facts(), report)
+        assert [d.code for d in report.found] == found, text
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 from dslc.compiler.ir.program import LearningRateStep, PythonFunction
 from dslc.runtime.loop.learning_rate import factor, schedule, set_learning_rate
 from dslc.runtime.process.job_line import line_of
+from dslc.runtime.process.vision_library import let_torchvision_load
 
 
 def test_warm_up_reaches_the_full_rate_in_its_last_step() -> None:
@@ -123,3 +124,28 @@ def test_what_is_no_factor_is_refused_with_the_line_of_the_job(tmp_path: Path, b
     finally:
         sys.modules.pop("of_rates")
     assert line_of(caught.value) == "job.plt:4:1"
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+def test_a_warm_up_from_zero_is_that_of_transformers(name: str) -> None:
+    let_torchvision_load()
+    from transformers import optimization
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    length = {} if name == "constant" else {"num_training_steps": STEPS}
+    made = getattr(optimization, f"get_{name}_schedule_with_warmup")(optimizer, num_warmup_steps=4, **length)
+    step = LearningRateStep(kind=name, steps=STEPS, warmup=4, begin=0.0)  # type: ignore[arg-type]
+    for s in range(STEPS):
+        assert factor(step, s) == pytest.approx(made.get_last_lr()[0], abs=1e-9), s
+        optimizer.step()
+        made.step()
+
+
+def test_a_warm_up_from_a_factor_is_that_of_torch() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    made = lr_scheduler.LinearLR(optimizer, start_factor=0.3, total_iters=5)
+    step = LearningRateStep(steps=STEPS, warmup=5, begin=0.3)
+    for s in range(STEPS):
+        assert factor(step, s) == pytest.approx(made.get_last_lr()[0]), s
+        optimizer.step()
+        made.step()

@@ -62,3 +62,27 @@ def test_the_first_decays_of_a_warm_up_are_smaller() -> None:
         decay = min(0.25, (1 + n) / (10 + n)) if n else 0.0
         expected = decay * expected + (1 - decay) * step
         assert average.tensors["weight"].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("beta", "after", "every", "power", "gamma", "least"),
+    [(0.9, 0, 1, 2 / 3, 1.0, 0.0), (0.6, 4, 1, 1.0, 2.0, 0.3), (0.99, 3, 2, 0.75, 1.0, 0.0)],
+)
+def test_the_warm_up_of_ema_pytorch(
+    beta: float, after: int, every: int, power: float, gamma: float, least: float
+) -> None:
+    """Against the definition of `ema_pytorch.EMA`, which counts its calls of `update` from 0."""
+    made = nn.Linear(2, 1, bias=False)
+    how = AverageStep(decay=beta, after=after, every=every, power=power, inv_gamma=gamma, min_decay=least)
+    average = Average(how, made, torch.optim.SGD(made.parameters(), lr=0.1))
+    theirs = torch.zeros_like(made.weight)
+    for step in range(1, 12):
+        with torch.no_grad():
+            made.weight.normal_()
+        average.update(step)
+        if step % every:
+            continue
+        epoch = max(step - 1 - after, 0)
+        decay = min(max(1 - (1 + epoch / gamma) ** -power, least), beta) if epoch else 0.0
+        theirs = made.weight.detach().clone() if step == every else theirs.lerp(made.weight.detach(), 1 - decay)
+        assert torch.allclose(average.tensors["weight"], theirs), step

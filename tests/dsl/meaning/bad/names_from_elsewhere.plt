@@ -20,7 +20,7 @@ evalute { #! E0106
   every = 1 epoch #! W0103
 }
 
-wandb { #! E0108
+wandb { #! E0106
 }
 
 parallelism {
