@@ -41,7 +41,7 @@ from typing import TextIO
 
 from torch.distributed.elastic.agent.server.api import RunResult
 
-from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, RankProgram
 from dslc.runtime import worker
 from dslc.runtime.agent import PATIENCE, Agent, AtOnce, agent_of, elastic_log
@@ -264,7 +264,12 @@ class _Launch:
 def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: Agent) -> Outcome:
     if not result.is_failed():
         together = agent.together
-        end = from_json(End, json.loads(together.end if together is not None else board.said(0)))
+        try:
+            end = from_json(End, parse(together.end if together is not None else board.said(0)))
+        except DecodeError as error:  # the first host says so
+            message = f"the first host does not say how the training ended: {error}"
+            seen = Failure(rank=None, step=board.furthest, kind="ended", message=message)
+            return Outcome(run_dir=run_dir, steps=_completed(board), failure=seen)
         return Outcome(run_dir=run_dir, steps=end.steps, stopped_at=end.stopped_at, early=end.early)
     cause = agent.cause or failure.cause(run_dir, board, agent.ends, program.timeout)
     return Outcome(run_dir=run_dir, steps=_completed(board), failure=cause)

@@ -65,4 +65,4 @@ def _is_unseen(run: Standing, job: Submission) -> bool:
 def _delete(made: Submission) -> Sequence[str]:
     """Returns the command that deletes what was handed to Kubernetes; its pods end as by one Ctrl-C."""
     space = ["--namespace", made.space] if made.space else []
-    return ["kubectl", "delete", f"{made.kind},service,configmap", "--selector", f"dslc-run={made.job}", *space]
+    return ["kubectl", "delete", f"{made.kind},service,configmap,secret", "--selector", f"dslc-run={made.job}", *space]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -23,10 +24,12 @@ from dslc.launching.submission import Submission, write_submission
 from dslc.planned import is_plan_file
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others
 from dslc.runs import Ready, folders_of, lay_down
+from dslc.runtime.hosts.run_secret import write_private
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 from dslc.sweeps.table import write_sweep
 
+_NO_TOKEN = "see submit"  # in a manifest that is only shown; too short to be taken
 _AUTO = "checkpoint.resume=auto"
 
 
@@ -164,7 +167,9 @@ def _to_slurm(whole: Submitted, *, dry: bool) -> int:
         print(script, end="")
         return GOOD
     path = os.path.join(whole.folder, "submit.sh")
-    _lay_down(whole, path, script)
+    _lay_down(whole)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(script)
     told = _hand_over(["sbatch", "--parsable", path], f"`sbatch {path}` where SLURM is")
     if told is None:
         return WRONG_USAGE
@@ -179,12 +184,13 @@ def _to_slurm(whole: Submitted, *, dry: bool) -> int:
 def _to_kubernetes(whole: Submitted, *, dry: bool) -> int:
     from dslc.launching.manifest import JOBSET, folder_in_pod, is_elastic, manifest, name_of, text_of
 
-    text = text_of(manifest(whole.runs, whole.folders, whole.name))
     if dry:
-        print(text, end="")
+        print(text_of(manifest(whole.runs, whole.folders, whole.name, lambda: _NO_TOKEN)), end="")
         return GOOD
     path = os.path.join(whole.folder, "submit.json")
-    _lay_down(whole, path, text)
+    _lay_down(whole)
+    text = text_of(manifest(whole.runs, whole.folders, whole.name, lambda: secrets.token_hex(32)))
+    write_private(path, text, replace=True)
     call = whole.runs[0].compiled.analysis.job.launch.with_
     assert isinstance(call, Kubernetes)
     for folder in whole.folders:
@@ -225,8 +231,8 @@ def _say_where(whole: Submitted, job: str) -> None:
     print(plain(f"where it stands:  dslc status {shlex.quote(place)}"))
 
 
-def _lay_down(whole: Submitted, path: str, script: str) -> None:
-    """Writes what is handed over: the job of each training as resolved, and the script. Raises Occupied."""
+def _lay_down(whole: Submitted) -> None:
+    """Writes the job of each training as resolved. Raises Occupied."""
     for ready, folder in zip(whole.runs, whole.folders, strict=True):
         refuse_others(folder, folder, goes_on=True)
         with claimed(folder, ready.program):
@@ -236,5 +242,3 @@ def _lay_down(whole: Submitted, path: str, script: str) -> None:
     if whole.folders != [whole.folder]:
         with claimed(whole.folder, None):
             pass  # its lock file says that it is a sweep's
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(script)

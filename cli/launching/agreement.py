@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.plan_facts import facts_of
 from dslc.dsl.language.job import python_calls
+from dslc.launching.cut_off import is_of_plan
 from dslc.runs import Ready
 from dslc.version import __version__
 
@@ -45,7 +46,24 @@ def share_checkpoints(ready: Ready, company: Company) -> None:
         )
 
 
-def facts_compared(ready: Ready) -> Iterator[tuple[str, str]]:
+def is_other(out: str | None, folder: str) -> bool:
+    """True if `--out` names another folder than this one."""
+    return out is not None and os.path.realpath(os.path.expanduser(out)) != os.path.realpath(folder)
+
+
+def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) -> None:
+    """Raises NotMet if a run directory that other hosts name is not that of `--out`, or without it, not one of a
+    training of the job: this launcher would write there.
+    """
+    from dslc.runtime.hosts.doors import NotMet
+
+    if is_other(out, folder):
+        raise NotMet(f"the other hosts train in {folder}, and --out names {out}")
+    if out is None and not is_of_plan(folder, plan_of):
+        raise NotMet(f"the other hosts train in {folder}, where is no training of this job: name it by --out")
+
+
+def facts_compared(ready: Ready, out: str | None) -> Iterator[tuple[str, str]]:
     """Yields what the hosts have to have alike, the causes before what follows from them."""
     analysis = ready.compiled.analysis
     yield "the version of dslc", __version__
@@ -64,11 +82,21 @@ def facts_compared(ready: Ready) -> Iterator[tuple[str, str]]:
     machine = analysis.facts.machine
     if analysis.layout.device == "cuda" and machine is not None:
         yield "the GPUs", ", ".join(f"{size / 2**30:.0f} GiB" for size in machine.gpus) or "none"
+    if ready.world is None:  # else one command has started all
+        yield "--out", _folder_compared(ready, out)
     yield "--set", " ".join(ready.loaded.settings) or "nothing"  # which is told if it makes the plans differ
     if ready.counts:
         yield "the counts of nodes that the job trains on", ", ".join(map(str, ready.counts))
     else:
         yield "the plan", ready.program.plan_hash
+
+
+def _folder_compared(ready: Ready, out: str | None) -> str:
+    """Returns the path of the run directory where all hosts write there, else what was typed."""
+    if out is None:
+        return "nothing"
+    is_shared = ready.counts or ready.program.checkpoint.written
+    return os.path.abspath(os.path.expanduser(out)) if is_shared else out
 
 
 def remedy(fact: str) -> str:

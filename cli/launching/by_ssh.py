@@ -2,7 +2,8 @@
 
 Model: on each host `ssh` runs on_host.py by the absolute path of this interpreter, in the current folder. When all
 hosts have said that they are ready, each starts `dslc run … --rendezvous` with the first of them, as a user would on
-each; those of an elastic job with all of them. What they say comes back here, marked by host (ssh_hosts.py).
+each; those of an elastic job with all of them. The secret by which they know each other goes to each by the input of
+its `ssh`. What they say comes back here, marked by host (ssh_hosts.py).
 
 Contract: ports, users, keys and known hosts are those of ssh's own configuration; nothing is asked for on the terminal.
 A host that cannot be reached, refuses the key or has no dslc is one message, and nothing has started anywhere; an
@@ -21,6 +22,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -52,10 +54,11 @@ def run_by_ssh(call: SSH, words: Sequence[str], job: Ready) -> int:
     board = Board(1)
     hosts: list[Host] = []
     try:
+        secret = secrets.token_hex(32)
         arguments = [str(_restarts(job, call)), os.getcwd(), "run", *words, *_meeting(job, call)]
         with listening(board, _AtOnce):
-            hosts += [_started(call, name, arguments) for name in call.hosts]
-            return _together(hosts, board, job, lambda name: _started(call, name, arguments)).run()
+            hosts += [_started(call, name, arguments, secret) for name in call.hosts]
+            return _together(hosts, board, job, lambda name: _started(call, name, arguments, secret)).run()
     except NotStarted as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
@@ -111,14 +114,14 @@ def _address(call: SSH, name: str) -> str:
     return found[1]
 
 
-def _started(call: SSH, name: str, arguments: Sequence[str]) -> Host:
+def _started(call: SSH, name: str, arguments: Sequence[str], secret: str) -> Host:
     """Starts on_host.py on one host, which waits until all are ready."""
     there = [sys.executable, "-P", "-m", "dslc.launching.on_host", *arguments]
     # `exec`: the shell between sshd and Python would not end with the connection.
     words = ["ssh", *call.options, *_OPTIONS, name, f"exec {shlex.join(there)}"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, process_group=0)  # Ctrl-C is passed on here
-    return Host(name=name, process=process)
+    return Host(name=name, process=process, secret=secret)
 
 
 def _fault(host: Host) -> str:

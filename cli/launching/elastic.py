@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.plain import plain_lines
-from dslc.launching.agreement import ANSWER, Then, facts_compared, remedy, share_checkpoints
+from dslc.launching.agreement import ANSWER, Then, check_folder, facts_compared, is_other, remedy, share_checkpoints
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import is_in_pod, plan_on
+from dslc.launching.secret_source import secret_of, warn_of_strangers
 from dslc.run_folder import Occupied, claimed, holder, make_folder, refuse_run
 from dslc.runs import Ready, draw, launch, lay_down, report_on
 from dslc.runtime.process.run_status import begin
@@ -54,7 +55,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
         meeting = Meeting(
             rendezvous=rendezvous,
             nodes=counts[-1],
-            facts=dict(facts_compared(ready)),
+            facts=dict(facts_compared(ready, out)),
             timeout=ready.program.timeout,
             processes=ready.program.processes,
             say=_say,
@@ -63,7 +64,9 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             holder=lambda: holder(os.path.expanduser(out)) if out is not None else "",
             remedy=remedy,
             patient=is_in_pod(ready),
+            secret=secret_of(ready, out),
         )
+        warn_of_strangers(ready, meeting)
         if is_in_pod(ready):
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a pod would ignore it
         try:
@@ -111,6 +114,7 @@ class _Training:
         self.ready, self.folder = job, ""
         self._job, self._out, self._claims = job, out, claims
         self._holds = False
+        self._new_folder = ""  # which this launcher has made
 
     def run(self, company: Company) -> tuple[Outcome, dict[str, Any] | None]:
         """Trains to the end, and returns the outcome and, on the keeper, the contents of report.json."""
@@ -142,6 +146,8 @@ class _Training:
         if company.keeps:
             self._keep(company)
         company.folder, blind = shared(company, company.folder if company.keeps else "", ANSWER)
+        if is_other(self._out, company.folder):
+            raise NotMet(f"{company.hosts[0]} trains in {company.folder}, and --out names {self._out}")
         self.folder = company.folder
         if blind:
             hosts = " and ".join(dict.fromkeys(company.machines[node] for node in blind))
@@ -159,10 +165,12 @@ class _Training:
     def _keep(self, company: Company) -> None:
         """Has the run directory, and writes the plan there."""
         program = self.ready.program
+        if company.folder and company.folder not in (self.folder, self._new_folder):
+            check_folder(company.folder, self._out, self._plan_of)
         if not company.folder:
             if self._out is None:
                 tell_of_newest(program.job, self._plan_of)
-            company.folder = make_folder(program, self._out)
+            company.folder = self._new_folder = make_folder(program, self._out)
             company.go_on(starts_before(company.folder, self._plan_of))
             if company.start == 1:
                 refuse_run(company.folder, program)

@@ -18,9 +18,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.plain import plain_lines
-from dslc.launching.agreement import ANSWER, Then, facts_compared, remedy, share_checkpoints
+from dslc.launching.agreement import ANSWER, Then, check_folder, facts_compared, is_other, remedy, share_checkpoints
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import folder_of
+from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
 from dslc.run_folder import Occupied, make_folder, refuse_run
 from dslc.runs import Ready, launch, show_failure, train
 from dslc.runtime.launchers.known import LAUNCHERS
@@ -70,16 +71,18 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
     meeting = Meeting(
         rendezvous=where.rendezvous,
         nodes=ready.compiled.plan.topology.nodes,
-        facts=dict(facts_compared(ready)),
+        facts=dict(facts_compared(ready, where.out)),
         timeout=ready.program.timeout,
         processes=ready.program.processes,
         say=lambda text: print(plain_lines(text), file=sys.stderr, flush=True) if not world or world.speaks else None,
         again=ready.program.restarts > 0 and world is None,
         remedy=remedy,
+        secret=secret_of(ready, where.out),
     )
     if world is not None:
         end_with(os.getppid())  # the launcher
         meeting = _of_processes(meeting, world, where, ready.program.world_size)
+    warn_of_strangers(ready, meeting)
     company = meet(meeting)
     try:
         outcome, report, folder = _train(ready, company, where.out)
@@ -115,8 +118,9 @@ def tell_fault(world: World, where: Whereabouts, fault: str) -> bool:
     from dslc.runtime.hosts.doors import NotMet
     from dslc.runtime.hosts.meetings import Meeting
 
-    meeting = Meeting(rendezvous=where.rendezvous, nodes=world.size, facts={}, timeout=ANSWER, fault=fault)
     with contextlib.suppress(NotMet):
+        secret = given_secret(where.out)
+        meeting = Meeting(where.rendezvous, world.size, facts={}, timeout=ANSWER, fault=fault, secret=secret)
         meet(_of_processes(meeting, world, where, world.size)).close()
         return True
     return False
@@ -164,18 +168,20 @@ def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, di
     )
     if company.keeps:
         return *train(ready, folder, own, goes_on=company.start > 1), folder
-    if company.node in blind:
+    if company.node in blind or is_other(out, folder):
         folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
     return own(ready.program, ready.places, folder), None, folder
 
 
 def _folder(ready: Ready, company: Company, out: str | None) -> str:
     """Returns the run directory, on the keeper: that of a training that goes on, or a new one. Raises Occupied."""
-    if company.start > 1 and company.folder:
-        return company.folder
 
     def plan_of(nodes: int) -> str:
         return ready.program.plan_hash if ready.program.restarts else ""
+
+    if company.start > 1 and company.folder:
+        check_folder(company.folder, out, plan_of)
+        return company.folder
 
     if out is None and not (ready.world is not None and ready.world.attempt):
         tell_of_newest(ready.program.job, plan_of)

@@ -1,9 +1,10 @@
 """The manifest of `dslc submit` for Kubernetes: what a job asks of the cluster, from its plan.
 
-Model: for each training a ConfigMap with the job as resolved, a headless Service, and an indexed Job with a pod for
-each node, whose agent forks the ranks; with `jobset` among the options a JobSet, which makes the Service itself. All
-pods run the same command. A pod that fails is made again, and so are the others, which lose it: the training goes on
-from its newest checkpoint. A pod that Kubernetes takes away does not count.
+Model: for each training a ConfigMap with the job as resolved, a Secret by which several pods know each other, a
+headless Service, and an indexed Job with a pod for each node, whose agent forks the ranks; with `jobset` among the
+options a JobSet, which makes the Service itself. All pods run the same command. A pod that fails is made again, and so
+are the others, which lose it: the training goes on from its newest checkpoint. A pod that Kubernetes takes away does
+not count.
 
 An elastic job has a pod for each node that it can use at most. Their command names all of them as the rendezvous, and
 those that run train; others wait for room in the cluster, and come later. A pod that fails is made again while the rest
@@ -19,7 +20,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dslc.compiler.compile import Compiled
@@ -27,22 +28,24 @@ from dslc.dsl.language.calls import Kubernetes
 from dslc.dsl.language.registry import Range
 from dslc.launching.slurm_script import cores, host_memory, warning_seconds
 from dslc.runs import Ready, job_text
+from dslc.runtime.hosts.run_secret import TOKEN
 from dslc.runtime.launchers.kubernetes import FIRST, NODES
 from dslc.status import INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 JOBSET = "jobset"
 _WHERE = "/etc/dslc"  # of the job in a pod
+_TOKEN_KEY = "token"  # of the Secret
 _LONGEST = 40  # characters of a name, which Kubernetes adds to
 _ENDED = 143  # the status of a pod that was asked to end before it listened: 128 + SIGTERM
 
 
-def manifest(runs: Sequence[Ready], folders: Sequence[str], name: str) -> dict[str, Any]:
+def manifest(runs: Sequence[Ready], folders: Sequence[str], name: str, new_token: Callable[[], str]) -> dict[str, Any]:
     """Returns what is handed to `kubectl apply`: a list of resources for trainings that are alike but for the values of
-    a sweep, each with its folder.
+    a sweep, each with its folder. `new_token` makes the secret of one.
     """
     items: list[dict[str, Any]] = []
     for ready, folder in zip(runs, folders, strict=True):
-        items += _resources(ready, folder, name_of(name, folder))
+        items += _resources(ready, folder, name_of(name, folder), new_token())
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
@@ -69,7 +72,7 @@ def is_elastic(ready: Ready) -> bool:
     return ready.loaded.job is not None and isinstance(ready.loaded.job.devices.nodes, Range)
 
 
-def _resources(ready: Ready, folder: str, name: str) -> list[dict[str, Any]]:
+def _resources(ready: Ready, folder: str, name: str, token: str) -> list[dict[str, Any]]:
     compiled = ready.compiled
     call = compiled.analysis.job.launch.with_
     assert isinstance(call, Kubernetes)
@@ -80,13 +83,16 @@ def _resources(ready: Ready, folder: str, name: str) -> list[dict[str, Any]]:
         return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels, **space}}
 
     config = head("v1", "ConfigMap") | {"data": {"job.plt": job_text(ready)}}
+    configs = [config]
+    if _pods(ready) > 1:
+        configs.append(head("v1", "Secret") | {"type": "Opaque", "stringData": {_TOKEN_KEY: token}})
     service = head("v1", "Service") | {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"dslc-run": name}}
     }
     spec = _job_spec(ready, call, name, folder, labels)
     if JOBSET not in call.options:
         job = head("batch/v1", "Job") | {"spec": spec}
-        return [config, service, _changed(job, call.options)]
+        return [*configs, service, _changed(job, call.options)]
     jobs = [{"name": "ranks", "replicas": 1, "template": {"spec": spec}}]
     # Of an elastic job failed pods are made again inside of its Job, which fails when that is of no use.
     restarts = 0 if is_elastic(ready) else compiled.analysis.job.launch.restarts
@@ -94,20 +100,29 @@ def _resources(ready: Ready, folder: str, name: str) -> list[dict[str, Any]]:
     made = head("jobset.x-k8s.io/v1alpha2", "JobSet") | {
         "spec": {"network": network, "failurePolicy": {"maxRestarts": restarts}, "replicatedJobs": jobs}
     }
-    return [config, _changed(made, call.options)]
+    return [*configs, _changed(made, call.options)]
+
+
+def _pods(ready: Ready) -> int:
+    """Returns the pods of a training; the most, of an elastic one."""
+    counts = ready.compiled.analysis.layout.node_counts
+    return counts[-1] if is_elastic(ready) else ready.compiled.plan.topology.nodes
 
 
 def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: dict[str, str]) -> dict[str, Any]:
     compiled, elastic, jobset = ready.compiled, is_elastic(ready), JOBSET in call.options
-    nodes = compiled.analysis.layout.node_counts[-1] if elastic else compiled.plan.topology.nodes
+    nodes = _pods(ready)
     hosts = [f"{name}-ranks-0-{n}.{name}" if jobset else f"{name}-{n}.{name}" for n in range(nodes)]
     meeting = ["--rendezvous", ",".join(hosts)] if elastic else []
     world = {} if elastic else {NODES: str(nodes), FIRST: hosts[0]}
+    variables: list[dict[str, Any]] = [{"name": variable, "value": value} for variable, value in world.items()]
+    if nodes > 1:
+        variables.append({"name": TOKEN, "valueFrom": {"secretKeyRef": {"name": name, "key": _TOKEN_KEY}}})
     pod = {
         "restartPolicy": "Never",
         **({} if jobset else {"subdomain": name}),
         "terminationGracePeriodSeconds": warning_seconds([ready]),
-        "containers": [_container(compiled, call, folder, meeting, world)],
+        "containers": [_container(compiled, call, folder, meeting, variables)],
         "volumes": [
             {"name": "job", "configMap": {"name": name}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
@@ -160,7 +175,7 @@ def _on_status(action: str, *statuses: int) -> dict[str, Any]:
 
 
 def _container(
-    compiled: Compiled, call: Kubernetes, folder: str, more: Sequence[str], variables: Mapping[str, str]
+    compiled: Compiled, call: Kubernetes, folder: str, more: Sequence[str], variables: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     topology = compiled.plan.topology
     needs = {"cpu": str(cores(compiled)), "memory": f"{host_memory(compiled)}Mi"}
@@ -170,7 +185,7 @@ def _container(
         "name": "dslc",
         "image": call.image,
         "command": ["python", "-P", "-m", "dslc", "run", f"{_WHERE}/job.plt", "--out", where, *more],
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "env": list(variables),
         "resources": {"requests": {**needs, **gpus}, **({"limits": gpus} if gpus else {})},
         "volumeMounts": [
             {"name": "job", "mountPath": _WHERE, "readOnly": True},

@@ -2,8 +2,9 @@
 
     python -P -m dslc.launching.on_host RESTARTS FOLDER WORD…
 
-Model: it says `READY` on standard output, and then starts the command in FOLDER, when a line `go` comes. Lines on
-standard input ask for more: `stop` ends the training after its step, `end` at once; any other is a sign of life.
+Model: it says `READY` on standard output, and then starts the command in FOLDER, when a line `go` comes. The line
+before it has the secret of the run. Lines on standard input ask for more: `stop` ends the training after its step,
+`end` at once; any other is a sign of life.
 
 Contract: the command and its ranks end with this process, however it ends; and it ends when its input does, or when no
 line has come for `SILENCE` seconds: the starting command was killed, or the connection is gone. Where a signal ends the
@@ -23,10 +24,13 @@ import sys
 import time
 from collections.abc import Sequence
 
+from dslc.runtime.hosts.run_secret import TOKEN
+
 READY = "dslc: ready to start"
 SILENCE = 20.0  # seconds without a line, of which one comes every `BEAT`
 BEAT = 2.0
 _LOOK = 0.2  # seconds between two looks at the command
+SECRET = "secret"  # the first word of the line that has the secret of the run
 NO_FOLDER = 66  # exit status, where FOLDER is not there
 
 
@@ -40,8 +44,10 @@ def main(words: Sequence[str]) -> int:
     print(READY, flush=True)
     lines = _Lines()
     while "go" not in (found := lines.new(SILENCE)):
+        _keep_secret(found)
         if lines.ended or "end" in found or "stop" in found:
             return 130
+    _keep_secret(found)
     for again in range(1, int(restarts) + 1):
         if (status := _run(command, lines)) is None or status >= 0:
             break
@@ -52,6 +58,16 @@ def main(words: Sequence[str]) -> int:
     if status is None:
         return 128 + signal.SIGKILL
     return status if status >= 0 else 128 - status
+
+
+def _keep_secret(lines: Sequence[str]) -> None:
+    """Hands the secret of the run, if it is among these lines, to the command: by its environment, which no other user
+    can read.
+    """
+    for line in lines:
+        first, _, secret = line.partition(" ")
+        if first == SECRET:
+            os.environ[TOKEN] = secret
 
 
 def _run(command: Sequence[str], lines: _Lines) -> int | None:

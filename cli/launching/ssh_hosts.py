@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dslc.dsl.plain import plain
-from dslc.launching.on_host import BEAT, READY
+from dslc.launching.on_host import BEAT, READY, SECRET
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Host:
 
     name: str
     process: subprocess.Popen[bytes]
+    secret: str = field(default="", repr=False)  # of the run
     ready: bool = False
     going: bool = False
     noted: bool = False  # its end
@@ -73,6 +74,8 @@ class Host:
     def go(self) -> None:
         """Has it start the training."""
         self.going = True
+        if self.secret:
+            self.tell(f"{SECRET} {self.secret}")
         self.tell("go")
 
 

@@ -28,16 +28,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from dslc.runtime.hosts import elastic
+from dslc.runtime.hosts.authentication import MOST
 from dslc.runtime.hosts.doors import Door, NotMet, address_of
 from dslc.runtime.hosts.elastic import Gate
+from dslc.runtime.hosts.join_requests import JoinRequests
 from dslc.runtime.hosts.meetings import (
     AGAIN,
     PARTING,
@@ -52,9 +56,11 @@ from dslc.runtime.hosts.meetings import (
     keep,
     names_of,
 )
-from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.wire import PATIENCE, Wire, endpoint, interface_of, listen, readable
 
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
+_NONCE_FILE = re.compile(r"\.dslc-[0-9a-f]{16}")  # by which a folder is tried
 
 T = TypeVar("T")
 
@@ -67,7 +73,8 @@ class Company:
     def __init__(self, meeting: Meeting, where: Where, met: Met, gate: Gate | None = None) -> None:
         self._meeting, self._where, self._gate = meeting, where, gate
         listening = where.listening if meeting.door is None else None
-        self._late = Late(meeting, listening) if listening is not None else None
+        requests = JoinRequests(listening, meeting.create_secret()) if listening is not None else None
+        self._late = Late(meeting, requests) if requests is not None else None
         self.folder = met.folder  # the run directory of the keeper, when it is known
         self._take(met)
 
@@ -165,6 +172,11 @@ class Company:
                 if wire.closed:
                     self.lost[node] = wire.why
         return found
+
+    def expel(self, node: int, why: str) -> None:
+        """Gives a host up that says what no launcher says: it counts as lost."""
+        self._wires[node].close()
+        self.lost[node] = why
 
     def wait_for(self, kind: str, timeout: float) -> dict[int, Message]:
         """Returns the message of this kind from each host at a wire, waiting for it. Raises NotMet."""
@@ -378,26 +390,39 @@ def _kept(meeting: Meeting, where: Where, listening: socket.socket) -> Company:
 
 
 def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[int]]:
-    """Returns the keeper's `folder`, which exists, and the launchers that do not see it: each looks for a file that the
+    """Returns the keeper's `folder`, which exists, and the launchers that do not see it: each reads a file that the
     keeper writes there. All learn the number of the start. Called by all. Raises NotMet, and OSError on the keeper.
     """
     if not company.keeps:
         asked = company.wait_for("folder", timeout)[0]
         company.start = int(asked["start"])
-        company.tell("sees", sees=os.path.exists(str(asked["file"])))
+        company.tell("sees", content=_nonce_in(str(asked["folder"]), str(asked["file"])))
         told = company.wait_for("blind", timeout)[0]
-        return str(asked["folder"]), [int(node) for node in told["nodes"]]
-    path = os.path.join(folder, f".dslc-{secrets.token_hex(8)}")
-    with open(path, "x", encoding="utf-8"):
-        pass
+        return str(asked["folder"]), [int(node) for node in told["nodes"] if node < len(company.machines)]
+    name, nonce = f".dslc-{secrets.token_hex(8)}", secrets.token_hex(16)
+    path = os.path.join(folder, name)
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(nonce)
     try:
-        company.tell("folder", folder=folder, file=path, start=company.start)
+        company.tell("folder", folder=folder, file=name, start=company.start)
         answers = company.wait_for("sees", timeout)
     finally:
         os.remove(path)
-    blind = [node for node, message in sorted(answers.items()) if not message.get("sees")]
+    blind = [node for node, message in sorted(answers.items()) if message["content"] != nonce]
     company.tell("blind", nodes=blind)
     return folder, blind
+
+
+def _nonce_in(folder: str, name: str) -> str:
+    """Returns what a file that the keeper has made in a folder holds; "" if it is not seen, or is no such file."""
+    if not _NONCE_FILE.fullmatch(name) or not os.path.isabs(folder) or "\0" in folder:
+        return ""
+    try:
+        descriptor = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, UnicodeError):
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(64).decode(errors="replace") if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
 
 
 def alike(company: Company, what: str, value: str, timeout: float) -> None:
@@ -406,10 +431,10 @@ def alike(company: Company, what: str, value: str, timeout: float) -> None:
         answers = company.wait_for("value", timeout)
         told = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
         wrong = next((node for node, each in told.items() if each != value), None)
-        why = "" if wrong is None else f"{company.hosts[0]} has {value}, and {company.hosts[wrong]} has {told[wrong]}"
+        why = "" if wrong is None else f"{company.hosts[wrong]} has not the same as {company.hosts[0]}"
         company.tell("alike", why=why)
     else:
         company.tell("value", value=value)
         why = str(company.wait_for("alike", timeout)[0]["why"])
     if why:
-        raise NotMet(f"the hosts differ in {what}: {why}")
+        raise NotMet(f"the hosts differ in {what}: {why}; {company.hosts[company.node]} has {value}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 from typing import Protocol
 
+from dslc.runtime.hosts.run_secret import read_private, write_private
 from dslc.runtime.hosts.wire import listen
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -23,9 +25,12 @@ class NotMet(Exception):
 
 
 class Door(Protocol):
-    """`name` says in messages where it is."""
+    """`name` says in messages where it is. `secret` is the one that it hands over with the address, once it is open or
+    found; empty if it hands none over.
+    """
 
     name: str
+    secret: bytes
 
     def open(self) -> socket.socket:
         """Returns the socket at which the first launcher listens. Raises NotMet and OSError."""
@@ -42,7 +47,7 @@ class FixedDoor:
 
     def __init__(self, host: str, port: int, *, one_host: bool = False) -> None:
         self._host, self._port, self._one_host = host, port, one_host
-        self.name = f"{host}:{port}"
+        self.name, self.secret = f"{host}:{port}", b""
 
     def open(self) -> socket.socket:
         """Listens at the address, which is one of this host. Raises NotMet and OSError."""
@@ -63,34 +68,41 @@ class FixedDoor:
 
 
 class FileDoor:
-    """A door whose address the first writes to a file that all see. `one_host`: all are on one."""
+    """A door whose address the first writes to a file that all see, with the secret of the run: this user alone can
+    read it. `one_host`: all are on one.
+    """
 
     def __init__(self, path: str, *, one_host: bool) -> None:
         self._path, self._one_host = path, one_host
         self._made: list[str] = []  # what `close` removes
-        self.name = f"the address in {path}"
+        self.name, self.secret = f"the address in {path}", b""
 
     def open(self) -> socket.socket:
         """Listens at an address of this host, and writes it to the file. Raises NotMet and OSError."""
         listening = listen("127.0.0.1" if self._one_host else _address_here())
-        folder, new = os.path.dirname(self._path), f"{self._path}.new"
+        folder = os.path.dirname(self._path)
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
             self._made.append(folder)
-        with open(new, "w", encoding="utf-8") as file:
-            json.dump(listening.getsockname()[:2], file)
-        os.replace(new, self._path)
+        secret = secrets.token_hex(32)
+        write_private(self._path, json.dumps([*listening.getsockname()[:2], secret]), replace=True)
+        self.secret = secret.encode()
         self._made.append(self._path)
         return listening
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address in the file, if it is there."""
+        """Returns the address in the file, if it is there. Raises NotMet."""
         try:
-            with open(self._path, encoding="utf-8") as file:
-                address, port = json.load(file)
-                return str(address), int(port)
-        except (FileNotFoundError, ValueError):
+            content = read_private(self._path)
+            if content is None:
+                return None
+            address, port, secret = json.loads(content)
+            self.secret = str(secret).encode()
+            return str(address), int(port)
+        except (ValueError, TypeError, RecursionError):
             return None
+        except OSError as error:
+            raise NotMet(f"{self.name} cannot be used: {error.strerror}") from error
 
     def close(self) -> None:
         """Removes the file, and its folder if it was made for it and nothing else is there."""

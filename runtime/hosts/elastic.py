@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from dslc.runtime.hosts.doors import NotMet, address_of
+from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
 from dslc.runtime.hosts.meetings import (
     AGAIN,
     BACK,
-    HELLO,
     Before,
     Left,
     Meeting,
@@ -42,11 +42,12 @@ from dslc.runtime.hosts.meetings import (
     Stopped,
     Waiting,
     is_alike,
-    is_hello,
     names_of,
+    refused,
     welcome,
 )
-from dslc.runtime.hosts.wire import Message, Wire, endpoint, is_connected, listen, readable
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.wire import Wire, endpoint, is_connected, listen, readable
 
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
 SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came
@@ -114,21 +115,27 @@ class Gate:
     """Where hosts come to: `arrived` are those that wait, each with its hello."""
 
     def __init__(self, meeting: Meeting, listening: socket.socket) -> None:
-        self._meeting, self._listening = meeting, listening
+        self._meeting, self._secret = meeting, meeting.create_secret()
+        self._requests = JoinRequests(listening, self._secret)
         self.place: Place = listening.getsockname()[:2]
         self.arrived: list[tuple[Wire, Message]] = []
-        self._strangers: dict[Wire, float] = {}
         self.last = time.monotonic()  # when somebody arrived
         self.fresh = True  # no training was kept here yet
         self.busy = ""  # while ranks train: what a host that comes is told to wait for
         self._calls: dict[socket.socket, tuple[Place, float]] = {}
+        self._reached: dict[Wire, tuple[Place, float]] = {}  # calls that were answered
         self._called, self._round = 0.0, 0
         self._own: int | None = None  # this place among those named, when it was looked for
 
     @property
     def handles(self) -> list[int]:
         """The descriptors to wait for: somebody comes, or says something."""
-        return [self._listening.fileno(), *(wire.fileno() for wire in (*self._strangers, *self._wires))]
+        return [*self._requests.handles, *(wire.fileno() for wire in (*self._wires, *self._reached))]
+
+    @property
+    def refused(self) -> str:
+        """Who was turned away last, and why."""
+        return self._requests.refused
 
     @property
     def _wires(self) -> list[Wire]:
@@ -139,10 +146,8 @@ class Gate:
 
     def look(self) -> None:
         """Lets in who has come. Raises _Elsewhere if a keeper calls from another place."""
-        while readable([self._listening], 0):
-            self._strangers[Wire(self._listening.accept()[0])] = time.monotonic()
-        for wire, since in list(self._strangers.items()):
-            self._hear(wire, since)
+        for wire, (first, *_) in self._requests.poll(("hello", "elsewhere")):
+            self._hear(wire, first)
         for each in list(self.arrived):
             wire, hello = each
             stops = any(message.get("kind") == "stop" for message in wire.read())
@@ -151,23 +156,17 @@ class Gate:
             if wire.closed:
                 self.arrived.remove(each)
 
-    def _hear(self, wire: Wire, since: float) -> None:
-        messages = wire.read()
-        for message in messages:
-            if message.get("kind") == "elsewhere" and self.fresh:
-                address, port = message["place"]
-                raise _Elsewhere((str(address), int(port)))
-        hello = next((message for message in messages if is_hello(message)), None)
-        if hello is not None:
-            del self._strangers[wire]
-            if is_alike(self._meeting, wire, hello):
-                self.arrived.append((wire, hello))
-                self.last = time.monotonic()
-                if self.busy:
-                    wire.send({"kind": "wait", "why": self.busy})
-        elif wire.closed or time.monotonic() - since > HELLO:
-            del self._strangers[wire]
+    def _hear(self, wire: Wire, first: Message) -> None:
+        if first["kind"] == "elsewhere":
             wire.close()
+            place = _redirected(self._meeting, first)
+            if self.fresh and place is not None:
+                raise _Elsewhere(place)
+        elif is_alike(self._meeting, wire, first):
+            self.arrived.append((wire, first))
+            self.last = time.monotonic()
+            if self.busy:
+                wire.send({"kind": "wait", "why": self.busy})
 
     def call(self) -> None:
         """Looks for hosts at the other places of the rendezvous: one that waits there as the keeper of nothing is told
@@ -179,13 +178,18 @@ class Gate:
             if not (is_connected(calling) or now - since > _REACH):
                 continue
             del self._calls[calling]
-            reached = calling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH
-            if reached and not self.fresh:
-                Wire(calling).send({"kind": "elsewhere", "place": self.place})
-            calling.close()
-            if reached and self.fresh:
+            if calling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH:
+                self._answered(calling, place)
+            else:
+                calling.close()
+        for wire, (place, since) in list(self._reached.items()):
+            wire.read()
+            if wire.closed or not wire.pending or now - since > _REACH:
+                del self._reached[wire]
+                wire.close()
+            if wire.authenticated and self.fresh:
                 raise _Elsewhere(place)
-        if now - self._called < _CALL or self._calls:
+        if now - self._called < _CALL or self._calls or self._reached:
             return
         self._called = now
         for address, port in self._next_places():
@@ -195,6 +199,16 @@ class Gate:
                 self._calls[calling] = (address, port), now
             else:
                 calling.close()
+
+    def _answered(self, calling: socket.socket, place: Place) -> None:
+        try:
+            wire = Wire(calling, self._secret)
+        except OSError:  # it is gone already
+            calling.close()
+            return
+        self._reached[wire] = place, time.monotonic()
+        if not self.fresh:
+            wire.send({"kind": "elsewhere", "place": self.place})
 
     def _next_places(self) -> list[Place]:
         """Returns the places to look at now: some of those named each time, as each has to be looked up."""
@@ -212,11 +226,10 @@ class Gate:
             wire.send({"kind": kind, **more})
 
     def close(self) -> None:
-        for each in (self._listening, *self._calls):
+        self._requests.close()
+        for each in (self._requests.listening, *self._calls, *self._wires, *self._reached):
             each.close()
-        for wire in (*self._strangers, *self._wires):
-            wire.close()
-        self._strangers, self.arrived, self._calls = {}, [], {}
+        self.arrived, self._calls, self._reached = [], {}, {}
 
 
 def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]) -> Met:
@@ -238,6 +251,7 @@ def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]
                     return _taken(meeting, gate, before)
                 waiting.turn_to(f"for the training in its run directory, which {holder} keeps", _STOP_IT)
             gate.call()
+            waiting.why = f"; {gate.refused}" if gate.refused else ""
             waiting.look([str(hello["host"]) for _, hello in gate.arrived])
             gate.wait(AGAIN)
     except _Elsewhere as error:
@@ -259,7 +273,7 @@ def _taken(meeting: Meeting, gate: Gate, before: Before | None) -> Met:
     # If this keeper is a new one, the others may know more than it does.
     last = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in gate.arrived), default=(0, ""))
     changes = max((int(m.get("changes") or 0) for _, m in gate.arrived), default=0)
-    start, folder = last
+    start, folder = last if last[0] else (0, "")
     if before is not None:
         start, folder, changes = max(start, before.start), before.folder, max(changes, before.changes)
     nodes = [_node(hello, before) for _, hello in gate.arrived]
@@ -305,7 +319,7 @@ def _join(
             if place in tried:
                 continue
             tried.append(place)
-            wire = _reached(place, waiting)
+            wire = _reached(meeting, place, waiting)
             if wire is None:
                 continue
             try:
@@ -332,12 +346,27 @@ def _join(
         waiting.look([])
 
 
-def _reached(place: Place, waiting: Waiting) -> Wire | None:
+def _reached(meeting: Meeting, place: Place, waiting: Waiting) -> Wire | None:
     try:
-        return Wire(socket.create_connection(place, timeout=_REACH))
+        connection = socket.create_connection(place, timeout=_REACH)
+        secret = meeting.read_secret()
+        if secret is not None:
+            return Wire(connection, secret)
     except OSError as error:
         waiting.why = f": {(error.strerror or str(error)).lower()}"
         return None
+    connection.close()
+    waiting.unseen(meeting.secret.path)
+    return None
+
+
+def _redirected(meeting: Meeting, message: Message) -> Place | None:
+    """Returns the place to which a launcher is sent on; None, if nothing proves who sends it there, for one that the
+    rendezvous does not name.
+    """
+    address, port = message["place"]
+    place = str(address), int(port)
+    return place if not meeting.secret.is_empty or place in _known(named_in(meeting.rendezvous)) else None
 
 
 def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting) -> Met:
@@ -346,26 +375,28 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
         {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
     )
     waiting.what, waiting.why = "for the other hosts", ""
+    since = time.monotonic()
     while True:
         readable([wire], AGAIN)
         messages = wire.read()
         for n, message in enumerate(messages):
             match message.get("kind"):
                 case "refused":
-                    raise NotMet(str(message["why"]))
+                    raise refused(meeting, message)
                 case "stopped":
                     raise Stopped
                 case "over":
                     raise Over(int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"]))
                 case "elsewhere":
-                    address, port = message["place"]
-                    raise _Elsewhere((str(address), int(port)))
+                    place = _redirected(meeting, message)
+                    raise _Elsewhere(place) if place is not None else Left("it sends this host to an unknown place")
                 case "wait":
                     waiting.patient = True
                     meeting.say(str(message["why"]))
                 case "welcome":
                     return welcome(message, wire, messages[n + 1 :])
-        if wire.closed:
+        if wire.closed or (not wire.authenticated and time.monotonic() - since > HELLO):
+            waiting.why = f", where one was met: {wire.why}" if wire.strange else ""
             raise Left("the host that keeps the training left")
         waiting.look([])
 

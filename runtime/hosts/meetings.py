@@ -1,9 +1,10 @@
 """How launchers find each other at a rendezvous: the keeper, who waits for them, and the others, who come.
 
 Model: the keeper listens. Each other launcher says hello, with what it knows of the job, and waits. When all have come
-the keeper compares, and welcomes them with a node each and the address of the store, or refuses them with the first
-thing in which two hosts differ. After the first start of the ranks a host that differs is refused alone, and one that
-is new takes the place of one that was lost, or is not back within `BACK` seconds.
+the keeper compares, and welcomes them with a node each and the address of the store, or refuses them with the name of
+the first thing in which two hosts differ: its values stay where they are. After the first start of the ranks a host
+that differs is refused alone, and one that is new takes the place of one that was lost, or is not back within `BACK`
+seconds.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from dslc.runtime.hosts.authentication import MOST, NO_SECRET
 from dslc.runtime.hosts.doors import Door, NotMet
-from dslc.runtime.hosts.wire import MOST, SILENCE, Message, Wire, listen, readable
+from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.run_secret import TOKEN, RunSecret, SecretError
+from dslc.runtime.hosts.wire import SILENCE, Wire, listen, readable
 
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
-HELLO = 10.0  # seconds that a connection has to say who it is
 _HEARD = 8.0  # seconds in which a keeper that waits for hosts answers to a hello
+_UNSEEN = 10.0  # seconds after which a host that does not see the file of the secret gives up
+_REFUSALS = 10  # connections that end before they are authenticated, after which a host gives up
+_LONGEST = 1 << 14  # characters of a reason that is sent
 PARTING = 5.0  # seconds that the keeper waits for the others to leave
 BACK = 5.0  # seconds in which a host of the last start keeps its place for itself
 _FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
@@ -60,6 +67,7 @@ class Meeting:
     needs: str = _FOR_HOSTS
     fault: str = ""
     again: bool = False  # hosts that are lost may come back
+    secret: RunSecret = field(default_factory=RunSecret)
     until: float = math.inf  # the time of the clock, if that is before `timeout` has passed
     stopped: Callable[[], bool] = field(default=lambda: False)
     counts: tuple[int, ...] = ()  # of an elastic training: the numbers of hosts on which it can go on
@@ -72,6 +80,24 @@ class Meeting:
     def takes(self) -> str:
         """The number of hosts, in words."""
         return f"{self.counts[0]} to {self.nodes}" if self.counts and self.counts[0] < self.nodes else str(self.nodes)
+
+    def create_secret(self) -> bytes:
+        """Returns the secret of the run, on the keeper. Raises NotMet and OSError."""
+        try:
+            return self._of_door or self.secret.create()
+        except SecretError as error:
+            raise NotMet(str(error)) from error
+
+    def read_secret(self) -> bytes | None:
+        """Returns the secret of the run; None if its file is not seen here. Raises NotMet."""
+        try:
+            return self._of_door or self.secret.read()
+        except SecretError as error:
+            raise NotMet(str(error)) from error
+
+    @property
+    def _of_door(self) -> bytes:
+        return self.door.secret if self.door is not None and not self.secret.token else b""
 
     @property
     def ranks(self) -> bool:
@@ -131,18 +157,17 @@ def keep(
     assert where.listening is not None
     name = where.name if meeting.door is not None else meeting.rendezvous
     waiting = Waiting(meeting, f"for the hosts at {name}")
-    arrived, strangers = late.hand_over() if late is not None else ([], {})
+    requests = late.requests if late is not None else JoinRequests(where.listening, meeting.create_secret())
+    arrived = late.hand_over() if late is not None else []
     began = time.monotonic()
     try:
         while len(arrived) + 1 < meeting.nodes or (
             time.monotonic() < began + BACK and not awaited <= {hello.get("node") for _, hello in arrived}
         ):
+            waiting.why = f"; {requests.refused}" if requests.refused else ""
             waiting.look([str(message["host"]) for _, message in arrived])
-            known = [wire.fileno() for wire in (*strangers, *(wire for wire, _ in arrived))]
-            ready = readable([where.listening, *known], AGAIN)
-            if where.listening.fileno() in ready:
-                strangers[Wire(where.listening.accept()[0])] = time.monotonic()
-            arrived += [each for each in _said_hello(strangers) if start == 1 or is_alike(meeting, *each)]
+            readable([*requests.handles, *(wire.fileno() for wire, _ in arrived)], AGAIN)
+            arrived += [each for each in _said_hello(requests) if start == 1 or is_alike(meeting, *each)]
             arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
         if meeting.door is None:
             arrived = _as_many(meeting, arrived)
@@ -153,11 +178,10 @@ def keep(
                 wire.send({"kind": "stopped"})
             wire.close()
         if isinstance(error, Stopped):
-            _tell_who_comes(where.listening, meeting.nodes - 1 - len(arrived))
+            _tell_who_comes(requests, meeting.nodes - 1 - len(arrived))
         raise
     finally:
-        for wire in strangers:
-            wire.close()
+        requests.close()
 
 
 def _as_many(meeting: Meeting, arrived: list[tuple[Wire, Message]]) -> list[tuple[Wire, Message]]:
@@ -178,38 +202,23 @@ def _too_late(meeting: Meeting, hello: Message, hosts: Sequence[str]) -> str:
     )
 
 
-def _tell_who_comes(listening: socket.socket, most: int) -> None:
+def _tell_who_comes(requests: JoinRequests, most: int) -> None:
     """Tells the hosts that come late that all stop, for a while: they would wait for this one to come back."""
     until = time.monotonic() + PARTING
     while most > 0 and (rest := until - time.monotonic()) > 0:
-        if readable([listening], rest):
-            wire = Wire(listening.accept()[0])
-            readable([wire], AGAIN)
-            wire.read()  # a connection that is closed with something unread loses what was sent
+        readable(requests.handles, rest)
+        for wire, _ in requests.poll():
             wire.send({"kind": "stopped"})
             wire.close()
             most -= 1
 
 
-def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
-    """Yields the connections that have said who they are, and drops those that say anything else, or nothing."""
-    for wire, since in list(strangers.items()):
-        messages = wire.read()
-        hello = next((message for message in messages if is_hello(message)), None)
-        if hello is not None:
-            del strangers[wire]
-            _hear_stop(messages)
-            wire.send({"kind": "heard"})
-            yield wire, hello
-        elif wire.closed or time.monotonic() - since > HELLO:
-            del strangers[wire]
-            wire.close()
-
-
-def is_hello(message: Message) -> bool:
-    facts = isinstance(message.get("facts"), dict)
-    before = all(type(message.get(name)) in (int, type(None)) for name in ("node", "start", "changes"))
-    return message.get("kind") == "hello" and isinstance(message.get("host"), str) and facts and before
+def _said_hello(requests: JoinRequests) -> Iterator[tuple[Wire, Message]]:
+    """Yields the connections that have said who they are."""
+    for wire, messages in requests.poll():
+        _hear_stop(messages)
+        wire.send({"kind": "heard"})
+        yield wire, messages[0]
 
 
 def _has_left(wire: Wire) -> bool:
@@ -223,17 +232,26 @@ def _hear_stop(messages: Sequence[Message]) -> None:
 
 
 def is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
-    """True for a host that has all alike; another one is told why not, and leaves."""
+    """True for a host that has all alike; another one is told in what it differs, and leaves."""
     differs = _difference(meeting, [meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
-    if differs:
-        meeting.say(f"{hello['host']} was not taken: {differs}")
-        refuse(wire, differs)
-    return not differs
+    if differs is not None:
+        meeting.say(f"{hello['host']} was not taken: {differs.here}")
+        refuse(wire, differs.there, differs.fact)
+    return differs is None
 
 
-def refuse(wire: Wire, why: str) -> None:
-    wire.send({"kind": "refused", "why": why[: MOST // 8]})  # a letter takes 6 bytes of JSON at most
+def refuse(wire: Wire, why: str, fact: str = "") -> None:
+    wire.send({"kind": "refused", "why": why[:_LONGEST], "fact": fact})
     wire.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Why launchers cannot train together: in words for this one and for the others, and the `fact` that differs."""
+
+    here: str
+    there: str
+    fact: str = ""
 
 
 def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str, start: int) -> Met:
@@ -243,15 +261,16 @@ def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str,
         arrived = _in_order(arrived)
     hosts = [meeting.host, *(str(message["host"]) for _, message in arrived)]
     wrong = _fault(meeting, [message for _, message in arrived], hosts)
-    if wrong:
+    if wrong is not None:
         for wire, _ in arrived:
-            refuse(wire, wrong)
-        raise NotMet(wrong)
+            refuse(wire, wrong.there, wrong.fact)
+        raise NotMet(wrong.here)
     # If this keeper is a new one, the others know more than it does.
     last, folder = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived), default=(0, ""))
     listening = listen(address)
     store = address, int(listening.getsockname()[1])
     wires = dict(enumerate((wire for wire, _ in arrived), 1))
+    folder = folder if last else ""
     start = max(start, last + 1)
     for node, wire in wires.items():
         wire.send({"kind": "welcome", "node": node, "hosts": hosts, "store": store, "start": start})
@@ -276,16 +295,18 @@ def _place(hello: Message) -> int:
     return place if isinstance(place, int) else -1
 
 
-def _fault(meeting: Meeting, hellos: Sequence[Message], hosts: Sequence[str]) -> str:
-    """Returns why these launchers cannot train together; "" if they can."""
-    faults = [meeting.fault, *(str(hello.get("fault", "")) for hello in hellos)]
-    for fault, host in zip(faults, hosts, strict=True):
+def _fault(meeting: Meeting, hellos: Sequence[Message], hosts: Sequence[str]) -> Difference | None:
+    """Returns why these launchers cannot train together; None if they can."""
+    faults = [meeting.fault, *(str(hello.get("fault", "")) for hello in hellos)] if meeting.door is not None else []
+    for fault, host in zip(faults, hosts, strict=False):
         if fault:
-            return fault if len(set(hosts)) == 1 else f"{host}: {fault}"
+            said = fault if len(set(hosts)) == 1 else f"{host}: {fault}"
+            return Difference(here=said, there=said)
     places = [0, *map(_place, hellos)]
     if meeting.door is not None and places != list(range(len(places))):
         twice = next((place for n, place in enumerate(places) if place != n), 0)
-        return f"{meeting.door.name}: two processes have come in the place {twice}, of {len(places)}"
+        said = f"{meeting.door.name}: two processes have come in the place {twice}, of {len(places)}"
+        return Difference(here=said, there=said)
     facts = [meeting.facts, *(hello["facts"] for hello in hellos)]
     return _difference(meeting, names_of(hosts, ranks=meeting.ranks), facts)
 
@@ -299,8 +320,8 @@ def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
     return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
 
 
-def _difference(meeting: Meeting, hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> str:
-    """Returns the first thing in which two hosts differ, in words, with the remedy; "" if there is none."""
+def _difference(meeting: Meeting, hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> Difference | None:
+    """Returns the first thing in which two hosts differ, with the remedy; None if there is none."""
     names = list(dict.fromkeys(name for each in facts for name in each if name not in _EXPLAINED_BY.values()))
     for name in names:
         other = _other(name, facts)
@@ -311,8 +332,21 @@ def _difference(meeting: Meeting, hosts: Sequence[str], facts: Sequence[Mapping[
         told = [str(facts[n].get(name, "nothing")) for n in (0, other)]
         remedy = meeting.remedy(name)
         help = f"\nhelp: {remedy}" if remedy else ""
-        return f"the hosts differ in {name}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[1]}{help}"
-    return ""
+        differ = f"the hosts differ in {name}"
+        return Difference(
+            here=f"{differ}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[1]}{help}",
+            there=f"{differ}: {hosts[other]} has not the same as {hosts[0]}{help}",
+            fact=name,
+        )
+    return None
+
+
+def refused(meeting: Meeting, message: Message) -> NotMet:
+    """Returns the error of a host that was refused, with its own value of what differs."""
+    first, newline, rest = str(message["why"]).partition("\n")
+    fact = message.get("fact", "")
+    value = f"; {meeting.host} has {meeting.facts.get(fact, 'nothing')}" if fact else ""
+    return NotMet(f"{first}{value}{newline}{rest}")
 
 
 def _other(name: str, facts: Sequence[Mapping[str, object]]) -> int | None:
@@ -329,30 +363,21 @@ class Late:
     waits.
     """
 
-    def __init__(self, meeting: Meeting, listening: socket.socket) -> None:
-        self._meeting, self._listening = meeting, listening
-        self._strangers: dict[Wire, float] = {}
+    def __init__(self, meeting: Meeting, requests: JoinRequests) -> None:
+        self._meeting, self.requests = meeting, requests
         self._arrived: dict[Wire, tuple[Message, float]] = {}  # hello, and when
 
     @property
     def handles(self) -> list[int]:
         """The descriptors to wait for."""
-        return [self._listening.fileno(), *(wire.fileno() for wire in (*self._strangers, *self._arrived))]
+        return [*self.requests.handles, *(wire.fileno() for wire in self._arrived)]
 
     def look(self, hosts: Sequence[str]) -> None:
         """Tells those who have come with which hosts the training goes on."""
         now = time.monotonic()
-        while readable([self._listening], 0):
-            self._strangers[Wire(self._listening.accept()[0])] = now
-        for wire, since in list(self._strangers.items()):
-            hello = next((message for message in wire.read() if is_hello(message)), None)
-            if hello is not None:
-                del self._strangers[wire]
-                wire.send({"kind": "heard"})
-                self._arrived[wire] = hello, now
-            elif wire.closed or now - since > HELLO:
-                del self._strangers[wire]
-                wire.close()
+        for wire, (hello, *_) in self.requests.poll():
+            wire.send({"kind": "heard"})
+            self._arrived[wire] = hello, now
         for wire, (hello, since) in list(self._arrived.items()):
             wire.read()
             why = self._why(hello, hosts, now - since)
@@ -360,15 +385,14 @@ class Late:
                 del self._arrived[wire]
                 refuse(wire, why)
 
-    def hand_over(self) -> tuple[list[tuple[Wire, Message]], dict[Wire, float]]:
-        """Returns those that wait for a place, and those that have not said who they are, to the next meeting."""
-        arrived, strangers = self._arrived, self._strangers
-        self._arrived, self._strangers = {}, {}
-        return [(wire, hello) for wire, (hello, _) in arrived.items()], strangers
+    def hand_over(self) -> list[tuple[Wire, Message]]:
+        """Returns those that wait for a place to the next meeting."""
+        arrived, self._arrived = self._arrived, {}
+        return [(wire, hello) for wire, (hello, _) in arrived.items()]
 
     def _why(self, hello: Message, hosts: Sequence[str], waited: float) -> str:
         """Returns why a host has to leave; "" if it may find a place yet."""
-        if _difference(self._meeting, ["", ""], [self._meeting.facts, hello["facts"]]):
+        if _difference(self._meeting, ["", ""], [self._meeting.facts, hello["facts"]]) is not None:
             return (
                 f"another training meets at {self._meeting.rendezvous}, that of {' and '.join(hosts)}, and "
                 f"{hello['host']} has another job\n"
@@ -380,7 +404,8 @@ class Late:
 
     def close(self) -> None:
         """Closes the connections; the socket that listens is the company's."""
-        for wire in (*self._strangers, *self._arrived):
+        self.requests.close()
+        for wire in self._arrived:
             wire.close()
 
 
@@ -388,16 +413,18 @@ class Late:
 
 
 def join(meeting: Meeting, where: Where, before: Before | None = None) -> Met:
-    waiting = Waiting(meeting, "")
+    waiting, attempts = Waiting(meeting, ""), 0
     while True:
         waiting.what = f"for {where.name}, where the hosts meet"
-        wire = _connected(where.find, waiting)
+        wire = _connected(meeting, where.find, waiting)
         try:
             return _welcomed(meeting, wire, where, before, waiting)
         except Left:
             wire.close()
-            if before is None:
+            attempts += not wire.authenticated
+            if before is None and (wire.authenticated or attempts > _REFUSALS):
                 raise
+            time.sleep(0.0 if wire.authenticated else AGAIN)
         except BaseException as error:
             if isinstance(error, Stopped):
                 wire.send({"kind": "stop"})
@@ -405,12 +432,17 @@ def join(meeting: Meeting, where: Where, before: Before | None = None) -> Met:
             raise
 
 
-def _connected(find: Callable[[], tuple[str, int] | None], waiting: Waiting) -> Wire:
+def _connected(meeting: Meeting, find: Callable[[], tuple[str, int] | None], waiting: Waiting) -> Wire:
     while True:
-        where = find()
+        place = find()
         try:
-            if where is not None:
-                return Wire(socket.create_connection(where, timeout=HELLO))
+            if place is not None:
+                connection = socket.create_connection(place, timeout=HELLO)
+                secret = meeting.read_secret()
+                if secret is not None:
+                    return Wire(connection, secret)
+                connection.close()
+                waiting.unseen(meeting.secret.path)
         except OSError as error:
             waiting.why = f": {(error.strerror or str(error)).lower()}"
             waiting.help = _NOBODY if error.errno == errno.ECONNREFUSED else _NO_WAY
@@ -423,7 +455,7 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
     before.
     """
     hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
-    wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})
+    wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})  # a letter takes 6 bytes at most
     waiting.what, waiting.why, waiting.help = f"for the other hosts at {where.name}", "", ""
     heard, since = False, time.monotonic()
     while True:
@@ -432,11 +464,14 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
         for n, message in enumerate(messages):
             heard = True
             if message.get("kind") == "refused":
-                raise NotMet(str(message["why"]))
+                raise refused(meeting, message)
             if message.get("kind") == "stopped":
                 raise Stopped
             if message.get("kind") == "welcome":
                 return welcome(message, wire, messages[n + 1 :])
+        heard = heard or wire.authenticated
+        if before is None and wire.strange and wire.why == NO_SECRET:
+            raise NotMet(other_secret(meeting, where.name))
         if before is None and (wire.strange or (wire.closed and where.taken and not heard)):
             raise NotMet(_other_program(meeting, where, "another program listens there, or a training that has begun"))
         if wire.closed:
@@ -447,6 +482,15 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
                 raise NotMet(_other_program(meeting, where, silent))
             waiting.why = f", which does not answer: {silent}"
         waiting.look([])
+
+
+def other_secret(meeting: Meeting, name: str) -> str:
+    """Returns the message of a host that knows another secret than the one at this place."""
+    source = meeting.secret.path or (f"that of {TOKEN}" if meeting.secret.token else "none")
+    return (
+        f"the launcher at {name} does not know the secret of this run as {meeting.host} does, which has {source}\n"
+        f"help: `export {TOKEN}=…`, the same on all hosts; or a folder that all share, which --out names"
+    )
 
 
 def _other_program(meeting: Meeting, where: Where, what: str) -> str:
@@ -460,14 +504,18 @@ def _other_program(meeting: Meeting, where: Where, what: str) -> str:
 def welcome(message: Message, wire: Wire, early: Sequence[Message]) -> Met:
     """Returns what a keeper's welcome says of the meeting; `early` has what arrived after it."""
     address, port = message["store"]
+    machines = [str(host) for host in message["hosts"]]
+    addresses = message.get("addresses", ())
+    if not 0 < message["node"] < len(machines) or (addresses and len(addresses) != len(machines)):
+        raise NotMet(f"{machines[0] if machines else 'the first host'} sent a welcome with a place that is none")
     return Met(
         node=int(message["node"]),
-        machines=[str(host) for host in message["hosts"]],
+        machines=machines,
         wires={0: wire},
         store=(str(address), int(port)),
         start=int(message["start"]),
         changes=int(message.get("changes", 0)),
-        addresses=[str(each) for each in message.get("addresses", ())],
+        addresses=[str(each) for each in addresses],
         early=[(0, each) for each in early],
     )
 
@@ -479,12 +527,21 @@ class Waiting:
         self.what, self.why, self.help = what, "", ""
         self.patient = False  # it is known that this host waits for a place
         self._meeting, self._began = meeting, time.monotonic()
+        self._unseen = 0.0  # since when somebody answers, but the file of the secret is not seen
         self._next = self._began + _SAY[0]
 
     def turn_to(self, what: str, help: str) -> None:
         """Waits for something else from now on, and says so at once."""
         if what != self.what:
             self.what, self.why, self.help, self._next = what, "", help, time.monotonic()
+
+    def unseen(self, path: str) -> None:
+        """Waits for the file of the secret, for a while. Raises NotMet."""
+        self._unseen = self._unseen or time.monotonic()
+        self.why = f", whose secret {path} is not seen here"
+        self.help = f"a folder that all hosts share, which --out names; or the same {TOKEN} on all of them"
+        if time.monotonic() > self._unseen + _UNSEEN:
+            raise NotMet(f"{self._meeting.host} waited {_UNSEEN:g} s {self.what}{self.why}\nhelp: {self.help}")
 
     def look(self, arrived: Sequence[str]) -> None:
         if self._meeting.stopped():

@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from dslc.runtime.hosts.company import Company
-from dslc.runtime.hosts.wire import Message
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.process.error_text import narrow
 from dslc.runtime.process.failure import Failure, better, failure_from, for_others
 from dslc.runtime.process.stop import Board
 
@@ -64,7 +65,10 @@ class Together:
         """Takes what has arrived, and returns what this launcher has to do now."""
         board, company = self._board, self.company
         for node, message in company.hear():
-            self._hear(node, message)
+            try:
+                self._hear(node, message)
+            except ValueError as error:  # of the codec: it says what is wrong where
+                company.expel(node, f"its message `{message['kind']}` cannot be read: {narrow(str(error))}")
         if company.keeps:
             self._keep()
         elif company.lost and self.cause is None and self._verdict != "part":
@@ -110,11 +114,13 @@ class Together:
             case "failed":
                 told = message["seen"]
                 self._seen[node] = failure_from(told) if told is not None else None
-                self._begin_to_settle(told["kind"] if told is not None else "")
+                seen = self._seen[node]
+                self._begin_to_settle(seen.kind if seen is not None else "")
             case "settle" if not self.reported:
                 self._verdict, self.asked_of = "settle", str(message["of"])
             case "stop":
-                self._hold.wanted, self._hold.timed, self._hold.changes = True, bool(message["timed"]), False
+                timed = bool(message.get("timed"))
+                self._hold.wanted, self._hold.timed, self._hold.changes = True, timed, False
             case "hold":
                 self._board.hold_at(int(message["step"]))
                 self._say(self.company.node, {"kind": "held", "step": message["step"], "at": self._board.furthest})

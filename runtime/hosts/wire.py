@@ -1,15 +1,16 @@
-"""Messages between the launchers of several hosts: plain JSON over TCP.
+"""Messages between the launchers of several hosts: JSON over TCP, authenticated by the secret of the run.
 
-Model: a `Wire` is one connection. A message is a JSON object, behind its length in 4 bytes. Reading never waits, so
-that a launcher can wait for its ranks and its wires at once; sending waits for the other side, `PATIENCE` at most.
+Model: a `Wire` is one connection. Each message is a JSON object in a frame of authentication.py. Reading and sending
+never wait, so that a launcher can wait for its ranks and its wires at once: what the other side does not take is sent
+at the next read. A message that is sent before the other side has proved that it knows the secret waits for the proof.
 
 The systems of both hosts watch the connection (TCP keepalive), also while a launcher is busy: it ends `SILENCE` seconds
 after the other host was heard from last.
 
-Contract: nothing that is read is unpickled or run. A message of more than `MOST` bytes, or one that is no object, ends
-the connection, as does an error of the system: `read` then returns what had arrived, and `closed` is true.
-
-Limits: nobody is asked for a password (docs/security.md).
+Contract: nothing is parsed before it is authenticated, and nothing that is read is unpickled or run. A stranger costs
+as many bytes as a greeting and a proof have. A message of more than `MOST` bytes, or none of those of messages.py, ends
+the connection, as does an error of the system, or a side that has read nothing for `PATIENCE` seconds: `read` then
+returns what had arrived, and `closed` is true.
 """
 
 from __future__ import annotations
@@ -24,18 +25,25 @@ import select
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
-Message: TypeAlias = dict[str, Any]
+from dslc.runtime.hosts.authentication import (
+    GREETING,
+    HEADER,
+    MOST,
+    AuthenticationError,
+    Session,
+    check_greeting,
+)
+from dslc.runtime.hosts.messages import Message, MessageError, parse_message
 
 PORT = 29_400  # of a rendezvous that names none, as torchrun's
-MOST = 1 << 20  # bytes of a message
-PATIENCE = 10.0  # seconds that sending may take
+PATIENCE = 10.0  # seconds in which the other side has to read something
 SILENCE = 10  # seconds after which a host that does not answer is lost
 _PROBE = 2  # seconds between two probes of a connection on which nothing is sent
 _SIOCGIFADDR = 0x8915  # netdevice(7)
-_LENGTH = struct.Struct("!I")
 
 
 class Connection(Protocol):
@@ -62,17 +70,33 @@ def is_connected(calling: socket.socket) -> bool:
 
 
 class Wire:
-    """A connection to another launcher."""
+    """A connection to another launcher: to the one that this one has called, or from one that it `accepts`."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket, self._waiting = connection, b""
+    def __init__(self, connection: socket.socket, secret: bytes = b"", *, accepts: bool = False) -> None:
+        self._socket, self._session = connection, Session(secret, accepts=accepts)
+        self._waiting = bytearray()  # has arrived
+        self._leaving = bytearray(self._session.greeting)  # is sent as the other side reads
+        self._queue: list[bytes] = []  # contents for which the proof of the other side is awaited
+        self._stalled = 0.0  # since when the other side reads nothing
         self.closed = False
-        self.strange = False  # it says what no launcher says
+        self.strange = False  # it says what no launcher of this run says
         self.why = "its connection ended"  # once it is closed
+        connection.setblocking(False)
         _watch(connection)
+        self._send()
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def authenticated(self) -> bool:
+        """True when the other side has proved that it knows the secret."""
+        return self._session.is_authenticated
+
+    @property
+    def pending(self) -> bool:
+        """True as long as something that was sent has not left."""
+        return bool(self._leaving or self._queue)
 
     @property
     def here(self) -> str:
@@ -89,43 +113,46 @@ class Wire:
         return ""
 
     def send(self, message: Message) -> None:
-        """Sends a message; the loss of the connection shows in `closed`."""
+        """Sends a message, as the other side reads; the loss of the connection shows in `closed`."""
         content = json.dumps(message).encode()
         assert len(content) <= MOST
-        try:
-            self._socket.settimeout(PATIENCE)
-            self._socket.sendall(_LENGTH.pack(len(content)) + content)
-        except OSError:
-            self.closed = True
+        if self.authenticated:
+            self._leaving += self._session.seal(content)
+        else:
+            self._queue.append(content)
+        self._send()
 
     def read(self) -> list[Message]:
-        """Returns the messages that have arrived, in order."""
+        """Returns the messages that have arrived, in order, and sends what has not left yet."""
         self._receive()
-        found: list[Message] = []
-        while len(self._waiting) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._waiting)
-            end = _LENGTH.size + length
-            if length > MOST:
-                self.closed = self.strange = True
-                break
-            if len(self._waiting) < end:
-                break
-            content, self._waiting = self._waiting[_LENGTH.size : end], self._waiting[end:]
-            try:
-                message = json.loads(content)
-            except ValueError:
-                message = None
-            if not isinstance(message, dict):
-                self.closed = self.strange = True
-                break
-            found.append(message)
-        return found
+        messages: list[Message] = []
+        try:
+            if not self._session.is_greeted:
+                self._greet()
+            while self._session.is_greeted and (content := self._session.open(self._waiting)) is not None:
+                del self._waiting[: HEADER + len(content)]
+                if content:
+                    messages.append(parse_message(content))
+                for queued in self._queue:
+                    self._leaving += self._session.seal(queued)
+                self._queue = []
+        except (AuthenticationError, MessageError) as error:
+            self.closed = self.strange = True
+            self.why = str(error)
+        self._send()
+        return messages
+
+    def _greet(self) -> None:
+        check_greeting(bytes(self._waiting[:GREETING]))
+        if len(self._waiting) >= GREETING:
+            self._leaving += self._session.receive_greeting(bytes(self._waiting[:GREETING]))
+            del self._waiting[:GREETING]
 
     def _receive(self) -> None:
+        most = HEADER + MOST if self.authenticated else GREETING + HEADER  # of a stranger no more is held
         try:
-            self._socket.setblocking(False)
-            while len(self._waiting) <= MOST + _LENGTH.size:
-                content = self._socket.recv(1 << 16)
+            while len(self._waiting) < most:
+                content = self._socket.recv(min(1 << 16, most - len(self._waiting)))
                 if not content:
                     self.closed = True
                     return
@@ -137,8 +164,21 @@ class Wire:
             if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
                 self.why = f"it did not answer for {SILENCE} s"
 
+    def _send(self) -> None:
+        """Sends what the other side takes without waiting."""
+        try:
+            while self._leaving and not self.closed:
+                del self._leaving[: self._socket.send(self._leaving[: 1 << 16])]
+                self._stalled = 0.0
+        except BlockingIOError:
+            self._stalled = self._stalled or time.monotonic()
+            if time.monotonic() - self._stalled > PATIENCE:
+                self.closed, self.why = True, f"it has read nothing for {PATIENCE:g} s"
+        except OSError:
+            self.closed = True
+
     def close(self) -> None:
-        """Closes the connection; what was sent still arrives."""
+        """Closes the connection; what has left still arrives."""
         self._socket.close()
         self.closed = True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -55,21 +56,28 @@ class StoreDoor:
     def __init__(self, address: str, port: int, key: str, *, one_host: bool) -> None:
         self._where, self._key, self._one_host = (address, port), key, one_host
         self._store: Any = None
+        self.secret = b""  # who can read the store can read it
         self.name = f"{address}:{port}, where torchrun keeps its store"
 
     def open(self) -> socket.socket:
         """Returns the socket at which rank 0 listens, when others can find it. Raises NotMet and OSError."""
         listening = listen("127.0.0.1" if self._one_host else address_toward(self._where[0]))
-        self._opened().set(self._key, json.dumps(listening.getsockname()[:2]))
+        secret = secrets.token_hex(32)
+        self._opened().set(self._key, json.dumps([*listening.getsockname()[:2], secret]))
+        self.secret = secret.encode()
         return listening
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address of rank 0, if it is known yet."""
+        """Returns the address of rank 0, if it is known yet. Raises NotMet."""
         store = self._opened()
         if not store.check([self._key]):
             return None
-        address, port = json.loads(store.get(self._key))
-        return str(address), int(port)
+        try:
+            address, port, secret = json.loads(store.get(self._key))
+            self.secret = str(secret).encode()
+            return str(address), int(port)
+        except (ValueError, TypeError, RecursionError):
+            raise NotMet(f"{self.name}, has another value of {self._key} than a launcher writes") from None
 
     def close(self) -> None:
         """Leaves the store."""

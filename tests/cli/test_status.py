@@ -193,6 +193,6 @@ def test_pods_that_see_another_folder_are_stopped_by_deleting_their_job(
 ) -> None:
     submitted(tmp_path, monkeypatch, pods({"phase": "Running"}), elastic=True)
     assert dslc("stop", tmp_path / "run").returncode == 0
-    words = "delete job,service,configmap --selector dslc-run=made --namespace ml"
+    words = "delete job,service,configmap,secret --selector dslc-run=made --namespace ml"
     assert (tmp_path / "asked").read_text().strip() == words
     assert "stopped" in stands(tmp_path / "run", 130)

@@ -153,8 +153,8 @@ def manifest(folder: Path, options: str, nodes: str = "2") -> list[dict[str, Any
 def test_a_manifest_is_what_kubernetes_takes(tmp_path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="the published schemas are not installed")
     options = 'options = ["spec.suspend=true", "spec.template.spec.nodeSelector.gpu=h100"]'
-    config, service, job = manifest(tmp_path, options)
-    for each in (config, service, job):
+    config, secret, service, job = manifest(tmp_path, options)
+    for each in (config, secret, service, job):
         validate.validate(each, "1.31", strict=True)
         assert each["metadata"]["namespace"] == "ml"
     with pytest.raises(validate.ValidationError):
@@ -171,8 +171,9 @@ def test_a_manifest_is_what_kubernetes_takes(tmp_path: Path) -> None:
 
 
 def test_a_jobset_makes_its_service_itself(tmp_path: Path) -> None:
-    config, made = manifest(tmp_path, 'options = ["jobset"]')
+    config, secret, made = manifest(tmp_path, 'options = ["jobset"]')
     assert (config["kind"], made["kind"], made["apiVersion"]) == ("ConfigMap", "JobSet", "jobset.x-k8s.io/v1alpha2")
+    assert secret["kind"] == "Secret"
     name, (ranks,) = made["metadata"]["name"], made["spec"]["replicatedJobs"]
     assert made["spec"]["failurePolicy"] == {"maxRestarts": 3} and made["spec"]["network"]["subdomain"] == name
     env = ranks["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
@@ -201,7 +202,8 @@ def test_the_pods_of_an_elastic_job_come_and_go(tmp_path: Path) -> None:
         assert actions == {1: "FailJob", 2: "FailIndex", 3: "FailJob", 130: "Ignore", 143: "Ignore"}
         (container,) = spec["template"]["spec"]["containers"]
         assert container["command"][-2:] == ["--rendezvous", ",".join(f"{name}-{of}{n}.{name}" for n in range(3))]
-        assert container["env"] == []
+        reference = {"secretKeyRef": {"name": name, "key": "token"}}
+        assert container["env"] == [{"name": "DSLC_RUN_TOKEN", "valueFrom": reference}]
     assert "nodes = 1..4" in re.sub(" +", " ", jobs[0][0]["data"]["job.plt"])
 
 
@@ -210,7 +212,11 @@ def test_without_kubectl_the_manifest_is_left_to_hand_over(tmp_path: Path) -> No
     told = dslc("submit", "job.plt", "--out", "run", cwd=tmp_path, env={"PATH": ""})
     assert told.returncode == 2 and "warning[W0817]" in told.stderr
     assert f"type `kubectl apply --filename {tmp_path}/run/submit.json` where it is" in told.stderr
-    assert json.loads((tmp_path / "run" / "submit.json").read_text())["kind"] == "List"
+    path = tmp_path / "run" / "submit.json"
+    (secret,) = [each for each in json.loads(path.read_text())["items"] if each["kind"] == "Secret"]
+    assert len(secret["stringData"]["token"]) == 64, "it is made when the job is handed over"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert secret["stringData"]["token"] not in told.stdout + told.stderr
 
 
 def test_what_another_start_would_meet_again_ends_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,13 +28,13 @@ class Pods:
         self._folder, self._hosts, self._around, self._number = job.parent, hosts, around, 0
         with_ = f'launch.with=kubernetes(image = "dslc", volumes = ["claim:{job.parent}"])'
         told = dslc("submit", job, "--dry-run", "--out", job.parent / "run", "--set", with_)
-        config, service, made = json.loads(told.stdout)["items"]
+        config, _, service, made = json.loads(told.stdout)["items"]
         submitted = job.parent / "etc" / "job.plt"
         submitted.parent.mkdir()
         submitted.write_text(config["data"]["job.plt"])
         spec = made["spec"]["template"]["spec"]
         (container,) = spec["containers"]
-        assert spec["subdomain"] == service["metadata"]["name"] and container["env"] == []
+        assert spec["subdomain"] == service["metadata"]["name"]
         words = [word.replace("/etc/dslc/job.plt", str(submitted)) for word in container["command"]]
         self._command = [sys.executable, *words[1:]]
         self.names = [f"{made['metadata']['name']}-{n}.{spec['subdomain']}" for n in range(made["spec"]["completions"])]
@@ -48,7 +48,8 @@ class Pods:
                 with open(Path("/etc/netns", host, "hosts"), "a", encoding="utf-8") as file:
                     file.write(f"10.77.0.{index + 1} {self.names[index]}\n")
         self._number += 1
-        command = [str(TOOL), "run", str(index + 1), "env", f"JOB_COMPLETION_INDEX={index}", *self._command]
+        variables = [f"JOB_COMPLETION_INDEX={index}", "DSLC_RUN_TOKEN=the token of the Secret"]
+        command = [str(TOOL), "run", str(index + 1), "env", *variables, *self._command]
         return self._around.enter_context(started(self._folder / f"pod-{self._number}", [command]))[0]
 
     def end(self, *running: Command) -> None:

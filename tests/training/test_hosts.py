@@ -201,14 +201,15 @@ def test_the_pods_of_a_manifest_train_as_one_process(
     chosen = ('launch.with=kubernetes(image = "dslc")', f"devices.nodes={count}", "checkpoint.every=6 steps")
     words = [word for setting in chosen for word in ("--set", setting)]
     told = dslc("submit", job, "--dry-run", "--out", out, *words)
-    config, service, made = json.loads(told.stdout)["items"]
+    config, secret, service, made = json.loads(told.stdout)["items"]
+    assert secret["stringData"] == {"token": "see submit"}, "what is only shown has no secret"
     submitted = job.parent / "etc" / "job.plt"
     submitted.parent.mkdir()
     submitted.write_text(config["data"]["job.plt"])
     assert service["metadata"]["name"] == made["spec"]["template"]["spec"]["subdomain"]
     container = made["spec"]["template"]["spec"]["containers"][0]
     words = [word.replace("/etc/dslc/job.plt", str(submitted)) for word in container["command"]]
-    variables = [f"{each['name']}={each['value']}" for each in container["env"]]
+    variables = [f"{each['name']}={each.get('value', 'the token of the Secret')}" for each in container["env"]]
     pods = [f"{made['metadata']['name']}-{n}.{service['metadata']['name']}" for n in range(made["spec"]["completions"])]
     known = "".join(f"10.77.0.{n} {pod}\n" for n, pod in enumerate(pods, 1))
     for name in hosts:

@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.runtime.hosts import meetings
+from dslc.runtime.hosts.authentication import MOST
 from dslc.runtime.hosts.company import Company, meet, shared
 from dslc.runtime.hosts.doors import FileDoor, NotMet
 from dslc.runtime.hosts.meetings import Left, Meeting, Stopped, Where, _as_many, keep
-from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.wire import PORT, Wire, endpoint, interface_of, listen, readable
 
 Met = Callable[..., list[Future[Company]]]
 
@@ -62,8 +64,8 @@ def test_hosts_meet_whatever_the_numbers_of_their_descriptors(met: Met) -> None:
         assert min(wire.fileno() for each in companies for wire in each.wires) > 1024
         assert sorted(each.node for each in companies) == [0, 1, 2]
         for each in companies:
-            each.tell("here")
-        assert all(each.wait_for("here", 20).keys() == each._wires.keys() for each in companies)
+            each.tell("release")
+        assert all(each.wait_for("release", 20).keys() == each._wires.keys() for each in companies)
     finally:
         for descriptor in held:
             os.close(descriptor)
@@ -87,8 +89,13 @@ def test_of_hosts_that_come_at_once_as_many_are_taken_as_the_job_takes(port: int
         for n, wire in enumerate(callers):
             wire.send({"kind": "hello", "host": f"host{n}", "facts": {}})
         strangers = [
-            (Wire(listening.accept()[0]), {"kind": "hello", "host": f"host{n}", "facts": {}}) for n in range(3)
+            (Wire(listening.accept()[0], accepts=True), {"kind": "hello", "host": f"host{n}", "facts": {}})
+            for n in range(3)
         ]
+        hellos: list[Message] = []
+        while len(hellos) < 3:
+            hellos += [message for wire, _ in strangers for message in wire.read()]
+            assert not [message for each in callers for message in each.read()]
         (taken,) = _as_many(meeting, list(strangers))
         assert taken[1]["host"] == "host0" and [wire.closed for wire, _ in strangers] == [False, True, True]
         heard: list[Message] = []
@@ -132,13 +139,15 @@ def test_a_host_that_is_lost_before_the_first_start_may_come_back(
 
 def test_what_differs_is_named_on_every_host(met: Met) -> None:
     told = [str(each.exception()) for each in met({"a": "1", "the plan": "x"}, {"a": "2", "the plan": "y"})]
-    assert told[0] == told[1]
-    assert "the hosts differ in a: " in told[0] and "host0 has 1" in told[0] and "host1 has 2" in told[0]
+    assert all("the hosts differ in a: " in each for each in told)
+    keeper = next(each for each in told if " has 1" in each and " has 2" in each)
+    (other,) = [each for each in told if each is not keeper]
+    assert (" has 1" in other) != (" has 2" in other), "nobody learns the value of another host"
 
 
 def test_a_fact_that_one_host_lacks_differs(met: Met) -> None:
     told = [str(each.exception()) for each in met({}, {"the file net.py": "10 bytes"})]
-    assert "has nothing" in told[0] and "the file net.py" in told[0]
+    assert any("has nothing" in each for each in told) and all("the file net.py" in each for each in told)
 
 
 def test_nobody_waits_for_ever(port: int) -> None:
@@ -192,11 +201,11 @@ def test_a_folder_of_all_is_found_out(met: Met, tmp_path: Path) -> None:
 
 def test_a_host_that_leaves_is_lost(met: Met) -> None:
     one, other = (each.result() for each in met({}, {}))
-    other.tell("last words")
+    other.tell("release")
     other.close()
-    assert one.wait_for("last words", 20) == {other.node: {"kind": "last words"}}
+    assert one.wait_for("release", 20) == {other.node: {"kind": "release"}}
     with pytest.raises(NotMet, match=rf"{other.hosts[other.node]} left: its connection ended"):
-        one.wait_for("more", 20)
+        one.wait_for("heard", 20)
 
 
 # ----------------------------------------------------------------------------------------------------- meeting again
@@ -308,8 +317,10 @@ def test_a_host_too_many_takes_no_place_of_one_that_comes_back() -> None:
         new.send({"kind": "hello", "host": "new", "facts": {}})
         heard = answers(new, 1)
         back.send({"kind": "hello", "host": "back", "facts": {}, "node": 1, "start": 1})
+        of_back = answers(back, 1)
         met = kept.result()
-        assert met.machines == ["keeper", "back"] and answers(back, 2)[1]["kind"] == "welcome"
+        assert met.machines == ["keeper", "back"]
+        assert [*of_back, *answers(back, 2 - len(of_back))][1]["kind"] == "welcome"
         assert "new comes too late: the job takes 2" in [*heard, *answers(new, 2 - len(heard))][1]["why"]
     assert met.listening is not None
     for each in (new, back, met.listening, met.wires[1]):
@@ -397,11 +408,14 @@ def test_a_request_to_stop_ends_the_restart_of_all_processes(processes: list[Com
 def test_messages_arrive_whole_and_in_order() -> None:
     here, there = _pair()
     for n in range(100):
-        here.send({"n": n, "text": "x" * n * 100})
-    found: list[int] = []
-    while len(found) < 100:
-        found += [message["n"] for message in there.read()]
-    assert found == list(range(100)) and not there.closed
+        here.send({"kind": "over", "steps": n, "host": "", "stopped": True})
+        here.send({"kind": "wait", "why": "x" * n * 1000})
+    found: list[Message] = []
+    while len(found) < 200:
+        found += there.read()
+        assert here.read() == []
+    assert [len(message["why"]) for message in found[1::2]] == [1000 * n for n in range(100)]
+    assert [message["steps"] for message in found[::2]] == list(range(100)) and not there.closed
     here.close()
     while not there.closed:
         assert there.read() == []
@@ -410,7 +424,7 @@ def test_messages_arrive_whole_and_in_order() -> None:
 def _pair() -> tuple[Wire, Wire]:
     with listen("127.0.0.1") as listening:
         one = socket.create_connection(listening.getsockname())
-        return Wire(one), Wire(listening.accept()[0])
+        return Wire(one), Wire(listening.accept()[0], accepts=True)
 
 
 @given(st.integers(1, 65_535))

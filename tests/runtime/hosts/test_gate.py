@@ -16,7 +16,10 @@ from dslc.runtime.hosts.company import Company, meet
 from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.hosts.elastic import Gate, Over, Was, largest, meet_again
 from dslc.runtime.hosts.meetings import Before, Meeting, Waiting
+from dslc.runtime.hosts.run_secret import RunSecret
 from dslc.runtime.hosts.wire import listen
+
+SECRET = RunSecret(token=b"the secret of this run")
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def port() -> int:
 
 
 def coming(port: int, host: str, *counts: int) -> Meeting:
-    return Meeting(f"127.0.0.1:{port}", counts[-1], {"a": "1"}, 20, host=host, counts=counts)
+    return Meeting(f"127.0.0.1:{port}", counts[-1], {"a": "1"}, 20, host=host, counts=counts, secret=SECRET)
 
 
 @pytest.fixture
@@ -172,7 +175,7 @@ def test_a_host_with_other_files_is_refused_alone(port: int) -> None:
         keeper = pool.submit(meet, coming(port, "keeper", 2))
         while is_silent(port):
             pass
-        with pytest.raises(NotMet, match="the hosts differ in a: keeper has 1, and other has 2"):
+        with pytest.raises(NotMet, match="the hosts differ in a: other has not the same as keeper; other has 2"):
             meet(replace(coming(port, "other", 2), facts={"a": "2"}))
         right = meet(coming(port, "right", 2))
         assert keeper.result().machines == right.machines == ("keeper", "right")

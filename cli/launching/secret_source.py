@@ -1,0 +1,74 @@
+"""The secret by which the launchers of a training know each other, and the warning where there is none.
+
+Model: `DSLC_RUN_TOKEN` is the secret, if it is set: `launch.with = ssh(…)` and the manifest of `dslc submit` set it for
+all launchers. Else it stands in a file of a folder that all hosts share for sure, as they write their checkpoints
+there. torchrun's store and the file beside an mpirun hand over a secret of their own (runtime/hosts/doors.py).
+
+Limits: a run without checkpoints may have a folder on each host, and one without `--out` is named by the time: neither
+holds a secret.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dslc.dsl.diagnostics import Report
+from dslc.front import show
+from dslc.run_folder import refuse_others
+from dslc.runs import Ready
+from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, SecretError, token_in
+from dslc.runtime.launchers.slurm import SUBMITTED
+
+if TYPE_CHECKING:
+    from dslc.runtime.hosts.meetings import Meeting
+
+
+def secret_of(ready: Ready, out: str | None) -> RunSecret:
+    """Returns the secret of a training. Raises NotMet."""
+    given = given_secret(out)
+    if not given.is_empty:
+        return given
+    program, folder = ready.program, os.path.abspath(os.path.expanduser(out)) if out is not None else ""
+    shared = folder if ready.counts else (program.checkpoint.folder or folder) if program.checkpoint.written else ""
+    if not shared:
+        return RunSecret()
+
+    def prepare() -> None:
+        if out is not None:
+            refuse_others(folder, out, goes_on=program.checkpoint.resume == "auto")
+        os.makedirs(shared, exist_ok=True)
+
+    return RunSecret(path=os.path.join(os.path.abspath(shared), SECRET_FILE), prepare=prepare)
+
+
+def given_secret(out: str | None) -> RunSecret:
+    """Returns the secret that this process was given by who has started it; an empty one without. Raises NotMet."""
+    from dslc.runtime.hosts.doors import NotMet
+
+    try:
+        token = token_in(os.environ.pop(TOKEN, ""))  # the user's code needs none
+    except SecretError as error:
+        raise NotMet(str(error)) from error
+    if not token and out is not None and SUBMITTED in os.environ:
+        return RunSecret(path=os.path.join(out, SECRET_FILE))
+    return RunSecret(token=token)
+
+
+def warn_of_strangers(ready: Ready, meeting: Meeting) -> None:
+    """Warns if nothing keeps strangers from the rendezvous."""
+    from dslc.runtime.hosts.doors import FixedDoor
+
+    hands_over = meeting.door is not None and not isinstance(meeting.door, FixedDoor)
+    if hands_over or not meeting.secret.is_empty or (ready.world is not None and not ready.world.speaks):
+        return
+    report, job = Report(), ready.compiled.analysis.job
+    report.add(
+        "W0828",
+        "whoever reaches the port of the rendezvous can take the place of a host, or end the training, as the run has "
+        "no secret",
+        job.devices.at("nodes"),
+        help=f"`export {TOKEN}=$(openssl rand -hex 32)`, the same on all hosts; a run with checkpoints and --out makes "
+        "a secret of its own in that folder",
+    )
+    show(report)

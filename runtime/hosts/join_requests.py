@@ -1,0 +1,74 @@
+"""The connections that come to a socket that listens, until the launcher behind each has said who it is.
+
+Contract: whoever comes costs nothing but a socket, for `HELLO` seconds at most. There are at most `PENDING`: the oldest
+is dropped for another one. Nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.wire import Wire, readable
+
+HELLO = 10.0  # seconds that a connection has to say who it is
+PENDING = 32  # connections that have not said who they are
+
+
+class JoinRequests:
+    """Those who come to the socket; `secret` is that of the run. `refused` says who was turned away last, and why."""
+
+    def __init__(self, listening: socket.socket, secret: bytes) -> None:
+        self.listening, self._secret = listening, secret
+        self._pending: dict[Wire, float] = {}  # since when, the oldest first
+        self.refused = ""
+        listening.setblocking(False)
+
+    @property
+    def handles(self) -> list[int]:
+        """The descriptors to wait for."""
+        return [self.listening.fileno(), *(wire.fileno() for wire in self._pending)]
+
+    def poll(self, kinds: Sequence[str] = ("hello",)) -> list[tuple[Wire, list[Message]]]:
+        """Returns the connections that have begun with a message of these kinds, with all that they have said; drops
+        those that say anything else, or nothing for too long.
+        """
+        self._accept()
+        now, arrived = time.monotonic(), []
+        for wire, since in list(self._pending.items()):
+            messages = wire.read()
+            if messages and messages[0]["kind"] in kinds:
+                del self._pending[wire]
+                arrived.append((wire, messages))
+            elif messages or wire.closed or now - since > HELLO:
+                self._drop(wire)
+        return arrived
+
+    def _accept(self) -> None:
+        for _ in range(PENDING):  # one after another, as fast as they come, would keep the launcher here
+            if not readable([self.listening], 0):
+                return
+            if len(self._pending) >= PENDING:
+                self._drop(next(iter(self._pending)))
+            try:
+                connection = self.listening.accept()[0]
+            except OSError:  # it is gone already, or no file can be opened any more
+                if self._pending:
+                    self._drop(next(iter(self._pending)))
+                return
+            with contextlib.suppress(OSError):  # it is gone already
+                self._pending[Wire(connection, self._secret, accepts=True)] = time.monotonic()
+
+    def _drop(self, wire: Wire) -> None:
+        if wire.strange:
+            self.refused = f"{wire.there or 'somebody'} was turned away: {wire.why}"
+        del self._pending[wire]
+        wire.close()
+
+    def close(self) -> None:
+        """Closes the connections; the socket that listens is its owner's."""
+        for wire in list(self._pending):
+            self._drop(wire)
