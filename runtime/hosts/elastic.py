@@ -227,8 +227,10 @@ class Gate:
 
     def close(self) -> None:
         self._requests.close()
-        for each in (self._requests.listening, *self._calls, *self._wires, *self._reached):
-            each.close()
+        for connection in (self._requests.listening, *self._calls):
+            connection.close()
+        for wire in (*self._wires, *self._reached):
+            wire.close()
         self.arrived, self._calls, self._reached = [], {}, {}
 
 

@@ -49,7 +49,9 @@ log {
 """
 ALONE = "{run} --set devices.nodes=1 --set devices.cpus=2"
 MEET = "{run} --rendezvous host1"
-SHARED = f"{MEET} --set 'checkpoint.every=3 steps'"
+TOKEN = "DSLC_RUN_TOKEN=0123456789abcdef "
+EVERY = "--set 'checkpoint.every=3 steps'"
+SHARED = f"{MEET} {EVERY}"
 IN_VAIN = "{run} --set launch.timeout=2s --rendezvous"  # hosts that wait for others who do not come
 TEXT = (
     f"{MEET} --set 'model.network=gpt(layers = 1, heads = 1, width = 16, context = 8, vocab = 256)' "
@@ -92,6 +94,11 @@ class Wrong:
 def alike(lines: Sequence[str], *words: str, before: str = "") -> Wrong:
     """Returns a case in which all hosts have the same message."""
     return Wrong(tuple(lines), (words,) * len(lines), before)
+
+
+def differing(lines: Sequence[str], fact: str, values: tuple[str, str], *words: str, before: str = "") -> Wrong:
+    """Returns a case of two hosts that differ in a fact, of which each is told what it may know of the values."""
+    return Wrong(tuple(lines), tuple((fact, value, *words) for value in values), before)
 
 
 # ------------------------------------------------------------------------------------------------------- one process
@@ -191,40 +198,41 @@ def test_torchrun_of_a_local_job_is_told(job: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ several hosts
 
 ON_HOSTS = {
-    "another version of dslc": alike(
+    "another version of dslc": differing(
         [MEET, f"PYTHONPATH={{newer}} {MEET}"],
-        "host1 has 0.1.0, and host2 has 9.9.9",
-        "the version of dslc",
+        "the version of dslc: ",
+        ("host1 has 0.1.0, and host2 has 9.9.9", "host2 has not the same as host1; host2 has 9.9.9"),
         "help: install the same dslc on all hosts",
         before="mkdir {newer}; cp -r {cli} {newer}/dslc; ln -s {root}/grammar {root}/dsl {root}/compiler {root}/runtime"
         " {newer}/dslc; echo '__version__ = \"9.9.9\"' >{newer}/dslc/version.py",
     ),
-    "another version of torch, by what pip has left": alike(
+    "another version of torch, by what pip has left": differing(
         [MEET, f"PYTHONPATH={{newer}} {MEET}"],
-        "the version of torch: host1 has ",
-        "and host2 has 9.9.9",
+        "the version of torch: ",
+        ("host1 has ", "host2 has 9.9.9"),
         "help: install the same torch on all hosts",
         before="mkdir -p {newer}/torch-9.9.9.dist-info; printf 'Metadata-Version: 2.1\\nName: torch\\n"
         "Version: 9.9.9\\n' >{newer}/torch-9.9.9.dist-info/METADATA",
     ),
-    "another data file": alike(
+    "another data file": differing(
         [
             TEXT,
             MOUNTED % ("", "{tmp}/data")
             + f"bash -c 'echo {{numbers}}, >{{tmp}}/data/corpus.txt; exec \"$@\"' sh {TEXT}",
         ],
-        "the file {tmp}/data/corpus.txt: host1 has ",
-        "and host2 has ",
+        "the file {tmp}/data/corpus.txt: ",
+        (", and host2 has ", "; host2 has "),
         "help: copy {tmp}/data/corpus.txt",
         before="mkdir {tmp}/data; echo {numbers}. >{tmp}/data/corpus.txt",
     ),
-    "another --set": alike(
+    "another --set": differing(
         [MEET, f"{MEET} --set train.optimizer.lr=0.2"],
-        "differ in --set: host1 has nothing, and host2 has train.optimizer.lr=0.2",
+        "differ in --set: ",
+        ("host1 has nothing, and host2 has train.optimizer.lr=0.2", "; host2 has train.optimizer.lr=0.2"),
         "help: type the same command on all hosts",
     ),
     "a folder that is not shared": alike(
-        [SHARED, MOUNTED % ("", "{tmp}/run") + SHARED],
+        [TOKEN + SHARED, TOKEN + MOUNTED % ("", "{tmp}/run") + SHARED],
         "host2 does not see {tmp}/run/checkpoints of host1",
         "`checkpoint.dir` or --out names",
         before="mkdir -p {tmp}/run",
@@ -270,6 +278,29 @@ WAITING = {
     ),
     "a host that never comes": alike(
         [f"{IN_VAIN} host1:{{port}}"], "host1 waited 2 s (`launch.timeout`) for the hosts at host1", "each started with"
+    ),
+    "a folder of the secret that is not shared": Wrong(
+        (
+            f"{IN_VAIN} host1:{{port}} {EVERY}",
+            MOUNTED % ("", "{tmp}/run") + f"{IN_VAIN} host1:{{port}} {EVERY}",
+        ),
+        (
+            ("host1 waited 2 s", "for the hosts at host1"),
+            ("host2 waited 2 s", "whose secret {tmp}/run/.dslc-secret is not seen here", "the same DSLC_RUN_TOKEN"),
+        ),
+    ),
+    "a host with another token": Wrong(
+        (f"{TOKEN}{IN_VAIN} host1:{{port}}", f"{TOKEN.strip()}0 {IN_VAIN} host1:{{port}}"),
+        (
+            ("host1 waited 2 s", "10.77.0.2 was turned away: it does not know the secret of this run"),
+            ("host1:{port} does not know the secret of this run as host2 does", "that of DSLC_RUN_TOKEN"),
+        ),
+    ),
+    "another run directory": differing(
+        [f"{MEET}:{{port}}", f"{MEET}:{{port}} --out {{tmp}}/other"],
+        "the hosts differ in --out: ",
+        (", and host2 has {tmp}/other", "; host2 has {tmp}/other"),
+        "help: type the same command on all hosts",
     ),
     "a rendezvous that is another machine": alike(
         [f"{IN_VAIN} host3:{{port}}"] * 2,
@@ -383,7 +414,11 @@ def test_another_file_of_the_users_own_is_told(job: Path, hosts: list[str]) -> N
         MEET.replace("{run}", f"{{python}} -m dslc run {{tmp}}/{each}own.plt --out {{tmp}}/run")
         for each in ("", "other/")
     ]
-    run_case(job, alike(lines, "the file net.py: host1 has ", "and host2 has", "help: copy net.py"), on_hosts=True)
+    run_case(
+        job,
+        differing(lines, "the file net.py: ", (", and host2 has ", "; host2 has "), "help: copy net.py"),
+        on_hosts=True,
+    )
 
 
 # ------------------------------------------------------------------------------------------------- what does not matter
