@@ -35,6 +35,8 @@ from dslc.runtime.process.stop import Board
 
 Verdict = Literal["go on", "settle", "part", "end"]
 Follow = Callable[[Failure, bool, bool], tuple[bool, Failure]]  # the failure; a host was asked to stop; one is lost
+_OF_THE_KEEPER = ("settle", "hold", "leave", "release", "part", "end")  # messages that nobody else sends
+_OF_OTHERS = ("done", "failed", "held")
 PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
 
@@ -66,9 +68,11 @@ class Together:
         board, company = self._board, self.company
         for node, message in company.hear():
             try:
+                if message["kind"] in (_OF_THE_KEEPER if company.keeps else _OF_OTHERS):
+                    raise ValueError("it is not for this launcher")
                 self._hear(node, message)
-            except ValueError as error:  # of the codec: it says what is wrong where
-                company.expel(node, f"its message `{message['kind']}` cannot be read: {narrow(str(error))}")
+            except ValueError as error:  # also of the codec: it says what is wrong where
+                company.expel(node, f"its message `{message['kind']}` cannot be taken: {narrow(str(error))}")
         if company.keeps:
             self._keep()
         elif company.lost and self.cause is None and self._verdict != "part":
@@ -153,8 +157,10 @@ class Together:
             missing = [node for node in nodes if node not in self._seen and node not in self.company.lost]
             if not missing or time.monotonic() > self._settles_until or (lost and self.company.started_by):
                 seen = [each for each in self._seen.values() if each is not None]
+                seen += [self._loss(node) for node in lost]
+                seen = seen or [self._failure(node, "reports a failure, and no cause") for node in self._seen]
                 stopping = self._board.stop_requested or (self._hold.wanted and not self._hold.timed)
-                again, cause = self._follow(better(seen + [self._loss(node) for node in lost]), stopping, bool(lost))
+                again, cause = self._follow(better(seen), stopping, bool(lost))
                 change = bool(lost) and self.company.elastic
                 self._tell_all("end", cause=dataclasses.asdict(cause), again=again, change=change)
             return
@@ -169,15 +175,11 @@ class Together:
             self._tell_all("settle", of=kind)
 
     def _loss(self, node: int) -> Failure:
-        host = self.company.hosts[node]
-        return Failure(
-            rank=None,
-            step=self._board.furthest,
-            kind="ended",
-            message=f"{host} is gone: {self.company.lost[node]}",
-            host=host,
-            time=time.time(),
-        )
+        return self._failure(node, f"is gone: {self.company.lost[node]}")
+
+    def _failure(self, node: int, what: str) -> Failure:
+        host, step = self.company.hosts[node], self._board.furthest
+        return Failure(rank=None, step=step, kind="ended", message=f"{host} {what}", host=host, time=time.time())
 
     def _stop(self, nodes: int) -> None:
         hold = self._hold

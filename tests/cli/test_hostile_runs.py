@@ -23,7 +23,7 @@ COMMANDS = (["status", "run"], ["status", "run", "--json"], ["stop", "run", "--n
 # What the commands of a cluster are given: names of jobs alone.
 HARMLESS = re.compile(
     r"squeue --noheader --array --jobs=\d+ --format=%i\|%T\|%r|scancel \d+(_\d+)?"
-    r"|kubectl (get pods|delete (job|jobset),service,configmap) --selector dslc-run=[a-z0-9-]+( --output json)?"
+    r"|kubectl (get pods|delete (job|jobset),service,configmap,secret) --selector dslc-run=[a-z0-9-]+( --output json)?"
     r"( --namespace [a-z0-9-]+)?"
 )
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
 from helpers.hosts import TOOL, free_port, here, logged, namespaces, ranks_of, reach, started, tool, why_none
 from helpers.launcher import Launcher
+from helpers.strangers import stranger
 from helpers.trained import Trained, agree, train_job
 
 JOB = """
@@ -65,6 +68,7 @@ def test_two_hosts_train_as_one_process(launcher: Launcher, job: Path, settings:
         assert not [left for each in commands for left in each.left()]
     told = sorted(said for _, said in ends)
     assert any("metrics and weights are on" in said for said in told) and any("validation: " in said for said in told)
+    assert (out / ".dslc-secret").exists() and not any("W0828" in said for said in told)
     agree(train_job(launcher, job, *ALONE, "checkpoint.every=6 steps"), Trained(out))
 
 
@@ -86,9 +90,15 @@ def test_every_axis_crosses_hosts(launcher: Launcher, job: Path, settings: tuple
 
 
 def test_ctrl_c_on_any_host_ends_all_after_one_step(job: Path) -> None:
+    """Also when strangers are at the rendezvous, who do not read and do not leave."""
     out = job.parent / "run"
-    with started(job.parent, both(job, *ENDLESS, out=out)) as commands:
+    both_commands = both(job, *ENDLESS, out=out)
+    port = int(next(word for word in both_commands[0] if word.startswith("localhost:")).partition(":")[2])
+    with ExitStack() as around, started(job.parent, both_commands) as commands:
         reach(out, 3, commands)
+        for seed in range(100):
+            around.enter_context(stranger(random.Random(seed), port))
+        reach(out, logged(out)[-1] + 3, commands)
         os.kill(commands[1].process.pid, signal.SIGINT)
         ends = [each.end() for each in commands]
         assert [status for status, _ in ends] == [130, 130], ends
@@ -136,6 +146,7 @@ def test_two_hosts_train_a_plan(job: Path) -> None:
     with started(job.parent, both(plan, out=out)) as commands:
         ends = [each.end() for each in commands]
     assert [status for status, _ in ends] == [0, 0], ends
+    assert all("warning[W0828]: whoever reaches the port" in said for _, said in ends), "it has no checkpoints"
     assert logged(out)[-1] == 12
 
 

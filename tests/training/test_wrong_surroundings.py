@@ -50,8 +50,7 @@ log {
 ALONE = "{run} --set devices.nodes=1 --set devices.cpus=2"
 MEET = "{run} --rendezvous host1"
 TOKEN = "DSLC_RUN_TOKEN=0123456789abcdef "
-EVERY = "--set 'checkpoint.every=3 steps'"
-SHARED = f"{MEET} {EVERY}"
+SHARED = f"{MEET} --set 'checkpoint.every=3 steps'"
 IN_VAIN = "{run} --set launch.timeout=2s --rendezvous"  # hosts that wait for others who do not come
 TEXT = (
     f"{MEET} --set 'model.network=gpt(layers = 1, heads = 1, width = 16, context = 8, vocab = 256)' "
@@ -278,23 +277,6 @@ WAITING = {
     ),
     "a host that never comes": alike(
         [f"{IN_VAIN} host1:{{port}}"], "host1 waited 2 s (`launch.timeout`) for the hosts at host1", "each started with"
-    ),
-    "a folder of the secret that is not shared": Wrong(
-        (
-            f"{IN_VAIN} host1:{{port}} {EVERY}",
-            MOUNTED % ("", "{tmp}/run") + f"{IN_VAIN} host1:{{port}} {EVERY}",
-        ),
-        (
-            ("host1 waited 2 s", "for the hosts at host1"),
-            ("host2 waited 2 s", "whose secret {tmp}/run/.dslc-secret is not seen here", "the same DSLC_RUN_TOKEN"),
-        ),
-    ),
-    "a host with another token": Wrong(
-        (f"{TOKEN}{IN_VAIN} host1:{{port}}", f"{TOKEN.strip()}0 {IN_VAIN} host1:{{port}}"),
-        (
-            ("host1 waited 2 s", "10.77.0.2 was turned away: it does not know the secret of this run"),
-            ("host1:{port} does not know the secret of this run as host2 does", "that of DSLC_RUN_TOKEN"),
-        ),
     ),
     "another run directory": differing(
         [f"{MEET}:{{port}}", f"{MEET}:{{port}} --out {{tmp}}/other"],

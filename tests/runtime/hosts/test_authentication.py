@@ -233,6 +233,31 @@ def test_a_launcher_without_the_secret_is_told_and_the_others_meet(port: int) ->
             each.close()
 
 
+@pytest.mark.parametrize("counts", [(), (2,)], ids=["fixed", "elastic"])
+def test_a_host_that_does_not_see_the_secret_says_so(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
+) -> None:
+    """And the others meet."""
+    monkeypatch.setattr(meetings, "_UNSEEN", 0.1)
+    (tmp_path / "other").mkdir()
+
+    def host(name: str, folder: Path) -> Meeting:
+        return replace(coming(port, name, counts=counts), secret=in_folder(folder))
+
+    with ThreadPoolExecutor(1) as pool:
+        keeper = pool.submit(meet, host("keeper", tmp_path))
+        reach(port).close()
+        unseen = (
+            rf"apart waited .* whose secret {tmp_path}/other/.dslc-secret is not seen here\n.*DSLC_RUN_TOKEN on all"
+        )
+        with pytest.raises(NotMet, match=unseen):
+            meet(host("apart", tmp_path / "other"))
+        other = meet(host("other", tmp_path))
+        assert keeper.result().machines == ("keeper", "other")
+        for each in (keeper.result(), other):
+            each.close()
+
+
 # ------------------------------------------------------------------------------------------ forged members and keepers
 
 
@@ -270,8 +295,7 @@ def test_a_member_that_says_nonsense_is_lost_with_the_reason(port: int, seed: in
         together.failed(None)  # as this launcher does when its ranks have ended
         while together.look() != "end":
             readable(company.handles, 0.01)
-        assert together.cause is not None
-        assert together.cause.message
+        assert together.cause is not None and together.cause.message
         company.close()
 
 
