@@ -17,6 +17,8 @@ be mapped and is read whole.
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -35,7 +37,10 @@ from dslc.runtime.model.row_order import rows_of_part
 Part = tuple[slice, ...]
 Read = Callable[[str, Part], Tensor]
 Tell = Callable[[str, str], None]  # takes a line for the screen, and the line with all names, for the log
-_WRAPPINGS = ("state_dict", "model", "module")  # keys under which training scripts keep the state dict
+_WRAPPINGS = ("state_dict", "model_state_dict", "model", "module")  # keys under which scripts keep the state dict
+_DEPTH = 3  # of mappings within mappings where a state dict is looked for
+_KEYS = 8  # of a file that a message names
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _SHOWN = 3  # names that a line on the screen has
 
 
@@ -181,17 +186,57 @@ def _torch(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]]
 
 def tensors_of(path: str) -> dict[str, Tensor]:
     """Returns the tensors of a state dict that `torch.save` wrote, mapped into memory. Raises what torch raises, and
-    ValueError if there is no state dict.
+    ValueError if there is no state dict, or several.
     """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(_refused(str(error))) from error
     except RuntimeError as error:
         if "mmap" not in str(error):
             raise
         loaded = torch.load(path, map_location="cpu", weights_only=True)
+    return state_dict_in(loaded)
+
+
+def _refused(error: str) -> str:
+    """Returns why torch does not read a file by `weights_only`: it holds an object of a class, which may run code."""
+    found = re.search(r"Unsupported global: GLOBAL (\S+)", error)
+    if found is None:
+        return _ESCAPES.sub("", error).splitlines()[0]
+    return (
+        f"it holds an object of `{found[1]}`, which may run code: save the state dict alone, as in "
+        "`torch.save(model.state_dict(), …)`"
+    )
+
+
+def state_dict_in(loaded: object) -> dict[str, Tensor]:
+    """Returns the tensors of the state dict in what `torch.load` gives: that itself, that under a usual key, or the one
+    that there is, however deep. Raises ValueError if there is none, or several.
+    """
     for key in _WRAPPINGS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    if not isinstance(loaded, Mapping) or not any(isinstance(value, Tensor) for value in loaded.values()):
-        raise ValueError("it holds no state dict")
-    return {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
+    found = dict(_state_dicts(loaded))
+    if len(found) != 1:
+        keys = list(found) or (list(map(str, loaded)) if isinstance(loaded, Mapping) else [])
+        named = _first([f"`{key}`" for key in keys], _KEYS)
+        if found:
+            raise ValueError(f"it holds {len(found)} state dicts, {named}: save the network's own alone")
+        what = f"its keys are {named}" if keys else f"it is a {type(loaded).__name__}"
+        raise ValueError(f"it holds no state dict: {what}")
+    (tensors,) = found.values()
+    return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+
+
+def _state_dicts(loaded: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the mappings of names to tensors by their path, outermost first. The state of an optimizer, which has the
+    numbers of parameters, is none.
+    """
+    if not isinstance(loaded, Mapping) or not all(isinstance(key, str) for key in loaded):
+        return
+    if any(isinstance(value, Tensor) for value in loaded.values()):
+        yield path, loaded
+    elif path.count(".") < _DEPTH:
+        for key, value in loaded.items():
+            yield from _state_dicts(value, f"{path}.{key}" if path else key)

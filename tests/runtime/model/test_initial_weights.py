@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint.weights import save_weights
 from dslc.runtime.model import initial_weights
 from dslc.runtime.model.build import build_model
-from dslc.runtime.model.initial_weights import WeightsError
+from dslc.runtime.model.initial_weights import WeightsError, tensors_of
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process.records import read_metrics
 
@@ -148,3 +149,41 @@ def test_a_training_goes_on_from_the_weights_of_another(launcher: Launcher, tmp_
     rows = run("rows", 2, start(conv_model(), tmp_path / "first"), gradients=sharded)
     assert one[0] < first[0] - 0.3
     np.testing.assert_allclose([two, rows], [one, one], rtol=0, atol=1e-5)
+
+
+STATE = {"0.weight": torch.ones(2, 2), "0.bias": torch.zeros(2)}
+OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2, 2), "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1}]}
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"epoch": 3, "model_state_dict": STATE, "optimizer_state_dict": OPTIMIZER, "loss": 0.5},
+        {"net": STATE, "optimizer": OPTIMIZER},
+        {"state_dict": {"model": STATE}},
+        {"checkpoint": {"training": {"weights": STATE}}, "epoch": 3},
+        {"model": STATE, "ema": STATE},
+        STATE | {"num_classes": 3},
+    ],
+)
+def test_the_state_dict_in_a_file_of_a_training_is_found(saved: dict[str, Any], tmp_path: Path) -> None:
+    torch.save(saved, tmp_path / "weights.pt")
+    found = tensors_of(str(tmp_path / "weights.pt"))
+    assert found.keys() == STATE.keys() and all(torch.equal(found[name], STATE[name]) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"epoch": 3, "optimizer": OPTIMIZER}, "it holds no state dict: its keys are `epoch`, `optimizer`"),
+        ({"generator": STATE, "critic": {"net": STATE}}, "it holds 2 state dicts, `generator`, `critic.net`"),
+        ([1, 2], "it holds no state dict: it is a list"),
+        ({"args": argparse.Namespace(lr=1), "model_state_dict": STATE}, "it holds an object of `argparse.Namespace`"),
+        (nn.Linear(2, 2), "it holds an object of `torch.nn.modules.linear.Linear`"),
+    ],
+)
+def test_what_a_file_without_a_state_dict_holds_is_said(saved: Any, said: str, tmp_path: Path) -> None:
+    torch.save(saved, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"^it ") as error:
+        tensors_of(str(tmp_path / "weights.pt"))
+    assert str(error.value).startswith(said) and "\x1b" not in str(error.value)
