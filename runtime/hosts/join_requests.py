@@ -1,7 +1,8 @@
 """The connections that come to a socket that listens, until the launcher behind each has said who it is.
 
-Contract: whoever comes costs nothing but a socket, for `HELLO` seconds at most. There are at most `PENDING`: the oldest
-is dropped for another one. Nothing waits for them.
+Contract: whoever comes costs nothing but a socket, for `HELLO` seconds at most. There are at most `PENDING`: one that
+has said nothing for `GRACE` seconds is dropped for another one, which the system keeps meanwhile. Nothing waits for
+them, and of hosts that come all at once none is dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.wire import Wire, readable
 
 HELLO = 10.0  # seconds that a connection has to say who it is
+GRACE = 0.5  # the same, if others wait
 PENDING = 32  # connections that have not said who they are
 
 
@@ -30,7 +32,8 @@ class JoinRequests:
     @property
     def handles(self) -> list[int]:
         """The descriptors to wait for."""
-        return [self.listening.fileno(), *(wire.fileno() for wire in self._pending)]
+        listening = [] if self._is_full() else [self.listening.fileno()]
+        return [*listening, *(wire.fileno() for wire in self._pending)]
 
     def poll(self, kinds: Sequence[str] = ("hello",)) -> list[tuple[Wire, list[Message]]]:
         """Returns the connections that have begun with a message of these kinds, with all that they have said; drops
@@ -51,6 +54,8 @@ class JoinRequests:
         for _ in range(PENDING):  # one after another, as fast as they come, would keep the launcher here
             if not readable([self.listening], 0):
                 return
+            if self._is_full():
+                return
             if len(self._pending) >= PENDING:
                 self._drop(next(iter(self._pending)))
             try:
@@ -61,6 +66,11 @@ class JoinRequests:
                 return
             with contextlib.suppress(OSError):  # it is gone already
                 self._pending[Wire(connection, self._secret, accepts=True)] = time.monotonic()
+
+    def _is_full(self) -> bool:
+        """True if nobody can be let in now: all who are pending have just come."""
+        oldest = next(iter(self._pending.values()), 0.0)
+        return len(self._pending) >= PENDING and time.monotonic() - oldest < GRACE
 
     def _drop(self, wire: Wire) -> None:
         if wire.strange:

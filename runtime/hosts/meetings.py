@@ -395,7 +395,7 @@ class Late:
         if _difference(self._meeting, ["", ""], [self._meeting.facts, hello["facts"]]) is not None:
             return (
                 f"another training meets at {self._meeting.rendezvous}, that of {' and '.join(hosts)}, and "
-                f"{hello['host']} has another job\n"
+                f"{hello['host']} has another job or another --out\n"
                 "help: on all hosts of this job another port, as `--rendezvous HOST:29401`"
             )
         if self._meeting.again and (hello.get("node") is not None or waited < SILENCE):

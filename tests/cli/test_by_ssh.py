@@ -57,6 +57,22 @@ def test_a_host_waits_for_the_word_to_go(tmp_path: Path, lines: str, status: int
         assert process.wait() == status and said.startswith("dslc ") == (lines == "go\n")
 
 
+def test_the_secret_of_a_run_comes_by_the_input_and_is_in_no_command_line(tmp_path: Path) -> None:
+    shows = "import os, sys; print(os.environ['DSLC_RUN_TOKEN'], open('/proc/self/cmdline').read(), flush=True)"
+    (tmp_path / "on_host.py").write_text(
+        f"from dslc.launching import on_host\non_host._keep_secret(['secret 1234', 'go'])\n{shows}\n"
+    )
+    run = subprocess.run([sys.executable, str(tmp_path / "on_host.py")], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("1234 ") and "1234" not in run.stdout[5:]
+    script = f'echo \'{READY}\'; while read line; do echo "$line"; [ "$line" = go ] && exit; done'
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(["sh", "-c", script], stdin=pipe, stdout=pipe, stderr=pipe)
+    host = Host(name="host1", process=process, secret="0123")
+    host.go()
+    assert process.communicate()[0].decode().splitlines() == [READY, "secret 0123", "go"]
+    assert "0123" not in repr(host)
+
+
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "dslc.launching.on_host", "0", str(tmp_path / "none"), "--version"]
     run = subprocess.run(command, input="go\n", capture_output=True, text=True, check=False)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from dslc.launching.agreement import check_folder
 from dslc.launching.cut_off import newest_of, starts_before
 from dslc.run_folder import LOCK, claimed
+from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.process.run_status import RunStatus, write_status
 
 
@@ -49,3 +52,23 @@ def test_one_that_has_ended_is_over(folder: Path, state: str) -> None:
 def test_another_plan_is_another_training(folder: Path, text: str) -> None:
     (folder / "plan.json").write_text(text)
     assert starts_before(str(folder), plan_of) == 0
+
+
+def test_a_launcher_writes_to_no_folder_that_others_choose(tmp_path: Path) -> None:
+    """But to its own `--out`, or without it to one that holds a training of its job."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, plan in ((ours, "our plan"), (theirs, "another plan")):
+        folder.mkdir()
+        (folder / "plan.json").write_text(json.dumps({"topology": {"nodes": 2}, "hash": plan}))
+    (tmp_path / "link").symlink_to(ours)
+
+    def our_plan(nodes: int) -> str:
+        return "our plan"
+
+    for out in (None, str(ours), str(tmp_path / "link"), os.path.relpath(ours)):
+        check_folder(str(ours), out, our_plan)
+    for folder in (theirs, tmp_path, tmp_path / "none"):
+        with pytest.raises(NotMet, match="where is no training of this job"):
+            check_folder(str(folder), None, our_plan)
+        with pytest.raises(NotMet, match="and --out names"):
+            check_folder(str(folder), str(ours), our_plan)

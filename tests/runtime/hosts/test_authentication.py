@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from helpers.strangers import malformed_message, stranger
 
-from dslc.runtime.hosts import elastic, meetings
+from dslc.runtime.hosts import elastic, join_requests, meetings
 from dslc.runtime.hosts.authentication import GREETING, HEADER, MOST, AuthenticationError, Session
 from dslc.runtime.hosts.company import Company, meet, shared
 from dslc.runtime.hosts.doors import FileDoor, NotMet
@@ -191,8 +191,9 @@ def test_strangers_neither_end_nor_delay_a_meeting(port: int, seed: int, counts:
         other.close()
 
 
-def test_connections_without_end_cost_a_bounded_number_of_files(port: int) -> None:
+def test_connections_without_end_cost_a_bounded_number_of_files(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six hundred that say nothing, in a process that may open a few more files than it has."""
+    monkeypatch.setattr(join_requests, "GRACE", 0.01)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ThreadPoolExecutor(1) as pool, ExitStack() as around:
         keeper = pool.submit(meet, coming(port, "keeper"))
@@ -208,6 +209,27 @@ def test_connections_without_end_cost_a_bounded_number_of_files(port: int) -> No
         assert sum(is_closed(each) for each in idle) >= len(idle) - PENDING
         for each in (keeper.result(), other):
             each.close()
+
+
+def test_of_many_hosts_that_come_at_once_none_is_dropped() -> None:
+    """Three times as many as may be pending, as when a cluster starts all of them."""
+    count = 3 * PENDING
+    with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool, ExitStack() as around:
+        wires = [Wire(socket.create_connection(listening.getsockname()), SECRET.token) for _ in range(count)]
+        for wire in wires:
+            around.callback(wire.close)
+            wire.send(HELLO)
+        keeper = pool.submit(meetings.keep, coming(0, "keeper", 1 + count), Where("", lambda: None, listening))
+        kinds: list[str] = []
+        while kinds.count("welcome") < count:
+            readable(wires, 0.1)
+            kinds += [message["kind"] for wire in wires for message in wire.read()]
+            assert not any(wire.closed for wire in wires)
+        met = keeper.result()
+        assert met.listening is not None and len(met.wires) == count
+        met.listening.close()
+        for wire in met.wires.values():
+            wire.close()
 
 
 def is_closed(connection: socket.socket) -> bool:
