@@ -42,7 +42,10 @@ def _variables(backend: str, environ: Mapping[str, str]) -> Iterator[tuple[str, 
     for name in _THREADS:
         told = environ.get(name, "")
         if told and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*0*[1-9]\d*\s*)*", told):
-            yield f"{name} is `{told}`, which is no number of threads", f"`export {name}=4`, or `unset {name}`"
+            yield (
+                f"{name} is `{told}`, which is no number of threads",
+                f"`export {name}=4`, or `unset {name}`; `devices.threads` says it in the job",
+            )
     told = environ.get("TORCH_DISTRIBUTED_DEBUG", "")
     if told and told.upper() not in _DEBUG:
         name = "TORCH_DISTRIBUTED_DEBUG"

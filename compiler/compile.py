@@ -81,6 +81,7 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
             memory=layout.hardware.memory,
             limit=job.memory.limit,
             backend=layout.backend,
+            threads=job.devices.threads or 0,
         ),
         axes=tuple(
             AxisNode(

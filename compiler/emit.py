@@ -32,7 +32,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         backend=devices.backend,
         timeout=training.timeout,
         restarts=training.restarts,
-        threads=0,
+        threads=devices.threads,
         memory=_memory(plan),
         memory_limit=devices.memory,
         model=plan.one(p.ModelStep),

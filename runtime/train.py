@@ -95,7 +95,11 @@ class _Training:
     ) -> None:
         self._job, self._place, self._parts, self._splits = job, place, parts, splits
         self._board, self._run_dir, self._hooks = board, run_dir, hooks
-        self._checkpoints = Checkpoints(job, place, parts, run_dir, hooks, again=board.attempt > 1, tell=board.note)
+        self._factor = schedule(job.learning_rate)
+        again = board.attempt > 1
+        self._checkpoints = Checkpoints(
+            job, place, parts, run_dir, hooks, again=again, tell=board.note, rate=self._rate_after
+        )
         start = self._checkpoints.resume()
         if parts.exchange is not None:
             parts.exchange.step = start.step
@@ -113,7 +117,6 @@ class _Training:
         self._measure = Measure(job, place, parts, start.step)
         self._observer: Observer | None = None
         self._work = self._worker(start.step)
-        self._factor = schedule(job.learning_rate)
         if splits.stream is not None:
             splits.stream.go_to(start.stream, partial(note, run_dir))
         # Samples of a user's code leave the host's random generators anywhere (random_numbers.py).
@@ -187,6 +190,15 @@ class _Training:
         self._guard.enter(self._step)
         self._told.enter(self._step)
         return rate
+
+    def _rate_after(self, steps: int) -> float | None:
+        """Returns the learning rate of the step after so many, without what a plateau makes of it; None where only a
+        user's own schedule could say it, which is asked for the job's steps alone.
+        """
+        job = self._job
+        if job.learning_rate.python is not None and steps >= job.steps:
+            return None
+        return job.optimizer.lr * self._factor(steps)
 
     @property
     def _seconds(self) -> float:

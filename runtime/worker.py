@@ -30,7 +30,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -38,6 +38,7 @@ import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
 from dslc.runtime.data import sample_numbers
+from dslc.runtime.data.batches import of_dead_worker
 from dslc.runtime.data.sources import Splits, open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
 from dslc.runtime.measure.replica_check import compare_samples
@@ -99,7 +100,8 @@ def work(
                 end = End(steps=0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    except BaseException as error:
+    except BaseException as raised:
+        error = of_dead_worker(raised, job.data.line)
         if splits is not None:
             out_of_range.explain(error, job, place, splits, board.step(place.rank))
         model = parts.plain if parts is not None else None
@@ -164,7 +166,7 @@ def _send_to(path: str, how: int = 0) -> None:
 
 def _prepare(job: JobProgram, place: RankPlace) -> torch.device:
     """Returns the device, after setting the threads and all that makes a run repeatable."""
-    torch.set_num_threads(job.threads or max(1, _cores() // job.processes))
+    torch.set_num_threads(job.threads or _threads_of(os.environ) or max(1, _cores() // job.processes))
     if job.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
         torch.use_deterministic_algorithms(True)
@@ -175,6 +177,16 @@ def _prepare(job: JobProgram, place: RankPlace) -> torch.device:
     device = torch.device("cuda", job.gpus[place.local_rank] if job.gpus else place.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _threads_of(environ: Mapping[str, str]) -> int:
+    """Returns the threads that the environment asks for; 0 if it does not. torchrun says 1 for everybody who does not,
+    which is no wish of the user's.
+    """
+    said = environ.get("OMP_NUM_THREADS") or environ.get("MKL_NUM_THREADS") or ""
+    first = said.partition(",")[0].strip()  # of nested regions, the outermost
+    threads = int(first) if first.isdecimal() else 0
+    return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in environ else threads
 
 
 def _cores() -> int:

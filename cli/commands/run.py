@@ -225,7 +225,10 @@ def _ended(
         show_failure(outcome)
     if report and ready.program.profile:
         show_report(report)
-    if not outcome.done and again and not (outcome.failure is not None and outcome.failure.goes_on):
+    failure = outcome.failure
+    # The command that resumes would be the one that has just been refused.
+    refused = failure is not None and failure.step == 0 and ready.program.checkpoint.resume != "none"
+    if not outcome.done and again and not refused and not (failure is not None and failure.goes_on):
         _show_how_to_go_on(ready, folder, again, rendezvous)
     return _status(outcome)
 

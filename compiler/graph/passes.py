@@ -58,6 +58,7 @@ def place_devices(plan: PlanGraph, analysis: Analysis) -> None:
         backend=layout.backend,
         memory=job.memory.limit or layout.hardware.memory,
         axes=tuple(Axis(name=axis, size=layout.sizes[axis], stride=layout.stride(axis)) for axis in AXES),
+        threads=job.devices.threads or 0,
     )
     plan.put("devices", devices)
     plan.relate("devices", "nodes", Placed())

@@ -35,6 +35,7 @@ class TopologyNode(Record):
     memory: int | None
     limit: int | None
     backend: str
+    threads: int = 0  # of one process; 0: as its environment says, or a share of the cores
 
 
 @record

@@ -525,7 +525,7 @@ class JobProgram(Record):
     backend: str
     timeout: float  # seconds
     restarts: int = 0  # times that ranks which failed are started again, in all
-    threads: int  # of one process; 0: an equal share of the machine's cores
+    threads: int  # of one process; 0: as its environment says, or an equal share of the machine's cores
     memory: tuple[MemoryNode, ...] = ()  # as planned for a rank at each pipeline coordinate; () for an untraced model
     memory_limit: int | None = None  # bytes that a rank may hold: of its device, or as the job says
     model: ModelStep

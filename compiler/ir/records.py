@@ -37,6 +37,7 @@ class Devices(Record):
     """Identical devices, `processes` on each machine, and the mesh over all of them.
 
     `gpus` are those of a machine that are named; `memory` is the most bytes that a rank may hold, None if unknown.
+    `threads` are those of one process; 0: as its environment says, or an equal share of the machine's cores.
     """
 
     count: int
@@ -46,6 +47,7 @@ class Devices(Record):
     backend: str
     memory: int | None
     axes: tuple[Axis, ...]
+    threads: int = 0
 
 
 @record

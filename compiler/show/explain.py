@@ -153,6 +153,7 @@ def _topology(plan: Plan) -> list[str]:
         ("nodes", f"{top.nodes:,}{_elastic(counts, top.nodes)}"),
         ("devices", f"{devices_text(plan)}, {top.processes} on each node"),
         ("backend", f"{top.backend} on {top.device}"),
+        *([("threads", f"{top.threads} of each process")] if top.threads else []),
         ("memory", known_bytes(top.memory) + (" a device" if top.memory else "") + _limit(plan)),
     ]
     return table(rows)

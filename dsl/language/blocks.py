@@ -148,6 +148,12 @@ class DevicesSpec(Block):
         default=None,
     )
     cpus: int | None = arg(_COUNT, "processes for each node on the CPU", default=None, shown="1")
+    threads: int | None = arg(
+        _COUNT,
+        "threads that each process computes with on the CPU; `OMP_NUM_THREADS` where it is not said",
+        default=None,
+        shown="a share of the cores",
+    )
     kind: str | None = arg(Name(), "from the hardware catalogue", default=None, shown="found")
     catalogue: str | None = arg(
         Path("read"), "a TOML file of further kinds, or of `cpu`: memory, speeds and links", default=None, shown="none"

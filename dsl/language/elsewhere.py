@@ -50,6 +50,8 @@ _FIELDS = (
      "accelerator gpu_ids device_ids visible_devices cuda_visible_devices world_size num_devices devices_per_node"),
     ("devices.gpus", "or `cpus`: how many", "device device_type"),
     ("devices.cpus", "", "cpu use_cpu no_cuda num_cpus n_cpus"),
+    ("devices.threads", "", "num_threads omp_num_threads torch_num_threads num_cpu_threads_per_process "
+     "intra_op_threads cpu_threads"),
     ("devices.backend", "", "process_group_backend ddp_backend dist_backend distributed_backend comm_backend"),
     # ----------------------------------------------------------------------------------------------- parallelism
     ("parallelism", "", "strategy distributed_type distributed parallel distributed_strategy"),

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import math
 import os
 import threading
 import time
@@ -92,7 +93,9 @@ class Checkpoints:
         *,
         again: bool = False,
         tell: Callable[[str], object] = lambda text: None,
+        rate: Callable[[int], float | None] = lambda step: None,
     ) -> None:
+        self._rate = rate  # the learning rate after so many steps
         self._tell_watcher = tell  # in words, on rank 0
         self._written: tuple[int, str] | None = None  # the step of the last one, and why it could not be written
         self._missed = 0  # the step of the one before, if that could not be written
@@ -237,8 +240,21 @@ class Checkpoints:
         if choice.taken is not None and choice.taken.manifest is not None:
             manifest = choice.taken.manifest
             note(self._run_dir, f"resumes after step {manifest.step}, from {path_text(choice.taken.path)}")
+            self._tell_of_rate(manifest)
         elif (self._again or self._step.resume == "auto") and not choice.whole:
             note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {path_text(asked)}")
+
+    def _tell_of_rate(self, manifest: files.Manifest) -> None:
+        """Says that the schedule is another than that of the training which wrote the checkpoint."""
+        own, theirs = self._rate(manifest.step), manifest.next_rate
+        if own is None or theirs is None or math.isclose(own, theirs, rel_tol=1e-6, abs_tol=1e-12):
+            return
+        steps = f", of {manifest.steps:,} steps where the job has {self._job.steps:,}"
+        note(
+            self._run_dir,
+            f"the learning rate of step {manifest.step + 1} is {own:.4g}, and was to be {theirs:.4g} in the training "
+            f"that wrote the checkpoint{steps if manifest.steps != self._job.steps else ''}",
+        )
 
     def _of_rank_0(self, found: list[files.Found]) -> list[files.Found]:
         if self._group is None:
@@ -295,6 +311,8 @@ class Checkpoints:
             files={},
             goals=at.goals,
             stream=at.stream,
+            steps=self._job.steps,
+            next_rate=self._rate(step),
         )
         if self._step.asynchronous:
             tensors = self._copies.take(tensors)

@@ -106,6 +106,7 @@ class Manifest:
     """The contents of `manifest.json`. `samples` and `seconds` are those of metrics.jsonl after `step` steps.
 
     `goals` has the progress of each goal by its name; `stream` the place in each lane of a stream (data/streams.py).
+    `next_rate` is the learning rate of the step that follows in a training of `steps` steps; None if it is not known.
     """
 
     format: int
@@ -119,6 +120,8 @@ class Manifest:
     files: Mapping[str, File]
     goals: Mapping[str, Progress] = field(default_factory=dict)
     stream: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    next_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,16 @@ Limits: worker processes are forked if the system can fork.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import queue
+import signal
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,7 +43,8 @@ from dslc.runtime.data.sampler import (
     steps_per_epoch,
 )
 from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits, batch_aside
-from dslc.runtime.process.job_line import each_at
+from dslc.runtime.process.failure import frames_of, message_of
+from dslc.runtime.process.job_line import during, each_at, mark_during, mark_line
 from dslc.runtime.process.lifetime import end_with
 
 GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
@@ -190,7 +195,7 @@ class _Streamed(IterableDataset[Any]):
     def __init__(self, step: DataStep, splits: Splits, place: RankPlace, microbatches: int, numbers: range) -> None:
         self.step, self.splits, self.place, self.microbatches, self.numbers = step, splits, place, microbatches, numbers
 
-    def __iter__(self) -> Iterator[StepBatch | SourceError]:
+    def __iter__(self) -> Iterator[StepBatch | HandedError]:
         per_epoch, stream = steps_per_epoch(self.step), self.splits.stream
         assert stream is not None
         for number in self.numbers:
@@ -198,8 +203,8 @@ class _Streamed(IterableDataset[Any]):
             pieces = micro_batches(self.step, self.place, self.microbatches, epoch, k)
             try:
                 made = [self.splits.train.batch(indices, epoch) for indices in pieces]
-            except SourceError as error:
-                yield error
+            except Exception as error:  # any kind: the user's code runs
+                yield _to_be_raised(error)
                 return
             yield StepBatch(made, batch_samples(self.step, k), epoch, number, stream.marks())
 
@@ -218,16 +223,90 @@ class _Streamed(IterableDataset[Any]):
             multiprocessing_context=_context(),
             worker_init_fn=functools.partial(_begin, os.getpid(), True),
         )
-        return self._taken(loader, device)
+        return self._taken(_iterated(loader), device)
 
-    def _taken(self, steps: Iterable[StepBatch | SourceError], device: torch.device) -> Iterator[StepBatch]:
+    def _taken(
+        self, steps: Iterable[StepBatch | WorkerError | SourceError], device: torch.device
+    ) -> Iterator[StepBatch]:
         for batch in steps:
-            if isinstance(batch, SourceError):
+            if isinstance(batch, WorkerError | SourceError):
                 raise batch
             yield replace(batch, micro=[_moved(pair, device) for pair in batch.micro])
 
 
 # -------------------------------------------------------------------------------------------------- by processes
+
+
+class WorkerError(Exception):
+    """An exception of a data set in a loader worker, as the rank raises it: its text, its frames in the user's code,
+    and the sample that it concerns. torch would put a traceback of the worker's into its text.
+    """
+
+    def __init__(self, message: str, frames: tuple[str, ...] = (), during_what: str = "") -> None:
+        super().__init__(message, frames, during_what)
+        self.frames = frames
+        mark_during(self, during_what)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+HandedError: TypeAlias = WorkerError | SourceError
+
+
+def _to_be_raised(error: Exception) -> HandedError:
+    """Returns an exception as a worker hands it to its rank: a user's after writing all of it into the rank's log."""
+    if isinstance(error, SourceError):
+        return error
+    traceback.print_exception(error)
+    return WorkerError(message_of(error), frames_of(error), during(error))
+
+
+_WORKERS: list[tuple[int, int, BaseProcess]] = []  # the workers of this process: number, how many, process
+
+
+def _iterated(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Returns what a loader makes, and notes its workers."""
+    before = multiprocessing.active_children()
+    iterator = iter(loader)
+    workers = [child for child in multiprocessing.active_children() if child not in before]
+    workers.sort(key=lambda child: child.pid or 0)
+    _WORKERS[:] = [each for each in _WORKERS if each[2].is_alive()]
+    _WORKERS.extend((number, len(workers), child) for number, child in enumerate(workers, 1))
+    return iterator
+
+
+def of_dead_worker(error: BaseException, line: str) -> BaseException:
+    """Returns the exception that names the loader worker whose end was noticed as `error`; other errors as they are."""
+    if not isinstance(error, ConnectionError | EOFError) and "DataLoader worker" not in str(error):
+        return error
+    for number, count, worker in _WORKERS:
+        worker.join(_END)
+        status = worker.exitcode
+        if not status:
+            continue
+        text = f"loader worker {number} of {count} (process {worker.pid}) "
+        signal_name = ""
+        if status > 0:
+            text += f"left with exit status {status}, without an exception"
+        else:
+            signal_name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+            text += f"was ended by {signal_name}"
+        ended = SourceError(text)
+        ended.__cause__ = error
+        mark_line(ended, line)
+        if signal_name in _REASONS:
+            ended.add_note(_REASONS[signal_name])
+        return ended
+    return error
+
+
+_END = 1.0  # seconds within which a worker that closed its connection is gone
+_REASONS = {
+    "SIGKILL": "the system does this when memory runs out (see dmesg): fewer `data.workers` take less",
+    "SIGBUS": "the system does this when /dev/shm, through which workers hand over batches, is full",
+    "SIGSEGV": "code of a library did this that reads samples; the rank's log has the place, if it was written",
+}
 
 
 class _Batched(Dataset[Any]):
@@ -238,11 +317,11 @@ class _Batched(Dataset[Any]):
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
 
-    def __getitems__(self, asked: tuple[Tensor, int]) -> Pair | SourceError:
+    def __getitems__(self, asked: tuple[Tensor, int]) -> Pair | HandedError:
         try:
             return self.samples.batch(*asked)
-        except SourceError as error:
-            return error  # raised in the rank: torch would put its text into a traceback of the worker's
+        except Exception as error:  # any kind: the user's code runs
+            return _to_be_raised(error)
 
 
 class _Order:
@@ -282,8 +361,8 @@ def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, devi
         multiprocessing_context=_context(),
         worker_init_fn=functools.partial(_begin, os.getpid(), step.stream is not None),
     )
-    for made in loader:
-        if isinstance(made, SourceError):
+    for made in _iterated(loader):
+        if isinstance(made, WorkerError | SourceError):
             raise made
         yield made if device.type == "cpu" else _to(made, device)
 

@@ -16,6 +16,7 @@ structure of tensors, which is not cut: each micro-batch is made by itself.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from dslc.runtime.data.collating import Collate, UnevenSamples
+from dslc.runtime.data.collating import Collate, UnevenSamples, stacked
+from dslc.runtime.process.job_line import mark_during
 from dslc.runtime.process.random_numbers import aside, begin_sample
 
 Pair: TypeAlias = tuple[Any, Any]  # input and target: tensors, or structures of them
@@ -34,6 +36,16 @@ Tell: TypeAlias = Callable[[str], None]
 
 class SourceError(RuntimeError):
     """Raised if the data differs from the data that the plan was made for; the message names the line of the job."""
+
+
+_SAMPLE = "_dslc_sample"  # on an exception: the number of its sample in the source
+
+
+def name_sample(error: BaseException, number: int, place: str = "") -> None:
+    """Marks an exception with its sample of a data set, for messages, and with its place in a split, if it is known."""
+    with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
+        setattr(error, _SAMPLE, number)
+    mark_during(error, f"`dataset[{number}]`{place}")
 
 
 class Samples(Protocol):
@@ -122,20 +134,40 @@ class FetchedSamples:
         return len(self.dataset)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
-        return self.together([self.sample(epoch, index) for index in indices.tolist()])
+        numbers = indices.tolist()
+        return self.together([self.sample(epoch, index) for index in numbers], numbers)
 
-    def together(self, samples: list[Any]) -> Pair:
-        """Returns the batch of some samples."""
+    def together(self, samples: list[Any], numbers: Sequence[int] = ()) -> Pair:
+        """Returns the batch of some samples, which have these numbers in the data set, if they have some."""
         if self.collate is not None:
+            if self.collate is stacked:
+                self._refuse(samples, numbers, [sample is None for sample in samples], "a structure of tensors")
             return self.collated(samples)
-        if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples):
-            raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
+        wrong = [not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples]
+        self._refuse(samples, numbers, wrong, "a pair (input, target)")
         return self._stack([pair[0] for pair in samples]), self._stack([pair[1] for pair in samples])
 
     def sample(self, epoch: int, index: int) -> Any:
         """Returns one sample as the data set gives it, drawn with its own random numbers."""
         begin_sample(self.seed, self.part, epoch, index)
-        return self.dataset[index]
+        try:
+            return self.dataset[index]
+        except Exception as error:  # any kind: the user's code runs
+            name_sample(error, index)
+            raise
+
+    def _refuse(self, samples: list[Any], numbers: Sequence[int], wrong: list[bool], wanted: str) -> None:
+        """Raises SourceError for the first sample that is `wrong`."""
+        if not any(wrong):
+            return
+        first = wrong.index(True)
+        sample = samples[first]
+        size = f" of {len(sample)}" if isinstance(sample, Sequence) else ""
+        kind = "None" if sample is None else f"a {type(sample).__name__}{size}"
+        error = SourceError(f"{self.line}: a sample of the data set has to be {wanted}, and this one is {kind}")
+        if numbers:
+            name_sample(error, numbers[first])
+        raise error
 
     def collated(self, samples: list[Any]) -> Pair:
         """Returns a batch of samples as the data set gives them."""
@@ -182,11 +214,12 @@ class _Of:
 
 @dataclass(frozen=True)
 class Part(_Of):
-    """Some of the samples: those of `chosen`, or `length` from `start` on."""
+    """Some of the samples, which are a split: those of `chosen`, or `length` from `start` on."""
 
     chosen: Tensor | None = None
     start: int = 0
     length: int = 0
+    split: str = ""  # training, validation or test
 
     def __len__(self) -> int:
         return self.length if self.chosen is None else self.chosen.shape[0]
@@ -198,7 +231,14 @@ class Part(_Of):
         return indices + self.start if self.start else indices
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
-        return self.samples.batch(self.inner(indices), epoch)
+        inner = self.inner(indices)
+        try:
+            return self.samples.batch(inner, epoch)
+        except Exception as error:  # any kind: the user's code runs
+            numbers = indices[inner == getattr(error, _SAMPLE, -1)].tolist()
+            if numbers and self.split:
+                name_sample(error, getattr(error, _SAMPLE), f", sample {numbers[0]} of the {self.split} data")
+            raise
 
 
 class Joined:
@@ -320,7 +360,9 @@ class Checked(_Of):
             return
         at, number = wrong
         (place,), (what, why) = self.place(indices[at : at + 1]), said
-        raise SourceError(f"{self.line}: {self.part}sample {indices[at]} of {place} has {what} {number}, and {why}")
+        error = SourceError(f"{self.line}: {self.part}sample {indices[at]} of {place} has {what} {number}, and {why}")
+        name_sample(error, int(indices[at]))
+        raise error
 
 
 def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, int] | None:

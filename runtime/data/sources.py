@@ -137,14 +137,15 @@ def _split(step: DataStep, samples: Samples, plain: Samples) -> Splits:
     """Returns parts of `samples` for training, and of the same samples as an evaluation sees them."""
     if step.split == "random":
         train, validation = held_out(step)
-        test = Part(plain, for_test(step)) if step.test_samples else None
-        return Splits(Part(samples, train), Part(plain, validation), test=test, plain_train=Part(plain, train))
+        test = Part(plain, for_test(step), split="test") if step.test_samples else None
+        own, held = Part(samples, train, split="training"), Part(plain, validation, split="validation")
+        return Splits(own, held, test=test, plain_train=Part(plain, train, split="training"))
     first = step.train_samples + step.validation_samples
     return Splits(
-        Part(samples, start=0, length=step.train_samples),
-        Part(plain, start=step.train_samples, length=step.validation_samples),
-        test=Part(plain, start=first, length=step.test_samples) if step.test_samples else None,
-        plain_train=Part(plain, start=0, length=step.train_samples),
+        Part(samples, start=0, length=step.train_samples, split="training"),
+        Part(plain, start=step.train_samples, length=step.validation_samples, split="validation"),
+        test=Part(plain, start=first, length=step.test_samples, split="test") if step.test_samples else None,
+        plain_train=Part(plain, start=0, length=step.train_samples, split="training"),
     )
 
 

@@ -233,7 +233,7 @@ class Guard:
         if spoilt is not None:
             lines.append(parameters_text(spoilt, step, self.step))
         else:
-            mine.culprit, mine.finite_again = repeat(self.job, self.parts, batch)
+            repeat(self.job, self.parts, batch, mine)
             module, more = told_by_repetition(self._of_all(mine), {each.rank for each in bad})
             lines += more
         self._raise(bad[0].rank, *lines, module=module)

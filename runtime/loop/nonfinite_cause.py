@@ -23,7 +23,9 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.loop.evaluate import forward
+from dslc.runtime.measure.replica_check import bit_sums
 from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique.precision import autocast
 
@@ -54,6 +56,8 @@ class Seen:
     parameters: tuple[str, ...] = ()  # not finite, in the model's order
     culprit: Culprit | None = None
     finite_again: bool = True  # true if the loss of the repeated step is finite
+    draws: bool = False  # the repeated step drew random numbers
+    state: tuple[str, ...] = ()  # the attributes and buffers that the repeated step changed
 
 
 def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -> tuple[str, ...]:
@@ -72,10 +76,11 @@ def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -
 
 
 @torch.no_grad()
-def repeat(job: JobProgram, parts: Parts, batch: StepBatch) -> tuple[Culprit | None, bool]:
-    """Repeats the forward passes of the step; returns the first module whose output is not finite, and whether the
-    losses are finite this time.
+def repeat(job: JobProgram, parts: Parts, batch: StepBatch, seen: Seen) -> None:
+    """Repeats the forward passes of the step; notes the first module whose output is not finite, whether the losses are
+    finite this time, and by what they may differ from those before.
     """
+    drawn, state = _generators(parts.device), _state(parts.plain)
     if job.compiled:
         torch.compiler.set_stance("force_eager")  # a compiled module need not call its submodules' hooks
     watch, cut, finite = _Watch(parts), piece_of(job), True
@@ -86,7 +91,26 @@ def repeat(job: JobProgram, parts: Parts, batch: StepBatch) -> tuple[Culprit | N
             with autocast(job.precision, parts.device):
                 finite &= math.isfinite(parts.loss(output, cut(target)).item())
     parts.engine.let_go()
-    return watch.found, finite
+    seen.culprit, seen.finite_again, seen.draws = watch.found, finite, _generators(parts.device) != drawn
+    seen.state = tuple(name for name, value in _state(parts.plain).items() if state.get(name) != value)
+
+
+def _generators(device: torch.device) -> list[bytes]:
+    """Returns the states of the random generators that a network draws from."""
+    return [each.numpy().tobytes() for each in random_numbers.state(device).values()]
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    """Returns what a network keeps from call to call, by name: numbers in attributes of its modules, then buffers."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, int | float | str) and attribute != "training":
+                found[f"{name}.{attribute}" if name else attribute] = value
+            elif isinstance(value, Tensor):
+                found[f"{name}.{attribute}" if name else attribute] = bit_sums([value])
+    buffers = dict(model.named_buffers())
+    return found | dict(zip(buffers, bit_sums(list(buffers.values())), strict=True))
 
 
 class _Watch:
@@ -154,8 +178,20 @@ def told_by_repetition(seen: Sequence[Seen], bad: Collection[int]) -> tuple[str 
             lines.append("its input was already not finite: that comes from code between modules")
         return culprit.name, lines
     if all(each.finite_again for each in seen):
-        return None, ["repeated, the step gave a finite loss: its random numbers differed"]
+        return None, [f"repeated, the step gave a finite loss: {_difference_text(seen)}"]
     return None, ["the output of every module is finite: the loss turns it into a value that is not"]
+
+
+def _difference_text(seen: Sequence[Seen]) -> str:
+    """Says by what a repeated step may have differed from the step."""
+    state = list(dict.fromkeys(name for each in seen for name in each.state))
+    if state:
+        more = f" and {len(state) - 1} more" if len(state) > 1 else ""
+        kept = f"the network keeps `{state[0]}`{more} from call to call, which the step had changed"
+        return f"{kept}, and its random numbers differed" if any(each.draws for each in seen) else kept
+    if any(each.draws for each in seen):
+        return "its random numbers differed"
+    return "it draws no random numbers, so that the network or the loss keeps something outside of its modules"
 
 
 # --------------------------------------------------------------------------------------------------------- the numbers

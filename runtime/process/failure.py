@@ -185,9 +185,9 @@ def record(
         rank=rank,
         step=board.step(rank),
         kind=_kind(error),
-        message=_message(error),
+        message=message_of(error),
         line=_place(error, job, model),
-        frames=_frames(error),
+        frames=frames_of(error),
         log=log_path(run_dir, board, rank),
         notes=(
             *(f"in {at_work}" for at_work in (during(error),) if at_work),
@@ -263,7 +263,8 @@ def _within_torch(error: BaseException) -> bool:
     return bool(frames) and (is_torchs(frames[-1].filename) or is_ours(frames[-1].filename))
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Returns the text of an exception for a message: at most some lines, with its class if it is the user's."""
     if isinstance(error, SystemExit):
         return narrow(f"the user's code left by sys.exit({_shown(error.code)})")
     if _explains_itself(error):
@@ -296,10 +297,12 @@ def _explains_itself(error: BaseException) -> bool:
     return type(error).__module__.startswith("dslc.")
 
 
-def _frames(error: BaseException) -> tuple[str, ...]:
-    """Returns the innermost frames of the user's code, or else the innermost of all, as a traceback prints them."""
+def frames_of(error: BaseException) -> tuple[str, ...]:
+    """Returns the innermost frames of the user's code, or else the innermost of all, as a traceback prints them. An
+    exception of dslc's own has those of the exception that it stands for.
+    """
     if _explains_itself(error):
-        return ()
+        return tuple(getattr(error, "frames", ()))
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not is_torchs(f.filename) and not is_ours(f.filename) and f.filename[:1] != "<"]
     lines: list[str] = []

@@ -45,6 +45,18 @@ def each_at(line: str, items: Iterable[T]) -> Iterator[T]:
         yield from items
 
 
+def mark_line(error: BaseException, line: str) -> None:
+    """Marks an exception with the line of the job that it concerns."""
+    with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
+        setattr(error, _MARK, line)
+
+
+def mark_during(error: BaseException, during_what: str) -> None:
+    """Marks an exception with what is at work, in place of what an inner block has marked it with."""
+    with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
+        setattr(error, _DURING, during_what)
+
+
 def line_of(error: BaseException) -> str:
     """Returns the line with which an exception, or one that it was raised from, is marked; "" if there is none."""
     return _mark_of(error, _MARK)

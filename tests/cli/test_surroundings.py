@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
+from helpers.commands import dslc
 from helpers.paths import EXAMPLES
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.front import check_one
 from dslc.runs import Around, Ready, prepare
+from dslc.runtime.worker import _threads_of
 from dslc.surroundings import world_for
 
 TORCHRUN = {
@@ -206,3 +209,32 @@ def test_a_process_with_nothing_to_say_waits_for_the_one_that_has(
         assert ended.returncode == status, ended.stderr
         assert (said in ended.stderr) == (rank == "0")
         assert ended.stdout == ("waits 30 s\n" if rank == "1" else "")
+
+
+@pytest.mark.parametrize(
+    "environ, settings, threads",
+    [({"OMP_NUM_THREADS": "3,2"}, (), 3), ({"OMP_NUM_THREADS": "3"}, ("devices.threads=5",), 5)],
+)
+def test_ranks_compute_with_the_threads_that_are_asked_for(
+    tmp_path: Path, environ: Mapping[str, str], settings: Sequence[str], threads: int
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n\n\nclass Tells:\n    def start(self, training):\n"
+        "        print('threads', torch.get_num_threads(), flush=True)\n"
+    )
+    job = tmp_path / "job.plt"
+    text = (EXAMPLES / "digits.plt").read_text()
+    job.write_text(text)
+    chosen = ("devices.cpus=1", "parallelism.data=1", "train.epochs=1", 'train.hooks=python("own:Tells")', *settings)
+    words = [word for each in chosen for word in ("--set", each)]
+    ended = dslc("run", job, "--out", "run", *words, cwd=tmp_path, env={**os.environ, **environ})
+    assert ended.returncode == 0, ended.stderr
+    assert f"threads {threads}\n" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert f"threads  {threads} of each process" in dslc("plan", job, *words).stdout or not settings
+
+
+def test_the_one_thread_of_torchrun_is_no_wish() -> None:
+    assert _threads_of({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}) == 0
+    assert _threads_of({"OMP_NUM_THREADS": "1"}) == 1
+    assert _threads_of({"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "none"}) == 2
+    assert _threads_of({"MKL_NUM_THREADS": "4"}) == 4 and _threads_of({}) == 0

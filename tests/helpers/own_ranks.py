@@ -1,8 +1,9 @@
-"""Networks, data and hooks that are not the same on each rank, in ways that no trial in one process finds."""
+"""Networks, data and hooks that are not the same on each rank or in each call, which no trial in one process finds."""
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,55 @@ class Noisy(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         noise = torch.from_numpy(self._random.normal(size=6).astype("float32"))
         return noise + index, (index + self._targets * _rank()) % 4
+
+
+class Broken(Dataset[tuple[Tensor, int]]):
+    """A sample of it is None, is no pair, raises in a function of its own, or ends the process that reads it."""
+
+    def __init__(self, how: str, at: int = 20) -> None:
+        self._how, self._at = how, at
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self._at:
+            return getattr(self, f"_{self._how}")(index)
+        return torch.full((6,), float(index)), index % 4
+
+    def _none(self, index: int) -> None:
+        return None
+
+    def _single(self, index: int) -> Tensor:
+        return torch.zeros(6)
+
+    def _raises(self, index: int) -> Any:
+        return {}[f"image-{index}.png"]
+
+    def _killed(self, index: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _exits(self, index: int) -> None:
+        os._exit(3)
+
+
+class Counts(nn.Module):
+    """Its third forward pass gives a number that is not finite: because of an attribute, or of a buffer."""
+
+    count: Tensor
+
+    def __init__(self, kept: str = "calls") -> None:
+        super().__init__()
+        self.layer, self.kept, self.calls = nn.Linear(6, 4), kept, 0
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.kept == "calls":
+            self.calls += 1
+        elif self.training:
+            self.count += 1
+        third = self.calls == 3 or bool(self.count == 3)
+        return self.layer(x) / (0.0 if third else 1.0)
 
 
 class Scales:

@@ -4,6 +4,7 @@ that names them; nothing else is refused.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,50 @@ def test_a_hook_that_does_the_same_on_all_ranks_is_right(launcher: Launcher, job
     hook = 'train.hooks=python("own_ranks:Scales", ranks = all)'
     for settings in ((), ("parallelism.zero=3",)):
         train_job(launcher, job, hook, *settings)
+
+
+# ------------------------------------------------------------------------------------------- messages of other faults
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("none", ("has to be a pair (input, target), and this one is None",)),
+        ("single", ("has to be a pair (input, target), and this one is a Tensor",)),
+        (
+            "raises",
+            ('own_ranks.py", line', "in _raises", 'return {}[f"image-{index}.png"]', "KeyError: 'image-20.png'"),
+        ),
+    ],
+)
+def test_a_sample_is_named_by_its_number_in_the_data_set_and_in_the_split(
+    launcher: Launcher, job: Path, how: str, words: tuple[str, ...], workers: int
+) -> None:
+    source = f'data.source=python("own_ranks:Broken", how = "{how}")'
+    message = failure(launcher, job, source, "devices.cpus=1", f"data.workers={workers}")
+    for each in words:
+        assert each in message, message
+    (number,) = re.findall(r"in `dataset\[20\]`, sample (\d+) of the (?:training|validation) data", message)
+    assert int(number) < 20
+    assert "more)" not in message and "torch/utils" not in message
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("killed", "was ended by SIGKILL"), ("exits", "left with exit status 3, without an exception")]
+)
+def test_a_loader_worker_that_ends_is_named(launcher: Launcher, job: Path, how: str, words: str) -> None:
+    source = f'data.source=python("own_ranks:Broken", how = "{how}")'
+    message = failure(launcher, job, source, "data.workers=2", "devices.cpus=1")
+    assert "training failed on rank 0 at step" in message and "loader worker" in message
+    assert " of 2 (process " in message and words in message
+
+
+@pytest.mark.parametrize("kept", ["calls", "count"])
+def test_a_network_whose_own_state_makes_a_loss_infinite_is_not_said_to_draw(
+    launcher: Launcher, job: Path, kept: str
+) -> None:
+    message = failure(launcher, job, f'model.network=python("own_ranks:Counts", kept = "{kept}")', "devices.cpus=1")
+    assert "the loss of step 3 is" in message
+    assert f"repeated, the step gave a finite loss: the network keeps `{kept}` from call to call" in message
+    assert "random" not in message

@@ -221,3 +221,36 @@ def loss(output, target):
     gone_on = dslc(*command, cwd=tmp_path)
     assert gone_on.returncode == 0, gone_on.stderr
     assert "resumes after step 4" in gone_on.stdout
+
+
+def test_a_resume_that_is_refused_does_not_advise_the_same_command(tmp_path: Path) -> None:
+    job = tmp_path / "made.plt"
+    job.write_text(CONVNET)
+    given = ("--set", "devices.cpus=1", "--set", "checkpoint.every=2 steps", "--set", "train.steps=4")
+    assert dslc("run", job, "--out", "run", *given, cwd=tmp_path).returncode == 0
+    for other in ("data.batch=100", "train.optimizer=adam()"):
+        words = (*given, "--set", "checkpoint.resume=auto", "--set", other)
+        refused = dslc("run", job, "--out", "run", *words, cwd=tmp_path)
+        assert refused.returncode == 3 and "can be resumed" in refused.stderr, refused.stderr
+        assert "to resume:" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("train.steps=8",), "and was to be 0 in the training that wrote the checkpoint, of 4 steps"),
+        (("train.optimizer.lr=0.2", "train.steps=5"), "step 5 is "),
+        (("train.steps=4",), ""),
+    ],
+)
+def test_a_resume_says_that_the_schedule_is_another(
+    launcher: Launcher, tmp_path: Path, more: Sequence[str], words: str
+) -> None:
+    job = tmp_path / "made.plt"
+    job.write_text(CONVNET.replace("momentum = 0.9)", "momentum = 0.9), lr_schedule = warmup_cosine(warmup = 1 steps)"))
+    given = ("devices.cpus=1", "train.optimizer.lr=0.15", "checkpoint.every=2 steps", "checkpoint.resume=auto")
+    first = ready(job, *given, "train.steps=4")
+    train(launcher, tmp_path / "run", first.program, first.places)
+    again = ready(job, *given, *more)
+    shown = train(launcher, tmp_path / "run", again.program, again.places).shown
+    assert ("the learning rate of" in shown) == bool(words) and words in shown

@@ -12,9 +12,10 @@ from helpers.gang import gang
 
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime.data import batches as module
-from dslc.runtime.data.batches import StepBatch, batches, split_batches
+from dslc.runtime.data.batches import StepBatch, WorkerError, batches, split_batches
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.sources import FetchedSamples, Part, Splits, TensorSamples
+from dslc.runtime.process.job_line import during
 
 CPU = torch.device("cpu")
 STEP = DataStep(
@@ -49,7 +50,7 @@ class Squares:
 def splits(*, fetched: bool, broken: int = -1) -> Splits:
     numbers = torch.arange(63)
     whole = FetchedSamples(Squares(63, broken), "") if fetched else TensorSamples(numbers.float()[:, None], numbers**2)
-    return Splits(Part(whole, start=0, length=53), Part(whole, start=53, length=10))
+    return Splits(Part(whole, start=0, length=53), Part(whole, start=53, length=10, split="validation"))
 
 
 def place(rank: int, ranks: int) -> RankPlace:
@@ -94,15 +95,17 @@ def by_workers(rank: int) -> Any:
         for inputs, _ in split_batches(step, held, "validation", place(0, 1), 4, CPU):
             validation.append(inputs[:, 0].tolist())
         failure = ""
-    except ZeroDivisionError as error:
-        failure = str(error)
+    except WorkerError as error:
+        failure = f"{error} in {during(error)}"
     return seen(2, True, rank, 2, 3), validation, failure
 
 
 def test_worker_processes_give_the_same_and_their_failures_come_through() -> None:
     for rank, (steps, validation, failure) in enumerate(gang(2, by_workers)):
         assert steps == expected(rank, 2, 3)
-        assert validation == [[53, 54, 55, 56]] and "sample 60" in failure
+        assert validation == [[53, 54, 55, 56]] and failure == (
+            "ZeroDivisionError: sample 60 in `dataset[60]`, sample 7 of the validation data"
+        )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
