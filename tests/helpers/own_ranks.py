@@ -111,7 +111,8 @@ class Broken(Dataset[tuple[Tensor, int]]):
         return torch.zeros(6)
 
     def _raises(self, index: int) -> Any:
-        return {}[f"image-{index}.png"]
+        files: dict[str, Tensor] = {}
+        return files[f"image-{index}.png"]
 
     def _killed(self, index: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -162,7 +162,7 @@ def test_a_hook_that_does_the_same_on_all_ranks_is_right(launcher: Launcher, job
         ("single", ("has to be a pair (input, target), and this one is a Tensor",)),
         (
             "raises",
-            ('own_ranks.py", line', "in _raises", 'return {}[f"image-{index}.png"]', "KeyError: 'image-20.png'"),
+            ('own_ranks.py", line', "in _raises", 'return files[f"image-{index}.png"]', "KeyError: 'image-20.png'"),
         ),
     ],
 )
