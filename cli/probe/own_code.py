@@ -267,11 +267,22 @@ def try_optimizer(
 
     def use(function: Callable[..., Any]) -> Any:
         from dslc.runtime.loop.optimizer_trial import try_out
+        from dslc.runtime.parallel.own_optimizer import ClosureError
 
-        return to_json(try_out(step, named))
+        try:
+            return to_json(try_out(step, named))
+        except ClosureError as error:
+            return str(error)
 
     found = used(job, call, "optimizer", use, report)
-    if found is None:
+    if isinstance(found, str):
+        report.add(
+            "E0663",
+            f"`{call.function}` cannot be used: {found}, and a step computes it once",
+            call.at("function"),
+            help="an optimizer whose `step()` takes the gradients that there are, such as `adamw(lr = 1e-3)`",
+        )
+    if found is None or isinstance(found, str):
         return None
     facts = from_json(OptimizerFacts, found)
     return facts if named else replace(facts, kinds=(), parameters=())

@@ -37,6 +37,10 @@ class OptimizerError(RuntimeError):
     """A user's function has given something else than an optimizer of its parameters."""
 
 
+class ClosureError(OptimizerError):
+    """A user's optimizer computes the loss again within its `step`."""
+
+
 def made(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
     """Returns the user's optimizer over `groups`, with an `initial_lr` in each group. Raises as the user's code does,
     and OptimizerError.
@@ -67,6 +71,12 @@ def has_modes(optimizer: Any) -> bool:
     return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
 
 
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """True if `step` has an argument without a default, as that of LBFGS."""
+    parameters = inspect.signature(optimizer.step).parameters.values()
+    return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
+
+
 def _takes_names(function: Callable[..., Any]) -> bool:
     try:
         return next(iter(inspect.signature(function).parameters), "") == NAMED
@@ -77,6 +87,8 @@ def _takes_names(function: Callable[..., Any]) -> bool:
 def _check(found: Any, given: Sequence[tuple[str, Tensor]]) -> None:
     if not isinstance(found, torch.optim.Optimizer):
         raise OptimizerError(f"it gives a {type(found).__name__}, and should give a torch.optim.Optimizer")
+    if _needs_closure(found):
+        raise ClosureError(f"`{type(found).__name__}.step` needs a `closure` that computes the loss again")
     names = {id(tensor): name for name, tensor in given}
     for group in found.param_groups:
         if "lr" not in group:

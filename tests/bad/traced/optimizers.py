@@ -47,3 +47,8 @@ class Modes(torch.optim.SGD):
     def train(self) -> None: ...
 
     def eval(self) -> None: ...
+
+
+def lbfgs(params: Any, lr: float) -> torch.optim.Optimizer:
+    """Computes the loss again within a step."""
+    return torch.optim.LBFGS(params, lr=lr)

@@ -1,0 +1,5 @@
+import "../base/digits.plt"
+
+train {
+  optimizer = python("optimizers:lbfgs", lr = 0.1) #! E0663
+}
