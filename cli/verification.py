@@ -21,10 +21,11 @@ A fifth finding compares the one process with a loop that uses torch alone (runt
 code that the plan and the one process share (optimizer, decay, schedule, clipping) would show in neither. If the model
 allows it both are trained in float64, and must agree to `EXACT`, as there is no rounding to allow for; else as above.
 
-If this fails in fp32, the one process is trained again, in float64 if its model allows it, and with the samples of each
-batch in other orders: the rounding of float32 measured so, times `ROUNDING`, is accepted as well. Deep networks with
-batch statistics over few numbers need the former; Adam needs the latter if a gradient is a sum that cancels, as of
-`l1`.
+If this fails in fp32, both are trained again in float64, if the model can be and there is no pipeline, and must agree
+to `EXACT`: rounding cannot lead them apart there, and a fault does. Else the one process is trained again, in float64
+if its model allows it, and with the samples of each batch in other orders: the rounding of float32 measured so, times
+`ROUNDING`, is accepted as well. Deep networks with batch statistics over few numbers need the former; Adam needs the
+latter if a gradient is a sum that cancels, as of `l1`.
 
 With noise kept on (`--noise`) no two ranks draw the same. The difference between trainings in one process with other
 orders of samples, and so other noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another
@@ -181,8 +182,12 @@ def compare(
     one: Observation,
     by_nature: Sequence[str],
     rounding: Rounding = Rounding(),
+    *,
+    exact: bool = False,
 ) -> Verdict:
-    """Compares the two trainings. `job` is the plan's program; `by_nature` are known reasons for differences."""
+    """Compares the two trainings. `job` is the plan's program; `by_nature` are known reasons for differences; `exact`:
+    both are in float64.
+    """
     verdict = Verdict(rows=_rows(plan, one), notes=list(by_nature))
     samples, start, scale, state = verdict.findings
     _samples(plan, one, samples)
@@ -197,7 +202,7 @@ def compare(
         reason = "the inputs of the steps differ"
     elif verdict.notes:
         reason = "it is expected to differ: see below"
-    tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
+    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in one.ranks[0]])
     _count(plan, one, scale)
     if reason:
         _leave(scale, reason)
@@ -271,7 +276,14 @@ def _update_of_plain(job: JobProgram, one: Observation, plain: Observation, find
 
 
 def compare_resumed(
-    job: JobProgram, resumed: Observation, one: Observation, step: int, verdict: Verdict, rounding: Rounding
+    job: JobProgram,
+    resumed: Observation,
+    one: Observation,
+    step: int,
+    verdict: Verdict,
+    rounding: Rounding = Rounding(),
+    *,
+    exact: bool = False,
 ) -> None:
     """Adds to the fourth invariant the result of resuming in one process from the plan's checkpoint of `step`."""
     finding = verdict.findings[3]
@@ -279,7 +291,7 @@ def compare_resumed(
     if [seen.samples for seen in resumed.ranks[0]] != [seen.samples for seen in later]:
         finding.breaks(f"resumed from the checkpoint of step {step}, the samples are not the next ones")
         return
-    tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
+    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in one.ranks[0]])
     for theirs, ours in zip(resumed.ranks[0], later, strict=True):
         losses = theirs.total / max(1.0, theirs.number), ours.total / max(1.0, ours.number)
         allowed = max(tolerance.loss, rounding.loss(ours.step))

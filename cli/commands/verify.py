@@ -166,6 +166,10 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
             compare_resumed(plan.program, resumed, alone, saved, verdict, rounding or Rounding())
         if rounding or not verdict.only_numbers or plan.program.precision.dtype != "float32":
             break
+        wide = None if noise else _in_float64(plan, one, by_nature, steps, folder)
+        if wide is not None:
+            verdict = wide
+            break
         again = _again(one, steps, folder)
         rounding = rounding_of(alone, again)
     if rounding and noise:
@@ -190,6 +194,42 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     verdict.plain = plain
     _show(verdict)
     return JOB_AT_FAULT if verdict.broken or plain.broken else GOOD
+
+
+def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
+    """Compares the two trainings in float64, where rounding cannot lead them apart; None if one of them fails there."""
+    from dslc.verification import compare, compare_resumed
+
+    if plan.program.pipeline is not None:
+        return None  # its stages send float32
+    saved = steps // 2
+    checkpoint = CheckpointStep(every=saved, keep=steps) if saved and not by_nature else CheckpointStep()
+    alone = replace(_observed(one.program, steps), exact=True)
+    first = _train(
+        plan,
+        replace(_observed(plan.program, steps, checkpoint), exact=True),
+        os.path.join(folder, "plan in float64"),
+        "under the plan, in float64",
+        quiet=True,
+    )
+    second = first and _train(one, alone, os.path.join(folder, "one in float64"), "in one process", quiet=True)
+    if not first or not second:
+        return None
+    verdict = compare(plan.program, first, second, by_nature, exact=True)
+    if verdict.findings[3].status == "holds" and saved:
+        taken = CheckpointStep(resume=os.path.join(folder, "plan in float64", "checkpoints", name_of(saved)))
+        program = replace(_observed(one.program, steps, taken), exact=True)
+        resumed = _train(one, program, os.path.join(folder, "resumed in float64"), "resumed", quiet=True)
+        if not resumed:
+            return None
+        compare_resumed(plan.program, resumed, second, saved, verdict, exact=True)
+    verdict.notes.append(
+        "both were trained in float64, as in float32 they are further apart than is allowed: that is rounding, which "
+        "the network amplifies"
+        if not verdict.broken
+        else "both were trained in float64, where no rounding leads them apart"
+    )
+    return verdict
 
 
 def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Finding | None:

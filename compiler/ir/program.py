@@ -554,7 +554,7 @@ class JobProgram(Record):
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     profile: bool = False  # measures memory and collectives of the first steps
     observe: bool = False  # records, for `dslc verify`, what each rank did in each step
-    exact: bool = False  # observe: in float64 on one rank, to measure float32's rounding
+    exact: bool = False  # observe: in float64, without a pipeline, to tell a fault from float32's rounding
     reorder: int = 0  # observe: another order of each batch's samples, one for each number but 0, to measure the same
     noise: bool = False  # observe: dropout stays on
     task: Literal["train", "evaluate", "predict", "plain"] = (

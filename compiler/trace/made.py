@@ -73,11 +73,43 @@ def made_without_memory(make: Callable[[], object], fake: FakeTensorMode) -> nn.
     with fake:
         try:
             made = make()
-        except (RuntimeError, TypeError, ValueError):  # torch and numpy raise these for tensors without numbers
+        except (RuntimeError, TypeError, ValueError, AssertionError):  # raised for tensors without numbers
             made = None
     module = as_module(make() if made is None else made)
+    _check_layouts(module)
     _empty(module, fake)
     return module
+
+
+def _check_layouts(module: nn.Module) -> None:
+    """Raises TraceError for a tensor that is no array of numbers: ranks could neither share it out nor save it."""
+    import torch
+
+    from dslc.compiler.trace.private_torch import MODULE_MAPPINGS
+
+    for path, part in module.named_modules():
+        held = {name: value for name, value in vars(part).items() if name not in MODULE_MAPPINGS}
+        registered = dict(part.named_parameters(recurse=False)) | dict(part.named_buffers(recurse=False))
+        for name, tensor in (held | registered).items():
+            if not isinstance(tensor, torch.Tensor) or not (kind := _layout(tensor)):
+                continue
+            where = f"{path}.{name}" if path else name
+            raise TraceError(
+                f"`{where}` ({type(part).__name__}) is {kind}, and dslc takes tensors that are plain arrays of numbers",
+                remedy="keep a dense one, or buffers of its indices and values with `index_add` in `forward`",
+            )
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    """Returns what a tensor is that is no array; "" if it is one."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_mkldnn:
+        return "a tensor in the layout of mkldnn"
+    layout = str(tensor.layout).removeprefix("torch.")
+    return "" if layout == "strided" else f"a sparse tensor (`{layout}`)"
 
 
 def as_module(made: object) -> nn.Module:

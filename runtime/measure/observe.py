@@ -77,7 +77,6 @@ class Observer:
         step: int,
     ) -> None:
         self._job, self._place, self._optimizer, self._device, self._step = job, place, optimizer, device, step
-        self._tensors = named_tensors(model)
         alone = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
         self._first, self._leads = not any(alone.values()), not alone.get("tensor", 0)
         self._folder = os.path.join(run_dir, _FOLDER)
@@ -86,8 +85,8 @@ class Observer:
         if not job.noise:
             _silence(model)
         if job.exact:
-            assert job.gradients.kind == "none" and job.precision.dtype == "float32", "plain tensors alone"
-            model.double()  # in place: the optimizer has made no state yet
+            model.double()  # that of the plain loop; a training's is so from its beginning
+        self._tensors = named_tensors(model)  # now: buffers are other objects in float64
         torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, which round differently for each shape
         self._write_tensors("start")
 
@@ -102,7 +101,7 @@ class Observer:
                 pairs = zip(batch.micro, taken, strict=True)
                 digests = tuple(digest for pair, own in pairs for digest in _digests(data, *pair, len(own)))
             if self._job.exact:
-                batch = replace(batch, micro=[map_tensors(_wide, pair) for pair in batch.micro])
+                batch = replace(batch, micro=[_wide_pair(*pair) for pair in batch.micro])
             if self._job.reorder:
                 batch = replace(batch, micro=[self._reordered(*pair) for pair in batch.micro])
             before = random_numbers.state(self._device)
@@ -167,6 +166,12 @@ def _tensor_file(folder: str, when: str, rank: int) -> str:
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _wide_pair(input: Any, target: Any) -> tuple[Any, Any]:
+    """Returns a pair in float64; a batch that is input and target at once stays one."""
+    wide = map_tensors(_wide, input)
+    return wide, wide if target is input else map_tensors(_wide, target)
 
 
 def _silence(model: nn.Module) -> None:

@@ -57,7 +57,7 @@ class Blank:
             spots = left.pop(name)
             owner, attribute = spots[0]
             old = getattr(owner, attribute)
-            new = place(as_held(name, value), old)
+            new = place(as_held(name, value).to(old.dtype), old)
             if isinstance(old, nn.Parameter):
                 new = nn.Parameter(new, requires_grad=old.requires_grad)
             for owner, attribute in spots:

@@ -102,6 +102,7 @@ def _whole(
 ) -> tuple[nn.Module, Engine, Exchange | None]:
     plain = build_model(job.model, device)  # with its memory format, which must be fixed before buckets are laid out
     initial_weights.load(job.model, plain, tell=tell)
+    _widen(job, plain)
     _apply(job, plain, device)
     with dynamo.leave_out():
         exchange = exchange_of(job, plain)
@@ -115,6 +116,7 @@ def _whole(
 def _sharded(job: JobProgram, device: torch.device, tell: initial_weights.Tell) -> tuple[nn.Module, Engine]:
     """Builds a sharded model. Nothing has numbers until all is in place, so that no rank ever holds the model whole."""
     made = blank(job.model)
+    _widen(job, made.module)
     _apply(job, made.module, device)
     engine = _engine(job, made.module, device)
     home = offload.home(job, device)
@@ -138,6 +140,13 @@ def _staged(
     cut.name_shared()
     initial_weights.load(job.model, plain, cut.whole, tell)
     return plain, axis.engine(engine, plain), axis
+
+
+def _widen(job: JobProgram, model: nn.Module) -> None:
+    """Makes a model float64 where its training is compared without rounding, before anything is laid out for it."""
+    if job.exact:
+        assert job.pipeline is None and job.precision.dtype == "float32", "stages send float32"
+        model.double()
 
 
 def _engine(job: JobProgram, model: nn.Module, device: torch.device, stages: Sequence[nn.Module] = ()) -> Engine:

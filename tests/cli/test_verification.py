@@ -346,6 +346,27 @@ def test_what_rounding_does_is_let_pass_where_a_gradient_cancels(tmp_path: Path)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+AMPLIFIES = "x = x.sigmoid()\n        for _ in range(16):\n            x = 3.99 * x * (1 - x)"
+
+
+@pytest.mark.parametrize(
+    "settings", [pytest.param((), marks=pytest.mark.long), ("parallelism.zero=3",)], ids=["whole", "zero=3"]
+)
+def test_what_a_network_amplifies_is_compared_in_float64(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """Float32's rounding of a gradient becomes a loss further apart than any order of the samples shows."""
+    run = verify(tmp_path, JOB, *settings, "--steps=4", forward=AMPLIFIES)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "holds" in line_of(run.stdout, "same scale") and "(1e-09 is allowed)" in line_of(run.stdout, "same scale")
+    assert "note: both were trained in float64" in run.stdout
+
+
+def test_a_fault_is_one_in_float64_too(tmp_path: Path) -> None:
+    run = verify(tmp_path, JOB, "--steps=2", loss="each = each * (1 + 1e-4 * len(each))")
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "broken" in line_of(run.stdout, "same scale")
+    assert "both were trained in float64, where no rounding leads them apart" in run.stdout
+
+
 def test_a_narrow_copy_of_a_large_job(tmp_path: Path) -> None:
     sizes = "layers = 80, width = 8192, heads = 64, context = 4096"
     large = LIBRARY.replace("layers = 2, width = 32, heads = 2, context = 16", sizes)

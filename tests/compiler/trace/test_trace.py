@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from typing import Any
 
@@ -449,3 +450,37 @@ def test_failing_under_autocast_matters_to_jobs_that_use_it() -> None:
     assert layer.autocast.saved == layer.float32.saved
     with pytest.raises(TraceError, match="under autocast its forward fails: only float32"):
         trace_model(made, fact(4), low=True)
+
+
+class WithLayout(nn.Module):
+    """Keeps a tensor that is no array of numbers, as a buffer, a parameter or an attribute."""
+
+    def __init__(self, tensor: Any, how: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        if how == "buffer":
+            self.inner.register_buffer("adjacency", tensor())
+        elif how == "parameter":
+            self.inner.register_parameter("adjacency", nn.Parameter(tensor()))
+        else:
+            self.inner.adjacency = tensor()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("how", ["buffer", "parameter", "attribute"])
+@pytest.mark.parametrize(
+    "tensor, kind",
+    [
+        (lambda: torch.eye(4).to_sparse(), "a sparse tensor (`sparse_coo`)"),
+        (lambda: torch.eye(4).to_sparse_csr(), "a sparse tensor (`sparse_csr`)"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "a nested tensor"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+        (lambda: torch.eye(4).to_mkldnn(), "a tensor in the layout of mkldnn"),
+    ],
+    ids=["coo", "csr", "jagged", "nested", "mkldnn"],
+)
+def test_a_tensor_that_is_no_array_is_named(tensor: Any, kind: str, how: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(f"`inner.adjacency` (Linear) is {kind}")):
+        trace_model(lambda: WithLayout(tensor, how), TensorFact(shape=(4,), dtype="float32"))
