@@ -87,8 +87,13 @@ def write_private(path: str, text: str, *, replace: bool) -> None:
         if replace:
             os.replace(new, path)
             return
-        with contextlib.suppress(FileExistsError):
+        try:
             os.link(new, path)
+        except FileExistsError:
+            return
+        except OSError:  # the file system has no links
+            if not os.path.lexists(path):
+                os.replace(new, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(new)

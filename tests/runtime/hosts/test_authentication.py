@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -441,13 +442,22 @@ def test_a_keeper_cannot_ask_what_is_on_another_host(pair: list[Company], tmp_pa
         assert seen.result() == (str(tmp_path), [1])
 
 
+def no_links(source: str, target: str) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), target)
+
+
 def in_folder(folder: Path) -> RunSecret:
     return RunSecret(path=str(folder / ".dslc-secret"))
 
 
-def test_a_secret_is_a_file_of_this_user_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_a_secret_is_a_file_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Also where the file system has no links, from the second launcher on."""
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+        in_folder(tmp_path).create()
     source = in_folder(tmp_path)
-    assert source.read() is None
+    assert (source.read() is None) == links
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda _: source.create(), range(8)))
     assert found == {source.read()} and len(found.pop()) == 64
