@@ -257,7 +257,9 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
     rest = layers[""].parameters if "" in layers else ()
     called = [name for name in layers if not skipped.leaves_out(name)]
 
-    def looked(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[Seam, ...]]:
+    def looked(
+        shape: tuple[int, ...],
+    ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[tuple[str, str, str, str], ...]]:
         takes = facts.pieces is not None and facts.pieces.positions
         with skipped.around(model), given_positions(model, 0) if takes else contextlib.nullcontext():
             return look(model, called, rest, shape, input.dtype, precision_step(job), axis)
@@ -266,7 +268,7 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
     if facts.pieces is not None and facts.pieces.fault:
         return facts
     try:
-        ordered, seams = looked(shape)
+        ordered, seams, repeated = looked(shape)
         if pieces > 1:
             seams = _of_pieces(seams, looked((shape[0] // pieces, *shape[1:]))[1], pieces)
     except Exception as error:  # any kind: the user's code runs
@@ -285,6 +287,7 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
         facts,
         layers=tuple(layers[name] for name in (ordered[0], *(name for name, _ in each))),
         seams=tuple(seam for _, seam in each),
+        repeated=repeated,
     )
 
 

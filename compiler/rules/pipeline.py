@@ -1,5 +1,5 @@
 """Rules of the pipeline axis: the demands of a schedule, and the limits of torch's stages. E0412 to E0414, E0430 to
-E0432, E0434, E0435, W0433, W0436.
+E0432, E0434, E0435, E0444, W0433, W0436.
 """
 
 from __future__ import annotations
@@ -167,6 +167,8 @@ def check_stages(
             help="fewer stages, or others by hand: `stages = […]`",
         )
     _check_ends(job, model, stages, span, report)
+    if schedule.name in SPLITS_BACKWARD:
+        _check_repeated(job, model, stages, names, report)
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
         who = holders(model, stages, schedule.placement)
         for name in [name for name in who if len(who[name]) > 1 and name in names][:1]:
@@ -177,6 +179,28 @@ def check_stages(
                 notes=[Note(message="the stages are asked for here", span=span)],
                 help="`offload = [optimizer, parameters]` works",
             )
+
+
+def _check_repeated(
+    job: JobSpec, model: ModelGraph, stages: Sequence[range], names: frozenset[str], report: Report
+) -> None:
+    """Checks that no stage but the first, whose backward pass is whole, uses a parameter again after others."""
+    schedule = job.parallelism.schedule
+    for n, stage in enumerate(stages[1:], 1):
+        layers = {model.layers[layer].name for layer in stage}
+        for parameter, *places, other in model.traced.repeated if model.traced is not None else ():
+            if names.issuperset((parameter, other)) and layers.issuperset(places):
+                where = " and ".join(f"`{name}`" for name in dict.fromkeys(places))
+                report.add(
+                    "E0444",
+                    f"`{schedule}` splits the backward pass in two, and torch cannot where a stage uses a parameter "
+                    f"again after another, as stage {n} does `{parameter}` after `{other}`",
+                    job.parallelism.at("schedule"),
+                    label=f"in {where}",
+                    notes=[Note(message="the network", span=job.model.at("network"))],
+                    help="`schedule = 1f1b`, or another schedule with whole backward passes",
+                )
+                return
 
 
 def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: Span | None, report: Report) -> None:

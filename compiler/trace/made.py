@@ -136,7 +136,7 @@ def _check_memory(model: nn.Module) -> None:
                 "call it once on a sample in the function that makes it, or give its layer the number of inputs",
             )
         steps = zip(parameter.shape, parameter.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in steps)
+        extent = 1 + sum((size - 1) * int(stride) for size, stride in steps)
         if extent < parameter.numel():
             raise TraceError(
                 f"several elements of its parameter `{name}` lie at one place in memory, as `expand` leaves them: no "
@@ -144,7 +144,7 @@ def _check_memory(model: nn.Module) -> None:
                 "make a parameter of what is expanded, and call `expand` in `forward`; or `clone()` it",
             )
         if extent == parameter.numel():
-            start = parameter.storage_offset()
+            start = int(parameter.storage_offset())
             ranges[storage_identity(parameter)].append((start, start + extent, name))
     for shared in ranges.values():
         for (_, end, one), (start, _, other) in pairwise(sorted(shared)):

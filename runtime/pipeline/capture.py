@@ -69,6 +69,7 @@ from dslc.runtime.pipeline.recording import (
     tensors_of,
     touches,
 )
+from dslc.runtime.pipeline.repeated_uses import repeated_uses
 from dslc.runtime.process.whose_code import is_users
 
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
@@ -223,6 +224,8 @@ class _Recorder(TorchFunctionMode):
             raise CaptureError("what it returns is not a tensor that its forward computes")
         self._check(output, reference.number)
         self.recording.output = reference.number
+        names = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
+        self.recording.repeated = repeated_uses(self.recording, self._alive, names)
 
     # ------------------------------------------------------------------------------------------------- watching
 

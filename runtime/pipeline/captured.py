@@ -20,6 +20,7 @@ from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.pipeline.capture import capture
 from dslc.runtime.pipeline.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
+from dslc.runtime.pipeline.repeated_uses import Repeated
 
 Crossing = tuple[tuple[tuple[int, ...], str], ...]  # shape of one sample and dtype of each tensor
 
@@ -56,13 +57,13 @@ def look(
     dtype: str,
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
-) -> tuple[tuple[str, ...], tuple[Seam, ...]]:
-    """Returns the layers in their order, and the values that cross each cut between two of them. `rest` are the
-    parameters of "". Raises as `capture` does.
+) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[Repeated, ...]]:
+    """Returns the layers in their order, the values that cross each cut between two of them, and the parameters that
+    are used again after others. `rest` are the parameters of "". Raises as `capture` does.
     """
     recordings = capture(model, layers, shape, dtype, precision, tensor)
     ordered = order(recordings, layers, rest)
-    return ordered, seams(recordings, model, ordered, rest)
+    return ordered, seams(recordings, model, ordered, rest), recordings[True].repeated
 
 
 def order(recordings: Mapping[bool, Recording], layers: Sequence[str], rest: Iterable[str]) -> tuple[str, ...]:

@@ -84,12 +84,15 @@ class Fact:
 
 @dataclass(kw_only=True)
 class Recording:
-    """The calls of one forward pass, in order. `starts` is the index of each layer's first call."""
+    """The calls of one forward pass, in order. `starts` is the index of each layer's first call; `repeated` are the
+    parameters that are used again after others, each with the layers of both uses and one of the others.
+    """
 
     calls: list[Call] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
     facts: dict[int, Fact] = field(default_factory=dict)
     output: int = INPUT
+    repeated: tuple[tuple[str, str, str, str], ...] = ()
 
 
 def full(held: Held) -> str:

@@ -55,7 +55,7 @@ class Last(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.n, self.b = nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Linear(6, 10)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.relu(self.n(self.a(x.view(-1, 4, 4, 4)))).mean((2, 3)))

@@ -40,6 +40,17 @@ class Around(Chain):
         return self.leave(self.enter(self.middle(self.enter(x.flatten(1)))))
 
 
+class Twice(Chain):
+    """Calls a block of its second stage again after another block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.last(self.enter(self.middle(self.enter(self.first(x.flatten(1)))))))
+
+
 class Chosen(Chain):
     """Chooses the numbers to pass on in one block, and uses the choice in another."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.nn import functional as F
 
 from dslc.compiler.ir.program import PrecisionStep, StageStep, TensorParallelStep
@@ -144,7 +145,7 @@ def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: 
     rest = [name for name, _ in model.named_parameters() if not any(name.startswith(f"{n}.") for n in layers if n)]
     names = [*layers, ""] if rest else list(layers)
     dtype = str(example.dtype).removeprefix("torch.")
-    ordered, seams = look(model, names, rest, tuple(example.shape[1:]), dtype, precision)
+    ordered, seams, _ = look(model, names, rest, tuple(example.shape[1:]), dtype, precision)
     ends = [n + 1 for n, seam in enumerate(seams) if not seam.refused]
     groups = [ordered[a:b] for a, b in zip([0, *ends], [*ends, len(ordered)], strict=True)]
     made = codes(capture(model, names, tuple(example.shape[1:]), dtype, precision), [group[0] for group in groups])
@@ -207,7 +208,7 @@ def test_in_16_bits_the_dtypes_are_those_of_the_training() -> None:
     assert len(set(made)) == 2
     for level, kinds in (("O1", made[:-1]), ("O2", ["bfloat16"] * 3)):
         precision = PrecisionStep(dtype="bfloat16", level=level)  # type: ignore[arg-type]
-        _, seams = look(model, ("0", "1", "2", "3"), (), (6,), "float32", precision)
+        _, seams, _ = look(model, ("0", "1", "2", "3"), (), (6,), "float32", precision)
         assert [seam.sent[0][1] for seam in seams] == kinds
 
 
@@ -244,7 +245,7 @@ def test_what_crosses_is_what_a_rank_of_a_tensor_axis_has(styles: dict[str, str]
     model = Gated()
     before = [(name, id(tensor), tensor.shape) for name, tensor in model.named_parameters()]
     layers = ("gate", *LAYERS, "down")
-    _, seams = look(model, layers, (), (6,), "float32", FP32, on_two_ranks(**styles))
+    _, seams, _ = look(model, layers, (), (6,), "float32", FP32, on_two_ranks(**styles))
     assert [seam.sent for seam in seams[1:4]] == [((shape, "float32"), ((8,), "float32"))] * 3
     assert [(name, id(tensor), tensor.shape) for name, tensor in model.named_parameters()] == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -447,5 +448,52 @@ def test_where_there_can_be_no_cut_is_said(kind: type[Base], before: str, reason
     model = kind()
     called = ("enter", "blocks.0", *(("blocks.1",) if kind is Around else ()), "leave")
     rest = ("before", "after") if kind is Sides else ()
-    layers, seams = look(model, (*called, *(("",) if rest else ())), rest, (6,), "float32", FP32)
+    layers, seams, _ = look(model, (*called, *(("",) if rest else ())), rest, (6,), "float32", FP32)
     assert reason in seams[layers.index(before) - 1].refused
+
+
+class Uses(Base):
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(self.enter(x))
+
+    def part(self, x: Tensor) -> Tensor:
+        """Returns the output of all that comes after the first stage."""
+        one, two = self.blocks[0], self.blocks[1]
+        weight = self.leave.weight
+        match self.use:
+            case "once":
+                x = two(one(x))
+            case "again at once":
+                x = two(one(one(x)))
+            case "again after another":
+                x = one(two(one(x)))
+            case "beside":
+                x = one(x) + two(one(-x))
+            case "by its weight":
+                x = F.linear(two(one(x)), self.get_parameter("blocks.0.0.weight"))
+            case "by a product":
+                x = two(one(F.linear(x, weight.t() @ weight)))
+        return self.leave(x)
+
+
+@pytest.mark.parametrize(
+    ("use", "wrong"),
+    [
+        *(("once", False), ("again at once", False), ("beside", False)),
+        *(("again after another", True), ("by its weight", True), ("by a product", True)),
+    ],
+)
+def test_a_parameter_used_again_is_found_where_torch_cannot_split(use: str, wrong: bool) -> None:
+    """torch itself is asked: it halves the backward pass of what comes after `enter`."""
+    model = Uses(use)
+    _, _, repeated = look(model, ("enter", "blocks.0", "blocks.1", "leave"), (), (6,), "float32", FP32)
+    assert bool(repeated) == wrong, repeated
+    given = torch.randn(3, 8, requires_grad=True)
+    result, weights = model.part(given), list(model.parameters())
+    _, groups = stage_backward_input([result], [torch.ones_like(result)], [given], iter(weights))
+    with pytest.raises(RuntimeError, match="second time") if wrong else contextlib.nullcontext():
+        stage_backward_weight(iter(weights), groups)

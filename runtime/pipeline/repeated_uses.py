@@ -1,0 +1,100 @@
+"""Parameters that a forward pass uses twice, with uses of others between.
+
+A schedule that splits the backward pass computes the gradients of a stage's weights by themselves, from those of the
+operations that use them. From a later use torch goes through all operations between to the earlier one, and frees what
+they have saved; other weights that are used between come too late.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dslc.runtime.pipeline.recording import Recording, full
+
+Repeated = tuple[str, str, str, str]  # a parameter, the layers of an earlier and a later use, and a parameter between
+MOST = 64  # uses of a parameter that are looked at
+
+
+def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[int, Any]) -> tuple[Repeated, ...]:
+    """Returns the parameters that are used again after others. `tensors` are those of the recording by their number,
+    `names` the parameters by identity.
+    """
+    output = tensors[recording.output].grad_fn
+    order = _upstream_first(output)
+    leaves: dict[Any, frozenset[int]] = {}  # parameters from which alone a node is computed
+    uses: dict[int, list[Any]] = defaultdict(list)
+    for node in order:
+        sources = [source for source, _ in node.next_functions if source is not None]
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves[node] = frozenset({id(variable)})
+        elif sources and all(source in leaves for source in sources) and len({leaves[s] for s in sources}) == 1:
+            leaves[node] = leaves[sources[0]]
+        else:
+            for parameter in dict.fromkeys(each for source in sources for each in leaves.get(source, ())):
+                if parameter in names:
+                    uses[parameter].append(node)
+    users: dict[Any, list[int]] = defaultdict(list)
+    for parameter, nodes in uses.items():
+        for node in nodes:
+            users[node].append(parameter)
+    owners = _owners(recording, tensors)
+    found: dict[Repeated, None] = {}
+    for parameter, nodes in uses.items():
+        for later in nodes[:MOST] if len(nodes) > 1 else ():
+            upstream = _upstream_first(later)
+            there = set(upstream[:-1])
+            for earlier in (node for node in nodes if node in there):
+                places = owners.get(earlier, ""), owners.get(later, "")
+                for other in (other for node in _between(earlier, upstream) for other in users.get(node, ())):
+                    if other != parameter:
+                        found[(full(names[parameter]), *places, full(names[other]))] = None
+    return tuple(found)
+
+
+def _between(earlier: Any, upstream: list[Any]) -> list[Any]:
+    """Returns the nodes of `upstream` that depend on `earlier`, without the last of it."""
+    after = {earlier}
+    found = []
+    for node in upstream[:-1]:
+        if any(source in after for source, _ in node.next_functions):
+            after.add(node)
+            found.append(node)
+    return found
+
+
+def _upstream_first(end: Any) -> list[Any]:
+    """Returns the nodes of the graph of autograd that `end` depends on, and itself, each after those it depends on."""
+    order: list[Any] = []
+    visited: set[Any] = set()
+    pending = [(end, False)] if end is not None else []
+    while pending:
+        node, ready = pending.pop()
+        if ready:
+            order.append(node)
+        elif node not in visited:
+            visited.add(node)
+            pending.append((node, True))
+            pending += [(source, False) for source, _ in node.next_functions if source is not None]
+    return order
+
+
+def _owners(recording: Recording, tensors: list[Tensor]) -> dict[Any, str]:
+    """Returns for each node the layer that makes it, or after the beginning of which it is made."""
+    starts = {number: name for name, number in recording.starts.items()}
+    owners: dict[Any, str] = {}
+    layer = next(iter(recording.starts), "")
+    for number, call in enumerate(recording.calls):
+        layer = starts.get(number, layer)
+        for given in call.gives:
+            pending = [tensors[given].grad_fn]
+            while pending:
+                node = pending.pop()
+                if node is not None and node not in owners:
+                    owners[node] = layer
+                    pending += [source for source, _ in node.next_functions]
+    return owners
