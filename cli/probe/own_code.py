@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
@@ -45,6 +46,7 @@ class Trial:
     file: str = ""
     invented: tuple[tuple[int, ...], tuple[int, ...], str] | str = ""
     absent: str = ""
+    output: TensorFact | None = None  # of one sample
 
     def first_accepted(self, mode: str, attempt: Callable[[list[Any]], Any]) -> Any:
         """Returns the result of `attempt` on batches of real samples; else on the first of several inventions that it
@@ -78,11 +80,12 @@ def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, folder: s
     file = os.path.join(folder, "sample_outputs.pt")
     absent = write_outputs(job, Facts(source=source, model=model), file)
     if not absent:
-        return Trial(file=file)
+        return Trial(file=file, output=made.output)
     if structured:
-        return Trial(invented=invented if os.path.exists(invented) else "", absent=absent)
+        return Trial(invented=invented if os.path.exists(invented) else "", absent=absent, output=made.output)
     assert source.target is not None
-    return Trial(invented=(made.output.shape, source.target.shape, source.target.dtype), absent=absent)
+    shapes = made.output.shape, source.target.shape, source.target.dtype
+    return Trial(invented=shapes, absent=absent, output=made.output)
 
 
 def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, report: Report) -> bool:
@@ -97,7 +100,7 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
         from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
-        step = loss_step(job, source, job.folder)
+        step = loss_step(job, source, job.folder, tried.output)
 
         def attempt(batches: list[Any]) -> tuple[bool, bool] | dict[str, Any]:
             try:
@@ -162,7 +165,7 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
     def use(function: Callable[..., Any]) -> list[str] | None:
         from dslc.runtime.loop.kept_metrics import Kept, try_out
 
-        loss, step = loss_step(job, source, job.folder), metric_step(call, job.folder)
+        loss, step = loss_step(job, source, job.folder, tried.output), metric_step(call, job.folder)
         Kept(step, loss).made({})
         return tried.first_accepted("eval", lambda batches: try_out(step, loss, batches))
 

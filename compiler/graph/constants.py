@@ -22,6 +22,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.records import Shape, Training
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import (
     fused_on,
@@ -62,7 +63,8 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
     yield "model", model_step(analysis)
     together = compared_ranks(job, analysis.layout)
-    yield "loss", replace(loss_step(job, analysis.source, HERE), together=together)
+    output = analysis.model.output if analysis.model is not None else None
+    yield "loss", replace(loss_step(job, analysis.source, HERE, output), together=together)
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
@@ -333,12 +335,13 @@ def transformers_step(
     )
 
 
-def loss_step(job: JobSpec, source: SourceFacts, folder: str) -> p.LossStep:
-    """Returns the step of the loss; a user's own function lies in `folder`."""
+def loss_step(job: JobSpec, source: SourceFacts, folder: str, output: TensorFact | None = None) -> p.LossStep:
+    """Returns the step of the loss; a user's own function lies in `folder`. `output` is one sample of the network's."""
     loss = job.model.loss
+    first = {"classes": "first"} if output is not None and classes_come_first(output, source) else {}
     return p.LossStep(
         kind=loss.word,  # type: ignore[arg-type]
-        arguments=_loss_arguments(job, loss),
+        arguments=_loss_arguments(job, loss) | first,
         counts=counted(job, source),
         ignore=ignored(job, source),
         python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
@@ -457,7 +460,8 @@ def _limits(analysis: Analysis, call: Call) -> dict[str, Any]:
         return {}
     embedding = model.root and next((m for m in _modules(model.root) if m.kind == "Embedding"), None)
     tokens = source.input is not None and source.input.dtype == "int64"
-    outputs = model.output.shape[-1] if model.output.shape else None
+    dim = 0 if classes_come_first(model.output, source) else -1
+    outputs = model.output.shape[dim] if model.output.shape else None
     ignore = ignored(job, source)
     return {
         "model_vocab": embedding.arguments["num_embeddings"] if embedding and tokens else None,

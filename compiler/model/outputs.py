@@ -27,7 +27,7 @@ def check_output(
     report: Report,
     suspects: list[Note],
 ) -> None:
-    """Reports E0210 to E0216, E0227 and W0202. `last` is the layer that the output comes from."""
+    """Reports E0210 to E0216, E0227, W0202 and W0651. `last` is the layer that the output comes from."""
     where, target = _where(model, last), source.target
     if isinstance(model.loss, c.Contrastive):
         _check_embeddings(model, where, output, source, report)
@@ -52,6 +52,18 @@ def check_output(
                 if output.shape[:-1] == target.shape and (source.classes or source.vocab)
                 else _advice(output.shape, target.shape),
             )
+
+
+def classes_come_first(output: TensorFact | Value, source: SourceFacts) -> bool:
+    """True if the scores of a sample have the classes in their first dim, as torch's own losses take them, and not in
+    their last: the dims of the target follow.
+    """
+    if source.structures is not None:
+        leaves = source.structures[1].leaves
+        target = leaves[0].fixed[1:] if len(leaves) == 1 else ()
+    else:
+        target = source.target.shape if source.target is not None else ()
+    return bool(target) and output.shape[1:] == target and output.shape[:-1] != target
 
 
 def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, source: SourceFacts, report: Report) -> None:
@@ -89,7 +101,8 @@ def _check_classes(
             help=_of_numbers(output, target),
         )
         return
-    if not output.shape or (target is not None and output.shape[:-1] != target.shape):
+    first = classes_come_first(output, source)
+    if not output.shape or (target is not None and output.shape[:-1] != target.shape and not first):
         wanted = "(classes)"
         if target is not None:
             wanted = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
@@ -101,10 +114,19 @@ def _check_classes(
             help=_advice((*output.shape[:-1],), target.shape if target is not None else ()),
         )
         return
+    if target is not None and len(target.shape) > 1 and output.shape[:-1] == output.shape[1:] == target.shape:
+        report.add(
+            "W0651",
+            f"of scores {say(output.shape)} and a target {say(target.shape)} the first dim or the last may count the "
+            "classes: the last is taken",
+            where,
+            notes=[_of_loss(model)],
+            help="`output.movedim(1, -1)` at the end of `forward`, if the classes come first",
+        )
     classes = source.classes if source.classes is not None else source.vocab
     if classes is None:
         return
-    features = output.shape[-1]
+    features = output.shape[0 if first else -1]
     comes = f"{plural(features, 'number')} {'comes' if features == 1 else 'come'}"
     if features < classes:
         report.add(

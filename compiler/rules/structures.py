@@ -140,8 +140,8 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
             f"`{loss.word}` cannot compare an output of {shape} for each sample with a target of "
             f"{len(target.grown) - 1} dims of {target.dtype}",
             loss.span or job.model.at("loss"),
-            help="classes for `cross_entropy`, which come last in the output; one number for each sample for the "
-            'others; or `python("module:function")`',
+            help="classes for `cross_entropy`, which come last or first in the output; one number for each sample for "
+            'the others; or `python("module:function")`',
         )
         return
     if library:

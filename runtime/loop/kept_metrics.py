@@ -236,7 +236,7 @@ def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, 
     one of several classes, yes or no (one logit), or several of those.
     """
     if loss.kind != "bce":
-        scores, labels = classes_last(output, target)
+        scores, labels = classes_last(loss, output, target)
         ignored = {} if loss.ignore is None else {"ignore_index": loss.ignore}
         return scores, labels, {"task": "multiclass", "num_classes": scores.shape[-1], **ignored}
     logits, wanted = output.flatten(1), alike(output, target).flatten(1).long()

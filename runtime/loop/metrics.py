@@ -95,7 +95,7 @@ def _cross_entropy(loss: LossStep) -> Measure:
     """Returns the cross entropy without label smoothing, by which perplexity is defined."""
 
     def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
-        scores, labels = classes_last(output, target)
+        scores, labels = classes_last(loss, output, target)
         ignore = -100 if loss.ignore is None else loss.ignore
         kept = _kept(labels, loss)
         total = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum")
@@ -106,7 +106,7 @@ def _cross_entropy(loss: LossStep) -> Measure:
 
 def _among_likeliest(k: int, loss: LossStep) -> Measure:
     def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
-        scores, labels = classes_last(output, target)
+        scores, labels = classes_last(loss, output, target)
         if k == 1:
             right = scores.argmax(-1) == labels
         else:

@@ -4,10 +4,10 @@ Model: `loss_sum(step)` gives a function of (output, target) whose value is the 
 tokens) of one micro-batch. The sum of these over the micro-batches and ranks, divided by the sum of `count`, is the
 mean of the global batch, whatever the shares.
 
-Contract: outputs have shape (n, …, classes) for cross entropy and the shape of the target for `mse`, `l1` and `bce`,
-which average over each sample's own numbers. Ignored targets add nothing to the sum and nothing to a count of `kept`,
-even if a user's own loss gives a number for them. With label smoothing the sum over the kept targets divided by their
-number is torch's mean. Losses are computed in float32 at least, under autocast or not.
+Contract: for cross entropy outputs have shape (n, …, classes), or (n, classes, …); for `mse`, `l1` and `bce`, which
+average over each sample's own numbers, that of the target. Ignored targets add nothing to the sum and nothing to a
+count of `kept`, even if a user's own loss gives a number for them. With label smoothing the sum over the kept targets
+divided by their number is torch's mean. Losses are computed in float32 at least, under autocast or not.
 
 Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
 """
@@ -54,10 +54,10 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
 
 
 def try_out(step: LossStep, output: Any, target: Any) -> bool:
-    """Calls the loss on a batch of two samples, in the context of `as_rank_0`. Returns whether it counts by itself.
+    """Calls the loss on a batch of a few samples, in the context of `as_rank_0`. Returns whether it counts by itself.
     Raises as the loss does.
     """
-    if step.python is not None and not step.together and counts_itself(step.python, output, target):
+    if step.python is not None and not step.together and counts_itself(step, output, target):
         step = replace(step, counts="own")
     loss_sum(step)(output, target)
     return step.counts == "own"
@@ -142,14 +142,24 @@ def _unmarked(step: LossStep) -> LossSum:
             raise AssertionError("it compares samples")
 
 
-def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (n, …, classes) and (n, …) as (tokens, classes) and (tokens,)."""
-    if output.shape[:-1] != target.shape:
+def classes_last(step: LossStep, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (n, …, classes), or where the step says so (n, classes, …), and (n, …) as (tokens, classes) and
+    (tokens,).
+    """
+    if _classes_first(step, output, target):
+        output = output.movedim(1, -1)
+    return wide(output).reshape(-1, output.shape[-1]), target.reshape(-1).long()
+
+
+def _classes_first(step: LossStep, output: Tensor, target: Tensor) -> bool:
+    """True if the classes are the dim after the samples, and not the last. Raises LossError for other scores."""
+    first = step.arguments.get("classes") == "first"
+    if target.shape != (output.shape[:1] + output.shape[2:] if first else output.shape[:-1]):
         raise LossError(
             f"an output of shape {tuple(output.shape)} is not a set of scores for targets of shape "
-            f"{tuple(target.shape)}: the classes come last"
+            f"{tuple(target.shape)}: the classes come {'first' if first else 'last'}"
         )
-    return wide(output).reshape(-1, output.shape[-1]), target.reshape(-1).long()
+    return first
 
 
 def wide(output: Tensor) -> Tensor:
@@ -176,7 +186,10 @@ def _cross_entropy(step: LossStep) -> LossSum:
     smoothing = float(step.arguments.get("label_smoothing", 0.0))
 
     def total(output: Tensor, target: Tensor) -> Tensor:
-        scores, labels = classes_last(output, target)
+        if _classes_first(step, output, target):
+            scores, labels = wide(output), target.long()  # torch takes them so, without a copy
+        else:
+            scores, labels = classes_last(step, output, target)
         summed = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
         # If ranks have shares of the scores (parallel/tensor_parallel.py) every rank gets the sum.
         return summed.to_local() if hasattr(summed, "to_local") else summed

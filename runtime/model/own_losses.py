@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dslc.compiler.ir.program import LossStep, PythonFunction
+from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.loss_state import load_loss
@@ -37,10 +37,16 @@ class Counted(NamedTuple):
     further: dict[str, Tensor]
 
 
-def counts_itself(function: PythonFunction, output: Any, target: Any) -> bool:
-    """True if a user's loss gives a pair, so that its program has to say so."""
-    with at(function.line):
-        return isinstance(load_function(function)(output, target), tuple | list)
+def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
+    """True if a user's loss gives a pair, or one number for each sample whose target has several whole numbers, so that
+    its program has to say so.
+    """
+    assert step.python is not None
+    with at(step.python.line):
+        found = load_function(step.python)(output, target)
+    if step.counts != "kept" or not isinstance(found, Tensor) or not isinstance(target, Tensor):
+        return isinstance(found, tuple | list)
+    return found.numel() == target.shape[0] != target.numel()
 
 
 class OwnSum:

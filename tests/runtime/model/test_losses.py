@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import LossStep, PythonFunction
-from dslc.runtime.model.losses import LossError, count, loss_sum, mixes_samples
+from dslc.runtime.model.losses import LossError, classes_last, count, loss_sum, mixes_samples
 from dslc.runtime.model.own_losses import OwnSum
 
 SMOOTHING = {"label_smoothing": 0.2}
@@ -163,3 +163,18 @@ def test_a_loss_that_compares_samples_is_told_from_one_that_does_not(
     """Also where its targets are a structure, of which one sample is counted otherwise than several."""
     target: Any = torch.zeros(5, 3) if counts == "samples" else {"values": torch.zeros(5, 3)}
     assert mixes_samples(replace(own(folder, name), counts=counts), torch.randn(5, 3), target) is mixes
+
+
+@pytest.mark.parametrize("dims", [(5,), (3, 4)])
+def test_classes_may_come_first_as_torch_has_them(dims: tuple[int, ...]) -> None:
+    made = torch.Generator().manual_seed(0)
+    target = torch.randint(7, (6, *dims), generator=made).masked_fill(torch.rand(6, *dims, generator=made) < 0.3, -100)
+    output = torch.randn(6, 7, *dims, generator=made)
+    step = LossStep(kind="cross_entropy", arguments=SMOOTHING | {"classes": "first"}, counts="kept", ignore=-100)
+    expected = F.cross_entropy(output, target, **SMOOTHING)
+    torch.testing.assert_close(loss_sum(step)(output, target) / count(step, target), expected)
+    with pytest.raises(LossError, match="the classes come first"):
+        loss_sum(step)(output.movedim(1, -1), target)
+    scores, labels = classes_last(step, output, target)
+    torch.testing.assert_close(scores, output.movedim(1, -1).flatten(0, -2))
+    assert torch.equal(labels, target.flatten())
