@@ -75,6 +75,7 @@ def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.N
     from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
     from dslc.runtime.model.model_error import ModelError
+    from dslc.runtime.process.vision_library import true_cause
 
     job, raw, network = analysis.job, arguments.raw, analysis.job.model.network
     adapter, facts = adapter_step(job.model.adapter), analysis.facts.model
@@ -100,7 +101,10 @@ def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.N
             most = arguments.max_shard_size or SHARD
             count = export_folder(taken.path, step, output, most, raw=raw, adapted=adapted)
     except (CheckpointError, ModelError, OSError, ImportError) as error:
-        print(plain_lines(f"dslc: {error}"), file=sys.stderr)
+        cause = true_cause(error)
+        print(plain_lines(f"dslc: {cause}"), file=sys.stderr)
+        if remedy := getattr(cause, "remedy", ""):
+            print(f"help: {remedy}", file=sys.stderr)
         return TRAINING_FAILED
     size = os.path.getsize(output)
     if os.path.isdir(output):

@@ -98,7 +98,10 @@ def _hush_libraries() -> None:
 def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str, Any]:
     try:
         return {"made": work()}
-    except caught as error:  # passed on, to be reported
+    except caught as raised:  # passed on, to be reported
+        from dslc.runtime.process.vision_library import true_cause
+
+        error = true_cause(raised)
         own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
         place = {
             "where": where_in_the_users_code(error),
@@ -140,7 +143,7 @@ def first_line(error: BaseException) -> str:
 
     text = narrow(error_text(error).strip().split("\n")[0])
     kind = type(error).__name__
-    plain = kind in ("TraceError", "TransformersError", "ImportError")
+    plain = kind in ("TraceError", "TransformersError", "ImportError", "LossError", "MetricError", "VisionLibraryError")
     return text if plain and text else f"{kind}: {text}" if text else kind
 
 

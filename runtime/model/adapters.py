@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from dslc.compiler.common.adapters import BASE, FIRST, SECOND, file_name, targeted
 from dslc.compiler.ir.program import AdapterStep
 from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.process.vision_library import let_torchvision_load
 
 CONFIGURATION, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of an adapter alone, as peft names them
 PREFIX = "base_model.model."  # of names in that file
@@ -55,6 +56,7 @@ def add(module: nn.Module, step: AdapterStep | None, seed: int) -> nn.Module:
     targets, saved = _modules(module, step.targets), _modules(module, step.save)
     _check(module, targets, saved, where)
     with _quiet():
+        let_torchvision_load()  # which it imports
         import peft
 
         pattern = "|".join(map(re.escape, targets))
@@ -74,6 +76,7 @@ def add(module: nn.Module, step: AdapterStep | None, seed: int) -> nn.Module:
 def preload() -> None:
     """Imports the library, in the process from which ranks are forked."""
     with _quiet():
+        let_torchvision_load()
         import peft  # noqa: F401
 
 
@@ -117,6 +120,7 @@ def save_configuration(step: AdapterStep, targets: list[str], base: str, kind: s
 
 
 def _configuration(step: AdapterStep, targets: list[str] | str, **more: Any) -> Any:
+    let_torchvision_load()
     import peft
 
     return peft.LoraConfig(

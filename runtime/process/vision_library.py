@@ -4,16 +4,20 @@ torchvision's transforms and networks are written in Python, and it can do witho
 registrations at its import: `operator torchvision::nms does not exist`. The wheels of the Python Package Index are made
 for torch with CUDA, so that this happens with a torch for CPUs alone. Here the two operators are declared first;
 whoever calls one (non-maximum suppression, of detectors) gets torchvision's own message.
+
+A torchvision that fails otherwise raises VisionLibraryError, which `true_cause` finds behind what libraries say that
+import it: torchmetrics, transformers, peft.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -22,21 +26,73 @@ _OPERATORS = ("nms", "qnms")
 _declared: list[torch.library.Library] = []  # a library that is freed takes its operators along
 
 
-class _Before:
-    """A finder that finds nothing, and is asked before torchvision is imported for the first time."""
+class VisionLibraryError(ImportError):
+    """torchvision cannot be imported. Libraries that import it report their own failure, and hide this one."""
+
+    remedy = "`pip install --upgrade torch torchvision` installs two that belong together; or uninstall torchvision"
+
+    def __init__(self, error: BaseException) -> None:
+        import torch
+
+        try:
+            version = f" {importlib.metadata.version('torchvision')}"
+        except importlib.metadata.PackageNotFoundError:  # it was put there by hand
+            version = ""
+        line = str(error).strip().partition("\n")[0]
+        super().__init__(
+            f"torchvision{version} cannot be imported with torch {torch.__version__}: {type(error).__name__}: {line}"
+        )
+
+
+def true_cause(error: BaseException) -> BaseException:
+    """Returns the VisionLibraryError that an exception follows from, else the exception itself."""
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, VisionLibraryError):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+class _Loader:
+    """The loader of torchvision, whose exceptions say that it is torchvision that cannot be imported."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        try:
+            self._loader.exec_module(module)
+        except Exception as error:  # any kind: of code that was written for another torch
+            raise VisionLibraryError(error) from error
+
+
+class _Finder:
+    """A finder for torchvision alone, which declares what its import needs."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name == "torchvision":
-            sys.meta_path.remove(_Before)
-            _declare_absent()
-        return None
+        if name != "torchvision":
+            return None
+        _declare_absent()
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
+        return spec
 
 
 def let_torchvision_load() -> None:
     """Prepares a later import of torchvision, by whomever. It costs nothing if there is none."""
-    if "torchvision" not in sys.modules and _Before not in sys.meta_path:
-        sys.meta_path.insert(0, _Before)
+    if "torchvision" not in sys.modules and _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
 
 
 def _declare_absent() -> None:
