@@ -100,6 +100,7 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
         from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
+        _refuse_class(function, call)
         step = loss_step(job, source, job.folder, tried.output)
 
         def attempt(batches: list[Any]) -> tuple[bool, bool] | dict[str, Any]:
@@ -154,6 +155,22 @@ def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, repo
         call.at("function"),
         help=f"make the loss a module of the network, whose `forward` returns it, with `loss = own()`{fixed}",
     )
+
+
+def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
+    """Raises LossError for a class, whose objects may be losses."""
+    from dslc.runtime.model.loss_error import LossError
+
+    kind = getattr(function, "func", function)
+    if isinstance(kind, type):
+        module, _, name = call.function.partition(":")
+        arguments = ", ".join(f"{key} = {value!r}" for key, value in call.arguments)
+        instance = name.rpartition(".")[2].lower()
+        raise LossError(
+            f"`{name}` is a class, and a loss is a function, or an object that can be called",
+            remedy=f"make the object in `{module}`, `{instance} = {name}({arguments})`, and name it: "
+            f'`python("{module}:{instance}")`',
+        )
 
 
 def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Trial, report: Report) -> None:

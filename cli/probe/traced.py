@@ -100,7 +100,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
         model = _traced_transformers(job, network, source, files, report, run)
     if made and not run and source.input is None and source.structures is None and not report.errors:
         tell_of_network(job, source, report)
-    source = _tried(job, source, trial(job, source, model, files.folder, files.outputs), files, report)
+    source = _tried(job, source, trial(job, source, model, files.folder, files.outputs), files, report, run=run)
     try_followers(job, report)
     try_sampler(job, source, report)
     optimizer: OptimizerFacts | None = None
@@ -109,15 +109,15 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
     return Facts(source=source, model=model, made=uncalled, optimizer=optimizer, weights=opened_weights(job, report))
 
 
-def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report: Report) -> SourceFacts:
+def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report: Report, *, run: bool) -> SourceFacts:
     """Tries a user's loss, metrics and schedule; returns the facts with what that tells of the loss."""
     if isinstance(job.model.loss, PythonLoss) and try_loss(job, job.model.loss, source, tried, report):
         source = replace(source, loss_counts=True)
     for metric in job.evaluate.metrics:
         if isinstance(metric, PythonMetric):
             try_metric(job, metric, source, tried, report)
-        elif isinstance(metric, TorchMetric) and importlib.util.find_spec("torchmetrics") is None:
-            _library_missing("torchmetrics", metric.span, report)
+        elif isinstance(metric, TorchMetric):
+            _look_for_torchmetrics(job, metric, report, run=run)
     if isinstance(job.train.step, PythonStep):
         try_step(job, job.train.step, source, files.batches, report)
     if isinstance(job.train.lr_schedule, PythonSchedule):
@@ -195,6 +195,23 @@ def _traced_model(
     if made and len(report.found) == found:
         kept.keep(made, facts)
     return facts
+
+
+def _look_for_torchmetrics(job: JobSpec, metric: TorchMetric, report: Report, *, run: bool) -> None:
+    """Reports that the library cannot be used. Before a `run` this process imports it, for the ranks that are forked
+    from it later.
+    """
+    if importlib.util.find_spec("torchmetrics") is None:
+        _library_missing("torchmetrics", metric.span, report)
+    elif run:
+        from dslc.compiler.graph.constants import metric_step
+        from dslc.runtime.loop.kept_metrics import preload
+        from dslc.runtime.process.vision_library import VisionLibraryError
+
+        try:
+            preload([metric_step(metric, job.folder)])
+        except VisionLibraryError as error:
+            report.add("E0803", f"`torchmetrics` cannot be used: {error}", metric.span, help=error.remedy)
 
 
 def _library_missing(name: str, span: Span | None, report: Report) -> None:
@@ -421,6 +438,6 @@ def _traced_transformers(
         "E0805",
         f"`{network.path}` cannot be used as a model: {answer['error']}",
         network.at(answer["argument"] or "path"),
-        help="arguments of `transformers(…)` override the configuration",
+        help=answer["remedy"] or "arguments of `transformers(…)` override the configuration",
     )
     return None

@@ -40,7 +40,11 @@ _REDUCTIONS: Mapping[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 class MetricError(RuntimeError):
-    """An object that is no metric, or a result that is no number."""
+    """An object that is no metric, or a result that is no number. `remedy` says what to do, if that is known."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 def keeps(step: MetricStep) -> bool:
@@ -92,7 +96,11 @@ class Kept:
             _put_together(whole, [states for _, states in counted])
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)  # it was merged
-                return _values(self._step.name, whole.compute())
+                warnings.filterwarnings("ignore", "No (positive|negative) samples in targets", UserWarning)
+                value = whole.compute()
+                if self._step.torchmetrics == "AUROC":
+                    value = _where_defined(whole, value)
+                return _values(self._step.name, value)
 
     def made(self, settings: Settings, device: torch.device | str = "") -> Any:
         """Returns a metric that has counted nothing. Raises MetricError if it is none."""
@@ -190,8 +198,26 @@ def _reductions(metric: Any) -> Mapping[str, str] | None:
     for name in names:
         value = getattr(metric, name, None)
         if not isinstance(value, Tensor) and not (isinstance(value, list) and names[name] == "cat"):
-            raise MetricError(f"its state `{name}` is a {type(value).__name__}, not a tensor")
+            number = isinstance(value, int | float)
+            raise MetricError(
+                f"its state `{name}` is of type {type(value).__name__}, and a state is a tensor",
+                remedy=f"`self.{name} = torch.tensor({value!r})`, as ranks put tensors together" if number else "",
+            )
     return names
+
+
+def _where_defined(metric: Any, value: Tensor) -> Tensor:
+    """Returns the areas under the curves with nan, where torchmetrics has 0, for each class of which all samples are,
+    or none; a mean over classes is nan if each is such a class.
+    """
+    target = torch.cat([torch.atleast_1d(part) for part in metric.target])
+    classes = getattr(metric, "num_classes", None)
+    if classes is not None:
+        target = (target[:, None] == torch.arange(classes, device=target.device)).long()
+    defined = (target == 1).any(0) & (target == 0).any(0)
+    if not defined.any():
+        return torch.full_like(value, math.nan)
+    return value.masked_fill(~defined, math.nan) if value.dim() else value
 
 
 def _put_together(whole: Any, found: Sequence[States]) -> None:

@@ -29,7 +29,7 @@ from dslc.compiler.trace.private_torch import Watching, fake_store
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.loss_state import load_loss
-from dslc.runtime.model.own_losses import OwnSum, counts_itself
+from dslc.runtime.model.own_losses import OwnSum, counts_itself, of_one_number
 from dslc.runtime.model.whole_losses import WholeSum
 from dslc.runtime.process.job_line import at
 
@@ -221,7 +221,8 @@ def _python(step: LossStep) -> LossSum:
             found = f"{losses.numel()}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise LossError(
                 f"{step.line or named.line}: `{named.function}` has to give one loss for each {what} ({expected}), "
-                f"and it gave {found}"
+                f"and it gave {found}",
+                remedy=of_one_number(named.function) if found == "1" else "",
             )
         if ignore is not None:
             losses = losses.reshape(-1).masked_fill(target.reshape(-1).eq(ignore), 0)

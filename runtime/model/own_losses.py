@@ -37,6 +37,20 @@ class Counted(NamedTuple):
     further: dict[str, Tensor]
 
 
+_OF_A_TUPLE = (
+    "let `forward` return the loss alone, or a dict with it as `loss`: in place of (logits, loss) "
+    '`{"logits": logits, "loss": loss}`; `own(mean_of = …)` says what the loss is a mean of, if not of the samples'
+)
+
+
+def of_one_number(function: str) -> str:
+    """Returns the remedy for a user's loss that gives one number for a whole batch."""
+    return (
+        'of a mean, the losses themselves (`reduction="none"`), or a pair (sum, count); of a loss of the batch as a '
+        f'whole, as dice is, `python("{function}", over = all)`; a network may return a mean: `own(mean_of = …)`'
+    )
+
+
 def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
     """True if a user's loss gives a pair, or one number for each sample whose target has several whole numbers, so that
     its program has to say so.
@@ -132,7 +146,8 @@ class OwnSum:
         got = "one number" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise LossError(
             f"{self._line}: {what} has to give one loss for each sample or token, or a pair (sum, count), and it gave "
-            f"{got}"
+            f"{got}",
+            remedy=of_one_number(named.function) if named is not None else _OF_A_TUPLE,
         )
 
 

@@ -11,6 +11,7 @@ from dslc.front import check_one
 from dslc.main import main
 from dslc.probe.unseen import unseen
 
+pytestmark = pytest.mark.usefixtures("loaded")
 METRICS = HELPERS / "own_metrics.py"
 RATES = """
 import random
@@ -145,6 +146,48 @@ class Waves(nn.Module):
     def forward(self, x):
         return torch.view_as_complex(self.linear(x).view(-1, 3, 2))
 
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x, targets=None):
+        logits = self.linear(x)
+        return logits, None if targets is None else F.cross_entropy(logits, targets)
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(3))
+
+def called():
+    model = lazy()
+    model(torch.zeros(2, 4))
+    return model
+
+class Margin:
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def __call__(self, output, target):
+        return F.cross_entropy(output * self.scale, target, reduction="none")
+
+def mean(output, target):
+    return F.cross_entropy(output, target)
+
+def dice(output, target):
+    return 1 - (output.softmax(1) * F.one_hot(target, 3)).sum() / len(output)
+
+class Counting(nn.Module):
+    states = {"number": "sum"}
+
+    def __init__(self):
+        self.number = 0
+
+    def update(self, output, target):
+        self.number += len(output)
+
+    def compute(self):
+        return self.number
+
 def segments():
     return nn.Conv2d(3, 2, 1)
 
@@ -203,16 +246,22 @@ class Certain(Hits):
 """
 
 
-def check_outputs(tmp_path: Path, network: str, loss: str, source: str, *settings: str) -> list[str]:
-    """Returns the diagnostics of a job with a network, a loss and a source of `OUTPUTS`."""
-    (tmp_path / "of_outputs.py").write_text(OUTPUTS)
-    (tmp_path / "outputs.plt").write_text(
+def outputs_job(folder: Path, network: str, loss: str, source: str) -> Path:
+    """Writes a job with a network, a loss and a source of `OUTPUTS`."""
+    (folder / "of_outputs.py").write_text(OUTPUTS)
+    path = folder / "outputs.plt"
+    path.write_text(
         f'model {{ network = python("of_outputs:{network}"), loss = {loss} }}\n'
         f'data {{ source = python("of_outputs:{source}"), batch = 8 }}\n'
         "devices { cpus = 2 }\n"
         "train { steps = 2, optimizer = sgd(lr = 0.1) }\n"
     )
-    found = check_one(str(tmp_path / "outputs.plt"), list(settings), trace=True)[0].found
+    return path
+
+
+def check_outputs(folder: Path, network: str, loss: str, source: str, *settings: str) -> list[str]:
+    """Returns the diagnostics of such a job."""
+    found = check_one(str(outputs_job(folder, network, loss, source)), list(settings), trace=True)[0].found
     return [f"{each.code}: {each.message}" for each in found]
 
 
@@ -255,8 +304,31 @@ def test_a_loss_that_compares_samples_is_seen_on_real_ones(tmp_path: Path, netwo
 def test_a_goal_needs_held_out_samples_once_the_source_is_known(
     tmp_path: Path, goal: str, source: str, trace: bool, code: str
 ) -> None:
-    check_outputs(tmp_path, "sigmoid", "cross_entropy()", "classes")
+    path = outputs_job(tmp_path, "sigmoid", "cross_entropy()", "classes")
     settings = [goal, "evaluate.every=1 step", f'data.source=python("of_outputs:{source}")', "checkpoint.every=1 step"]
-    assert [each.code for each in check_one(str(tmp_path / "outputs.plt"), settings, trace=trace)[0].errors] == [
-        code
-    ] * bool(code)
+    assert [each.code for each in check_one(str(path), settings, trace=trace)[0].errors] == [code] * bool(code)
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "said"),
+    [
+        ('model.loss=python("of_outputs:Margin", scale = 2.0)', "E0802", "`margin = Margin(scale = 2.0)`"),
+        ('model.loss=python("of_outputs:mean")', "E0802", "own(mean_of = …)"),
+        ('model.loss=python("of_outputs:dice")', "E0802", 'python("of_outputs:dice", over = all)'),
+        ('model.network=python("of_outputs:Both")', "E0322", "`own()`, if the network returns its loss"),
+        ('model={network = python("of_outputs:Both"), loss = own()}', "E0802", '{"logits": logits, "loss": loss}'),
+        ('model.network=python("of_outputs:lazy")', "E0802", "call the network once on zeros"),
+        ('model.network=python("of_outputs:called")', "", ""),
+        ('model.loss=python("of_outputs:dice", over = all)', "", ""),
+        ('evaluate.metrics=[python("of_outputs:Counting")]', "E0802", "`self.number = torch.tensor(0)`"),
+    ],
+)
+def test_the_help_of_a_function_that_cannot_be_used(tmp_path: Path, setting: str, code: str, said: str) -> None:
+    path = outputs_job(tmp_path, "simplex", "cross_entropy()", "classes")
+    if setting.startswith("model="):
+        text = path.read_text().splitlines()
+        path.write_text("\n".join([setting.replace("model=", "model "), *text[1:]]))
+        setting = "train.steps=1"
+    found = check_one(str(path), [setting], trace=True)[0].errors
+    assert [each.code for each in found] == [code] * bool(code)
+    assert all(said in each.help for each in found)

@@ -95,13 +95,32 @@ def test_a_metric_of_nothing_is_nan() -> None:
 
 
 @pytest.mark.parametrize(
+    ("loss", "average", "scores", "target", "defined"),
+    [
+        (BCE, "macro", [[0.3]], [[1.0]], [False]),
+        (KEPT, "macro", [[0.3, 0.1, 0.2]], [1], [False]),
+        (KEPT, "none", [[0.3, 0.1, 0.2], [0.1, 0.4, 0.2]], [0, 1], [True, True, False]),
+        (BCE, "none", [[0.3, 0.1], [0.2, 0.2]], [[1.0, 0.0], [0.0, 0.0]], [True, False]),
+    ],
+)
+def test_an_area_under_no_curve_is_nan(
+    loss: LossStep, average: str, scores: Any, target: Any, defined: list[bool]
+) -> None:
+    """Where all samples are of a class, or none, as a single one always is."""
+    metric = Kept(of_torch("AUROC", average=average), loss)
+    metric.update(torch.tensor(scores), torch.tensor(target))
+    values = np.atleast_1d(metric.result([metric.states()])["AUROC"])
+    assert np.isfinite(values).tolist() == defined
+
+
+@pytest.mark.parametrize(
     ("name", "said"),
     [
         ("not_additive", r"it gives {'not_additive': 0\.\d+} over all samples, and {'not_additive': 1\.\d+} put toget"),
         ("of_batches", "it gives .* over all samples, and .* put together"),
         ("not_counting", "not_counting has no `states`, which says of each attribute"),
         ("not_a_number", "`compute` gives a str, and should give a number"),
-        ("not_a_tensor", "its state `seen` is a int, not a tensor"),
+        ("not_a_tensor", "its state `seen` is of type int, and a state is a tensor"),
     ],
 )
 def test_what_does_not_add_up_is_refused(name: str, said: str) -> None:
