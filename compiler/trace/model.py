@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -152,6 +152,7 @@ def _traced(
     whole = Cut(model)
     cut = skipped.without(whole)
     first = _Count(model, cut, fake, input, SMALL)
+    first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
     with _normalised(model) as values, _writing(model, first) as written:
         output = first.forward()
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
@@ -270,6 +271,18 @@ def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, unit
             ) from error
 
 
+def _check_dtypes(func: Operator, args: tuple[object, ...], layer: str, allowed: Collection[str]) -> None:
+    """Raises TraceError for a product of two dtypes, which fails with real numbers and not without memory."""
+    dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors_of(args)})
+    fails = len(dtypes) > 1 and not all(dtype in allowed for dtype in dtypes)
+    if fails and func.overloadpacket.__name__ in (*_PRODUCTS, "convolution"):
+        raise TraceError(
+            f"{f'`{layer}`' if layer else 'its forward'} multiplies numbers of {' and '.join(dtypes)}",
+            remedy="a tensor of the data is given to the network in float32, or int64: let `forward` cast it, as by "
+            "`x.double()`; or make the network in float32, which is that of a training",
+        )
+
+
 @contextmanager
 def _normalised(model: nn.Module) -> Iterator[list[int]]:
     """Yields the count of numbers per channel that each batch norm with batch statistics gets, of each of `SMALL`
@@ -340,6 +353,7 @@ class _Count(Run):
         self.order: list[str] = []
         self.astray: set[str] = set()  # parameters that are used outside of their layer
         self.noise = False
+        self.checked: Collection[str] | None = None  # products of two dtypes fail, except of these
         self.written: set[int] = set()  # memory that operations write in place
         self.vocab: int | None = None
         self._alive: list[torch.Tensor] = []  # kept alive so that no storage's identity is used again
@@ -380,6 +394,8 @@ class _Count(Run):
             if formula is not None:
                 self.flops_back[self.of_node()] += int(formula(*args, **kwargs, out_val=result))
             return
+        if self.checked is not None:
+            _check_dtypes(func, args, self.now, self.checked)
         if formula is not None:
             self._note(self.now)
             self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))

@@ -155,6 +155,15 @@ class Both(nn.Module):
         logits = self.linear(x)
         return logits, None if targets is None else F.cross_entropy(logits, targets)
 
+class Wide(nn.Module):
+    def __init__(self, convolved=False, cast=False):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 1).double() if convolved else nn.Linear(4, 3).double()
+        self.cast = cast
+
+    def forward(self, x):
+        return self.layer(x.double() if self.cast else x)
+
 def lazy():
     return nn.Sequential(nn.LazyLinear(3))
 
@@ -318,13 +327,21 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
         ('model.network=python("of_outputs:Both")', "E0322", "`own()`, if the network returns its loss"),
         ('model={network = python("of_outputs:Both"), loss = own()}', "E0802", '{"logits": logits, "loss": loss}'),
         ('model.network=python("of_outputs:lazy")', "E0802", "call the network once on zeros"),
+        ('model.network=python("of_outputs:Wide")', "E0802", "let `forward` cast it, as by `x.double()`"),
+        (
+            'model={network = python("of_outputs:Wide", convolved = true), loss = cross_entropy()} of maps',
+            "E0802",
+            "let `forward` cast it, as by `x.double()`",
+        ),
+        ('model.network=python("of_outputs:Wide", cast = true)', "", ""),
         ('model.network=python("of_outputs:called")', "", ""),
         ('model.loss=python("of_outputs:dice", over = all)', "", ""),
         ('evaluate.metrics=[python("of_outputs:Counting")]', "E0802", "`self.number = torch.tensor(0)`"),
     ],
 )
 def test_the_help_of_a_function_that_cannot_be_used(tmp_path: Path, setting: str, code: str, said: str) -> None:
-    path = outputs_job(tmp_path, "simplex", "cross_entropy()", "classes")
+    setting, _, source = setting.partition(" of ")
+    path = outputs_job(tmp_path, "simplex", "cross_entropy()", source.strip() or "classes")
     if setting.startswith("model="):
         text = path.read_text().splitlines()
         path.write_text("\n".join([setting.replace("model=", "model "), *text[1:]]))
