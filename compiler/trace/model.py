@@ -275,7 +275,7 @@ def _check_dtypes(func: Operator, args: tuple[object, ...], layer: str, allowed:
     """Raises TraceError for a product of two dtypes, which fails with real numbers and not without memory."""
     dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors_of(args)})
     fails = len(dtypes) > 1 and not all(dtype in allowed for dtype in dtypes)
-    if fails and func.overloadpacket.__name__ in (*_PRODUCTS, "convolution"):
+    if fails and func.overloadpacket.__name__ in _PRODUCTS:  # convolutions fail without memory, too
         raise TraceError(
             f"{f'`{layer}`' if layer else 'its forward'} multiplies numbers of {' and '.join(dtypes)}",
             remedy="a tensor of the data is given to the network in float32, or int64: let `forward` cast it, as by "
