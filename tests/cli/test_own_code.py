@@ -326,7 +326,7 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
         ('model.loss=python("of_outputs:dice")', "E0802", 'python("of_outputs:dice", over = all)'),
         ('model.network=python("of_outputs:Both")', "E0322", "`own()`, if the network returns its loss"),
         ('model={network = python("of_outputs:Both"), loss = own()}', "E0802", '{"logits": logits, "loss": loss}'),
-        ('model.network=python("of_outputs:lazy")', "E0802", "call the network once on zeros"),
+        ('model.network=python("of_outputs:lazy")', "E0802", "call it once on a sample"),
         ('model.network=python("of_outputs:Wide")', "E0802", "let `forward` cast it, as by `x.double()`"),
         (
             'model={network = python("of_outputs:Wide", convolved = true), loss = cross_entropy()} of maps',
