@@ -38,6 +38,7 @@ PLANS = [
 ]
 # The gradient of the bias of attention's keys is 0 but for rounding, by which Adam divides.
 ATTENDING = ("gpt", "tagging", "translation")
+LONG = ("contrast", "siamese", "vae", "wordmodel")  # whose training is compared in the long tests alone
 STEPPING = ("gan",)  # whose steps are their own, and take no micro-batches
 TWO = "devices.cpus=2"
 # Under which plans each is killed, () on one process; those of `QUICK` in the shortest tests too.
@@ -92,7 +93,9 @@ def _taken(program: str, plan: tuple[str, ...]) -> tuple[str, ...]:
     return plan[:1] if program in STEPPING else plan
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PROGRAMS]
+)
 def test_a_job_trains_as_the_plain_loop_does(run: Run, loop: Loop, program: str) -> None:
     """In one process, and from its checkpoint on in two."""
     saving = run(program, f"checkpoint.every={SAVED} steps", "checkpoint.keep=9")
