@@ -61,7 +61,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     that step is evaluated and saved as the last one is.
     """
     hooks = Hooks(job, place, parts, run_dir) if job.hooks else None
-    loggers = Loggers(job.loggers) if job.loggers and place.rank == 0 else None
+    loggers = Loggers(job.loggers, board.note) if job.loggers and place.rank == 0 else None
     try:
         end = _Training(job, place, parts, splits, board, run_dir, hooks, loggers).run()
         if hooks is not None:

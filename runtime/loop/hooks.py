@@ -23,6 +23,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -255,16 +256,62 @@ def _unpacked(tensor: Tensor) -> Any:
     return torch.load(io.BytesIO(tensor.numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
-class Loggers:
-    """The user's loggers, on rank 0."""
+class _Logger:
+    """One logger, and the records that it has missed."""
 
-    def __init__(self, functions: Sequence[PythonFunction]) -> None:
-        self._loggers = [(each.function, each.line, made(each)) for each in functions]
+    def __init__(self, function: PythonFunction) -> None:
+        self.function, self.name = function, function.function
+        self.object: Any = None
+        self.missed, self.in_a_row, self.reason = 0, 0, ""
+
+    def call(self, what: str, act: Callable[[], None]) -> bool:
+        """Does something with its object. Returns False, and keeps the reason, if a service cannot be reached."""
+        try:
+            with at(self.function.line, f"the logger `{self.name}`{what}"):
+                act()
+        except Exception as error:  # of a library, which may have classes of its own for it
+            if not _is_of_network(error):
+                raise
+            self.reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return False
+        return True
+
+
+class Loggers:
+    """The user's loggers, on rank 0. One whose service cannot be reached misses records, and the training goes on.
+    After `TRIES` records in a row it is called no more, as each call may wait long.
+    """
+
+    TRIES = 3
+
+    def __init__(self, functions: Sequence[PythonFunction], tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._loggers = [_Logger(each) for each in functions]
+        for each in self._loggers:
+            if not each.call("", partial(self._make, each)):
+                each.in_a_row = self.TRIES
+                tell(f"the logger `{each.name}` gets no records, as it cannot be made ({each.reason})")
+
+    @staticmethod
+    def _make(logger: _Logger) -> None:
+        logger.object = made(logger.function)
 
     def log(self, record: Record) -> None:
-        for name, line, logger in self._loggers:
-            with at(line, f"the logger `{name}`"):
-                logger.log(dict(record))
+        for each in self._loggers:
+            if each.in_a_row == self.TRIES:
+                each.missed += 1
+            elif each.call("", lambda each=each: each.object.log(dict(record))):  # type: ignore[misc]
+                each.in_a_row = 0
+            else:
+                self._note_missed(each, record)
+
+    def _note_missed(self, logger: _Logger, record: Record) -> None:
+        logger.missed, logger.in_a_row = logger.missed + 1, logger.in_a_row + 1
+        if logger.in_a_row in (1, self.TRIES):
+            more = "and is called no more" if logger.in_a_row == self.TRIES else "and the training goes on"
+            self._tell(
+                f"the logger `{logger.name}` missed the record of step {record['step']} ({logger.reason}), {more}"
+            )
 
     def failed(self) -> None:
         """Closes them. The training has an exception already: one of a logger is shown in the rank's log alone."""
@@ -274,10 +321,21 @@ class Loggers:
             traceback.print_exc(file=sys.stderr)
 
     def close(self) -> None:
-        for name, line, logger in self._loggers:
-            if hasattr(logger, "close"):
-                with at(line, f"the logger `{name}`, its `close`"):
-                    logger.close()
+        for each in self._loggers:
+            if hasattr(each.object, "close") and not each.call(", its `close`", each.object.close):
+                self._tell(f"the logger `{each.name}` could not be closed ({each.reason})")
+            if each.missed:
+                records = "1 record" if each.missed == 1 else f"{each.missed} records"
+                self._tell(f"the logger `{each.name}` missed {records} ({each.reason}); metrics.jsonl has all of them")
+
+
+def _is_of_network(error: BaseException | None) -> bool:
+    """True if an exception is one of the system, or follows from one: no name, a timeout, a refused connection."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 # ------------------------------------------------------------------------------------------- before any rank starts

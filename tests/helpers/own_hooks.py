@@ -120,12 +120,25 @@ class File:
 
     def log(self, record: dict[str, Any]) -> None:
         if record.get("step") == 4 and self.path.endswith("fails"):
-            raise ConnectionError("the server is away")
+            raise ValueError("a bug")
+        if record.get("step") == 2 and self.path.endswith("away"):
+            try:
+                raise ConnectionRefusedError("the server is away")
+            except ConnectionRefusedError:
+                raise RuntimeError("no answer")  # noqa: B904 - as libraries do
         self.records.append(record)
 
     def close(self) -> None:
         with open(self.path, "w", encoding="utf-8") as file:
             json.dump(self.records, file)
+
+
+class Absent(File):
+    """A logger that cannot be made where its folder is not there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        open(path, "x").close()
 
 
 class Weights:

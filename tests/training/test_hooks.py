@@ -136,6 +136,20 @@ def test_a_failing_logger_is_named_and_closed(launcher: Launcher, tmp_path: Path
     assert [record["step"] for record in json.loads(path.read_text())] == [1, 2]
 
 
+def test_a_logger_whose_service_is_away_misses_records(launcher: Launcher, job: Path) -> None:
+    """It is told when it happens and at the end, and gets the others; one that cannot be made gets none."""
+    path, nowhere = job.parent / "away", job.parent / "absent" / "records"
+    both = f'python("own_hooks:File", path = "{path}"), python("own_hooks:Absent", path = "{nowhere}")'
+    trained = train_job(launcher, job, f"log.loggers=[{both}]")
+    assert [record["step"] for record in json.loads(path.read_text())] == [
+        line["step"] for line in trained.lines if line["step"] != 2
+    ]
+    log = (trained.folder / "logs" / "rank-0.log").read_text() + trained.shown
+    assert "missed the record of step 2 (RuntimeError: no answer), and the training goes on" in log
+    assert "`own_hooks:File` missed 1 record (RuntimeError: no answer); metrics.jsonl has all of them" in log
+    assert "the logger `own_hooks:Absent` gets no records, as it cannot be made (FileNotFoundError" in log
+
+
 @pytest.mark.parametrize(
     ("field", "call", "said"),
     [
