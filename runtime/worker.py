@@ -101,6 +101,7 @@ def work(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except BaseException as raised:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises in it when a loader worker ends, here as well
         error = of_dead_worker(raised, job.data.line)
         if splits is not None:
             out_of_range.explain(error, job, place, splits, board.step(place.rank))

@@ -21,6 +21,7 @@ from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
+from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.mixtures import each_source
 from dslc.dsl.diagnostics import Report
@@ -51,6 +52,7 @@ from dslc.probe.own_code import (
 )
 from dslc.probe.own_samplers import try_sampler
 from dslc.probe.pictures import try_pictures
+from dslc.probe.second_source import compare_twice
 from dslc.probe.unseen import tell_of_network
 from dslc.probe.weights import opened_weights
 from dslc.runtime.process.handed_over import HANDED_OVER
@@ -161,6 +163,11 @@ def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Repor
         )
 
     made = used(job, call, "source", use, report)
+    if made and made.get("shards") is None:
+        layout = lay_out(job, Report())
+        ranks = layout.world_size if layout is not None else 1
+        others = layout is not None and (layout.nodes > 1 or job.launch.with_.word != "local")
+        compare_twice(job, call, ranks, others, report)
     return made and from_json(SourceFacts, made)
 
 

@@ -1,0 +1,307 @@
+"""Makes a user's data set a second time, as every rank does, and compares some samples with those of the first.
+
+Model: two children make it, each with its own entropy, clock and process, and the generators seeded as in a rank. If
+the source lists folders, a third child is given the names in another order; if its module makes sets whose order may
+count, another interpreter is started, whose texts have other hashes. Each sample is read twice: what differs then is
+drawn anew at each access, and is not compared.
+
+Limits: data sets that take longer to make than `SLOW` seconds, and streams, are not compared. Ranks compare samples
+again before their first step (runtime/measure/replica_check.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import PythonSource
+from dslc.dsl.language.job import JobSpec
+from dslc.probe.child import in_child
+from dslc.runtime.process.handed_over import HANDED_OVER
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.program import PythonFunction
+
+SLOW = 1.0
+_ENTROPY = re.compile(r"(default_rng|RandomState|Random|SystemRandom)\(\s*\)|urandom|uuid[14]\(|getpid\(|time\.time")
+_ORDERED = ("sorted", "len", "min", "max", "sum", "any", "all")  # calls to which the order of a set is nothing
+
+
+def fingerprint(made: Any, begin: Callable[[int], None]) -> dict[str, list[str]]:
+    """Returns, by a name for each part of some samples, the digests of two reads of it, and the lengths."""
+    found: dict[str, list[str]] = {}
+    for part, samples in _parts(made):
+        count = len(samples)
+        found[f"{part} length"] = [str(count)] * 2
+        for index in sorted({0, count // 2, count - 1} & set(range(count))):
+            reads = []
+            for _ in range(2):
+                begin(index)
+                reads.append(_leaves(samples[index]))
+            for place, pair in enumerate(zip(*reads, strict=False)):
+                found[f"{part} {index} {place}"] = list(pair)
+    return found
+
+
+def _parts(made: Any) -> Iterator[tuple[str, Any]]:
+    from dslc.runtime.data.sources import is_pair_of_arrays
+
+    if is_pair_of_arrays(made):
+        yield "train", list(zip(*made, strict=False))
+        return
+    for part, each in enumerate(made) if isinstance(made, tuple) else [(0, made)]:
+        name = ("train", "validation", "test")[min(part, 2)]
+        for own, samples in each.items() if isinstance(each, dict) else [("", each)]:
+            if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
+                yield f"{name}{own}", samples
+
+
+def _leaves(sample: Any) -> list[str]:
+    from hashlib import blake2b
+
+    from dslc.compiler.trace.private_torch import tree_leaves
+
+    contents = []
+    for leaf in tree_leaves(sample):
+        leaf = leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else leaf
+        content = leaf.tobytes() if hasattr(leaf, "tobytes") else b""
+        content = repr(leaf).encode() if isinstance(leaf, int | float | str | bytes) else content
+        contents.append(blake2b(content, digest_size=8).hexdigest())
+    return contents
+
+
+def compare_twice(job: JobSpec, call: PythonSource, ranks: int, hashes: bool, report: Report) -> None:
+    """Reports a data set that is another in each process. `ranks` is their number; `hashes`: each of them has hashes of
+    its own, as where something else than this command starts them.
+    """
+    from dslc.compiler.graph.constants import python_function
+
+    named = python_function(call, job.folder)
+    why, sample, line = _difference(named, job.train.seed)
+    if not why:
+        return
+    label = f"by {line}" if line else ""
+    if why == "entropy" or hashes:
+        code = "E0655" if ranks > 1 else "W0656"
+        so = (
+            f"each of {ranks} ranks would train on its own, and what one holds out another trains on"
+            if ranks > 1
+            else "a training that resumes goes on with other data, and what was held out may be trained on"
+        )
+        what = "the data set is another each time it is made" if why == "entropy" else _ORDER[why]
+        report.add(code, f"{what}: {sample} differs, and {so}", call.at("function"), label=label, help=_HELP[why])
+        return
+    report.add(
+        "W0657",
+        f"{_ORDER[why]}: {sample} differs, and a training that resumes, or runs on another host, has other data",
+        call.at("function"),
+        label=label,
+        help=_HELP[why],
+    )
+
+
+_ORDER = {
+    "listing": "the data set depends on the order in which a folder lists its files",
+    "hash": "the data set depends on the order of a set, which each process has for itself",
+}
+_HELP = {
+    "entropy": "a generator with a seed: `numpy.random.default_rng(0)`; those of `random`, `numpy.random` and `torch` "
+    "are seeded before the data set is made",
+    "listing": "`sorted(…)` around the names",
+    "hash": "`sorted(…)` around the set",
+}
+
+
+def _difference(named: PythonFunction, seed: int) -> tuple[str, str, str]:
+    """Returns why two data sets differ (entropy, listing or hash), the sample in words, and the line of the user's
+    code, if it is known; "" three times for no difference.
+    """
+    first = in_child(lambda: make_and_read(named, seed)).get("made")
+    if first is None or first["seconds"] > SLOW:
+        return "", "", ""
+    second = in_child(lambda: make_and_read(named, seed)).get("made")
+    if second and (sample := _differing(first["samples"], second["samples"])):
+        return "entropy", sample, _line_of_entropy(named)
+    if first["listed"]:
+        other = in_child(lambda: make_and_read(named, seed, backward=True)).get("made")
+        if other and (sample := _differing(first["samples"], other["samples"])):
+            return "listing", sample, first["listed"]
+    by_value = named.function.partition(":")[0] in HANDED_OVER
+    line = "" if by_value else _line_of_set(named)
+    if line:
+        hashed = _in_interpreter(named, seed)
+        if hashed and (sample := _differing(first["samples"], hashed["samples"])):
+            return "hash", sample, line
+    return "", "", ""
+
+
+def _differing(one: dict[str, list[str]], other: dict[str, list[str]]) -> str:
+    for name, (a, again) in one.items():
+        if name not in other:
+            return ""
+        b, once_more = other[name]
+        if a == again and b == once_more and a != b:
+            part, _, place = name.partition(" ")
+            word = "training" if part == "train" else part
+            return "the length" if place == "length" else f"sample {place.split()[0]} of the {word} data"
+    return ""
+
+
+def make_and_read(named: PythonFunction, seed: int, *, backward: bool = False) -> dict[str, Any]:
+    """Makes the data set, as a rank does; returns the digests of some samples, the seconds that it took, and where it
+    listed a folder. `backward`: folders are listed in another order. What it prints is dropped.
+    """
+    import torch
+
+    from dslc.runtime.process.random_numbers import begin, begin_sample
+    from dslc.runtime.process.user_code import load_function
+
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        make, listings = load_function(named), _Listings(backward)
+        begin(seed, 0)
+        started = time.monotonic()
+        with listings:
+            samples = make()
+        seconds = time.monotonic() - started
+        found = fingerprint(samples, lambda index: begin_sample(seed, "train", 0, index)) if seconds <= SLOW else {}
+    return {"samples": found, "seconds": seconds, "listed": listings.line}
+
+
+class _Listings:
+    """Notes the user's line that lists a folder, while it is entered, and gives the names backward if it is to."""
+
+    def __init__(self, backward: bool) -> None:
+        self.line, self._backward = "", backward
+
+    def __enter__(self) -> None:
+        self._own = os.listdir, os.scandir
+        os.listdir = self._listed(os.listdir)
+        os.scandir = self._listed(os.scandir)
+
+    def __exit__(self, *_: object) -> None:
+        os.listdir, os.scandir = self._own
+
+    def _listed(self, own: Callable[..., Any]) -> Any:
+        def listed(*arguments: Any) -> Any:
+            from dslc.runtime.process.whose_code import is_users
+
+            frame = sys._getframe(1)
+            while frame is not None and not is_users(frame.f_code.co_filename):
+                frame = frame.f_back  # type: ignore[assignment]
+            if frame is not None and not self.line:
+                self.line = f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
+            found = own(*arguments)
+            if not self._backward:
+                return found
+            return found[::-1] if isinstance(found, list) else _Backward(list(found)[::-1])
+
+        return listed
+
+
+class _Backward:
+    """The entries of a folder as `os.scandir` gives them, in another order."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Backward:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Backward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        """Does what `os.scandir`'s own has to do, and this has not."""
+
+
+def _in_interpreter(named: PythonFunction, seed: int) -> dict[str, Any] | None:
+    """Makes the data set in an interpreter whose texts have other hashes."""
+    from dslc.compiler.ir.codec import to_json
+
+    code = "from dslc.probe.second_source import answer; answer()"
+    environ = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    told = json.dumps({"named": to_json(named), "seed": seed})
+    ended = subprocess.run([sys.executable, "-c", code], input=told, env=environ, capture_output=True, text=True)
+    lines = ended.stdout.splitlines()
+    return json.loads(lines[-1]) if ended.returncode == 0 and lines else None  # what it fails by, the first has told
+
+
+def answer() -> None:
+    """Makes a data set that standard input names, and prints what `make_and_read` returns."""
+    from dslc.compiler.ir.codec import from_json
+    from dslc.compiler.ir.program import PythonFunction
+
+    told = json.load(sys.stdin)
+    print(json.dumps(make_and_read(from_json(PythonFunction, told["named"]), told["seed"])))
+
+
+def _source_text(named: PythonFunction) -> tuple[str, str]:
+    """Returns the file of a source's module, and its text; "" for what cannot be read."""
+    module = sys.modules.get(named.function.partition(":")[0])
+    if module is not None:
+        try:
+            return os.path.basename(module.__file__ or ""), inspect.getsource(module)
+        except (OSError, TypeError):
+            return "", ""
+    module_name = named.function.partition(":")[0]
+    path = os.path.join(named.folder or ".", module_name.replace(".", os.sep) + ".py")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return os.path.basename(path), file.read(1 << 20)
+    except (OSError, ValueError):
+        return "", ""
+
+
+def _line_of_entropy(named: PythonFunction) -> str:
+    """Returns the first line that looks like a generator without a seed: of the function, else of its module."""
+    file, text = _source_text(named)
+    numbers = [n for n, line in enumerate(text.splitlines(), 1) if _ENTROPY.search(line)]
+    start, end = _lines_of_function(text, named.function.partition(":")[2])
+    inside = [n for n in numbers if start <= n <= end]
+    return f"{file}, line {(inside or numbers)[0]}" if numbers else ""
+
+
+def _lines_of_function(text: str, name: str) -> tuple[int, int]:
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # the trial has imported it, or told why not
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name.partition(".")[0]:
+                return node.lineno, node.end_lineno or node.lineno
+    return 1, 0
+
+
+def _line_of_set(named: PythonFunction) -> str:
+    """Returns the first line of a source's module that makes a set whose order may count, or a hash; "" for none."""
+    file, text = _source_text(named)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    harmless: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERED:
+            harmless.update(node.args)
+        elif isinstance(node, ast.Compare):
+            harmless.update(node.comparators)
+    for node in ast.walk(tree):
+        called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if node not in harmless and (isinstance(node, ast.Set | ast.SetComp) or called in ("set", "frozenset", "hash")):
+            return f"{file}, line {node.lineno}"  # type: ignore[attr-defined]
+    return ""
