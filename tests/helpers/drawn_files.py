@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers import own_parts_drawn
+from helpers import odd_parts_drawn, own_parts_drawn
 from helpers.paths import HELPERS
 
 
@@ -16,6 +16,7 @@ def lay_out(folder: Path) -> None:
     for name in ("own_networks.py", "own_transformer.py"):
         shutil.copy(HELPERS / name, folder)
     own_parts_drawn.lay_out(folder)
+    odd_parts_drawn.lay_out(folder)
     (folder / "corpus.txt").write_text("".join(f"{n} bottles on the wall, " for n in range(99)))
     numbers = np.random.default_rng(0)
     numbers.integers(0, 50, 3000).astype("<u2").tofile(folder / "corpus.bin")

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from helpers import own_parts_drawn
+from helpers import odd_parts_drawn, own_parts_drawn
 from helpers.own_networks_drawn import draw_adapter, draw_plan, families
 
 # How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
@@ -46,10 +46,15 @@ AUGMENTATIONS = (
 )
 OWN = 0.4  # the share of jobs whose data, network, loss or step is a user's own
 RESUMED = 0.25  # the share of these that go on under another plan
+ODD = 0.25  # the share of jobs over what public bug reports are about
 
 
-def draw(seed: int, *, compile: float = 0.0, own: float = OWN) -> Drawn:
+def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD) -> Drawn:
     """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each."""
+    others = random.Random(f"odd {seed}")
+    if others.random() < odd:
+        blocks = odd_parts_drawn.draw(others, *_Drawing(others, compile).parallelism())
+        return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
     others = random.Random(f"own {seed}")  # of their own, so that jobs stay as they were
     if others.random() < own:
         return _draw_own(seed, others, compile)

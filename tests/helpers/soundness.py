@@ -45,7 +45,18 @@ from helpers.launcher import PRELOADED, Launcher
 from helpers.trained import load_what_traces
 
 LIMIT = 100.0  # longer than ranks wait for one another before they say where each of them is
-BY_NATURE = ("W0606", "W0607", "W0608", "W0609", "W0624", "W0625", "W0626")
+BY_NATURE = (
+    "W0606",
+    "W0607",
+    "W0608",
+    "W0609",
+    "W0624",
+    "W0625",
+    "W0626",
+    "W0641",
+    "W0642",
+    "W0643",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
