@@ -98,10 +98,26 @@ def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> Chec
     return CheckpointPolicy.MUST_SAVE if name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+class _EachTime(contextlib.AbstractContextManager[None]):
+    """Makes a context each time that it is entered: a backward pass in two halves recomputes a module twice."""
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._open: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        context = self._make()
+        context.__enter__()
+        self._open.append(context)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.pop().__exit__(*error)
+
+
 def _writing_once(module: nn.Module, contexts: Callable[[], Any]) -> tuple[Any, Any]:
     """Returns the contexts of both passes; the second leaves the module's buffers as they are."""
     first, second = contexts()
-    return first, _on_copies(module, second)
+    return first, _EachTime(lambda: _on_copies(module, second))
 
 
 @contextlib.contextmanager

@@ -66,6 +66,8 @@ class Odd(nn.Module):
     `again`: the first block is used once more after the others; `tied`: two layers share a weight under two names.
     """
 
+    seen: Tensor
+
     def __init__(
         self,
         blocks: str = "list",
@@ -92,7 +94,7 @@ class Odd(nn.Module):
         if buffer != "none":
             self.register_buffer("seen", torch.ones(1))
 
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+    def forward(self, x: Tensor) -> Any:
         hidden = torch.tanh(self.enter(x))
         made = list(self.blocks.values()) if isinstance(self.blocks, nn.ModuleDict) else list(self.blocks)
         if self.path == "one" and self.training:

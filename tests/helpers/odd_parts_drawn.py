@@ -34,15 +34,15 @@ def draw(rng: random.Random, devices: dict[str, str], parallelism: dict[str, str
         return rng.random() < share
 
     named, tied, pair, depth = chance(0.3), chance(0.3), chance(0.25), rng.randint(1, 4)
-    network = [f"depth = {depth}"]
-    network += ['blocks = "dict"'] * chance(0.4) + ["tied = true"] * tied + ["again = true"] * chance(0.2)
-    network += [f'weight = "{one("transposed", "empty", "expanded", "orthogonal", "normed")}"'] * chance(0.35)
-    network += [f'norm = "{one("untracked", "tracked")}"'] * chance(0.2) + ['output = "pair"'] * pair
-    network += [f'path = "{one("one", "drop")}"'] * chance(0.2)
-    network += [f'buffer = "{one("maximum", "count")}"'] * chance(0.15)
+    parts = [f"depth = {depth}"]
+    parts += ['blocks = "dict"'] * chance(0.4) + ["tied = true"] * tied + ["again = true"] * chance(0.2)
+    parts += [f'weight = "{one("transposed", "empty", "expanded", "orthogonal", "normed")}"'] * chance(0.35)
+    parts += [f'norm = "{one("untracked", "tracked")}"'] * chance(0.2) + ['output = "pair"'] * pair
+    parts += [f'path = "{one("one", "drop")}"'] * chance(0.2)
+    parts += [f'buffer = "{one("maximum", "count")}"'] * chance(0.15)
     loss = 'python("odd_parts:margin")' if chance(0.06) else 'python("odd_parts:classified")'
     blocks: Blocks = {
-        "model": {"network": f'python("odd_parts:Odd", {", ".join(network)})', "loss": loss},
+        "model": {"network": f'python("odd_parts:Odd", {", ".join(parts)})', "loss": loss},
         "data": {
             "source": f'python("odd_parts:Samples"{", named = true" if named else ""})',
             "batch": str(ranks * int(parallelism.get("microbatches", "1")) * rng.randint(1, 3)),
@@ -79,4 +79,7 @@ def draw(rng: random.Random, devices: dict[str, str], parallelism: dict[str, str
     if chance(0.3):
         weights = one('"odd_weights.npy"', 'python("odd_parts:weights")')
         blocks["data"]["sampler"] = one(f"weighted({weights})", 'by_length("odd_weights.npy", window = 2)')
+    if "validation" in blocks["data"] or "test" in blocks["data"] or "training" in blocks["evaluate"]:
+        network = blocks["model"]["network"]  # without running statistics an evaluation is not that of one process
+        blocks["model"]["network"] = network.replace('"untracked"', '"tracked"')
     return blocks

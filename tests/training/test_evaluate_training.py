@@ -96,3 +96,14 @@ def test_structures_and_sets_for_validation_beside_the_training_split(launcher: 
            'data.source=python("own_samples:Ragged")', 'data.collate=python("own_samples:padded")']  # fmt: skip
     two, one = (train_job(launcher, job, *own, *ALSO, "data.batch=8", f"devices.cpus={ranks}") for ranks in (2, 1))
     assert two.losses("training") == pytest.approx(one.losses("training"), rel=1e-5)
+
+
+@pytest.mark.parametrize("samples", [5, 9])
+def test_ranks_may_evaluate_unequal_numbers_of_batches(launcher: Launcher, tmp_path: Path, samples: int) -> None:
+    """A batch norm that is synchronised exchanges nothing in an evaluation, so that no rank waits for another."""
+    job = tmp_path / "job.plt"
+    text = JOB.replace("dropout(0.1)", "batch_norm()").replace("epochs    = 2", "steps = 2")
+    job.write_text(text + "launch { timeout = 20 s }\n")
+    settings = ("data.batch=2", f"data.validation={samples}/100", "evaluate.every=none")
+    two, one = (train_job(launcher, job, *settings, f"devices.cpus={ranks}") for ranks in (2, 1))
+    assert two.losses("validation") == pytest.approx(one.losses("validation"), rel=2e-2)

@@ -278,3 +278,29 @@ def test_within_what_gathers_parameters_on_two_ranks(
     sharded = p.GradientStep(kind="fsdp", units=("2",), reshard=reshard)
     changed = {"recompute": step, "gradients": sharded, "microbatches": 2}
     agree(plain, train(launcher, tmp_path / "again", 2, data, **common, **changed))
+
+
+class Counts(nn.Module):
+    """Counts its forward passes in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("passes", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("passes").add_(1)
+        return torch.tanh(self.layer(x))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_backward_pass_in_halves_recomputes_twice_and_moves_buffers_once(norm: bool) -> None:
+    """As the schedules that split backward passes do: the gradient of the input first, that of the weights later."""
+    model = nn.Sequential(nn.Sequential(Counts(), nn.BatchNorm1d(4) if norm else nn.Identity()))
+    recompute.apply(p.RecomputeStep(kind="full", modules=("0",)), model)
+    x = torch.randn(6, 4, requires_grad=True)
+    loss = model(x).square().sum()
+    (of_input,) = torch.autograd.grad(loss, x, retain_graph=True)
+    of_weights = torch.autograd.grad(loss, list(model.parameters()))
+    assert of_input.shape == x.shape and all(bool(each.isfinite().all()) for each in of_weights)
+    assert model.get_buffer("0.0.passes").item() == 1
