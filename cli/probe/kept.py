@@ -7,7 +7,8 @@ also the files and variables that tracing looked at (looked_at.py); it is taken 
 content now. Nothing else is imported or run to find out: a hit loads neither torch nor a line of the user's.
 
 Contract: facts that are taken are those that tracing would find. What prints, fails, looks at numbers, leaves processes
-behind or does anything else whose result may be another next time is not kept. An entry is JSON, read by the codec, and
+behind or does anything else whose result may be another next time is not kept. Of the samples that a network is
+tried with, the description of their source is compared, not their numbers. An entry is JSON, read by the codec, and
 begins with its checksum; what is damaged, of another user, or could have been written by one, is not read. An entry is
 written whole or not at all, so that several processes may read and write at once. Nothing fails because of the cache.
 
@@ -74,15 +75,23 @@ class Kept:
         _touch(self._path)
         return facts
 
-    def watched(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns work for a child that does this, and tells what it looked at."""
+    def watched(self, work: Callable[[], Any], prepare: Callable[[], None]) -> Callable[[], Any]:
+        """Returns work for a child that does this, and tells what it looked at. `prepare` comes first, unwatched: it
+        reads data, of which only the source's description is in the key.
+        """
         if not self._path:
-            return lambda: {"facts": work(), "rests": None}
+
+            def unwatched() -> Any:
+                prepare()
+                return {"facts": work(), "rests": None}
+
+            return unwatched
         from dslc.probe.looked_at import LookedAt
 
         here = os.getpid()
 
         def watched() -> Any:
+            prepare()
             if os.getpid() == here:  # a process that goes on cannot be watched
                 return {"facts": work(), "rests": None}
             looked = LookedAt()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.facts.mixtures import mixed
+from dslc.compiler.facts.sources import source_key
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
@@ -25,7 +26,7 @@ from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.mixtures import each_source
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep
+from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
@@ -38,6 +39,7 @@ from dslc.probe.adapted import or_fault, preload_adapters, tell_of_fault, transp
 from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.kept import Kept
 from dslc.probe.looked_at import digest_of, users_modules
+from dslc.probe.network_trial import RealBatch, modules_in_evaluation, try_network, undone
 from dslc.probe.own_code import (
     Trial,
     tell_what_is_left,
@@ -77,6 +79,7 @@ class Files:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.batches, self.outputs = os.path.join(folder, "batches.pt"), os.path.join(folder, "outputs.pt")
+        self.samples = os.path.join(folder, "samples.pt")  # a batch of different samples
 
 
 def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, run: bool) -> Facts:
@@ -159,6 +162,7 @@ def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Repor
                 stacked=own is None,
                 whole=isinstance(job.model.loss, Own),
                 example=files.batches,
+                real=files.samples,
             )
         )
 
@@ -187,7 +191,8 @@ def _traced_model(
         from dslc.compiler.trace.trace import facts_of_made
 
         adapted = with_adapter(job, make)
-        return to_json(_told(job, adapted, source, files) if _is_called(job, source) else facts_of_made(adapted))
+        called = _is_called(job, source)
+        return to_json(_told(job, adapted, source, real, files) if called else facts_of_made(adapted))
 
     named = python_function(call, job.folder)
     by_value = named.function.partition(":")[0] in HANDED_OVER
@@ -195,7 +200,12 @@ def _traced_model(
     if (facts := kept.found()) is not None:
         return facts
     found = len(report.found)
-    made = used(job, call, "model", lambda make: or_fault(lambda: use(make)), report, kept.watched)
+    real = RealBatch(job, source, files.samples)
+
+    def watched(work: Callable[[], Any]) -> Callable[[], Any]:
+        return kept.watched(work, real.read)
+
+    made = used(job, call, "model", lambda make: or_fault(lambda: use(make)), report, watched)
     if made and tell_of_fault(job, made["facts"], report):
         return None
     facts = from_json(ModelFacts, made["facts"]) if made else None
@@ -225,7 +235,9 @@ def _library_missing(name: str, span: Span | None, report: Report) -> None:
     report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
 
 
-def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Files | None = None) -> ModelFacts:
+def _told(
+    job: JobSpec, make: Callable[[], Any], source: SourceFacts, real: RealBatch, files: Files | None = None
+) -> ModelFacts:
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
     from dslc.compiler.graph.constants import loss_step, precision_step
     from dslc.compiler.trace.batch import Example, Outputs, read_example
@@ -235,8 +247,11 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
 
     kept: list[Any] = []
 
+    resting: list[str] = []
+
     def keep() -> Any:
         kept.append(make())
+        resting[:] = modules_in_evaluation(kept[-1])
         return kept[-1]
 
     given = read_example(files.batches) if source.structures is not None and files else source.input
@@ -247,6 +262,7 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
     skipped = Skipped(wanted=job.parallelism.context == 1)  # over that axis positions are followed through all blocks
     facts = trace_model(keep, given, loss=own, outputs=outputs, skipped=skipped, asked=_asked, **_axes(job))
     facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
+    facts = replace(facts, network=try_network(job, source, make, facts, real.batch, undone(kept[-1], resting)))
     graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
     if graph is not None:
         sharded = [unit.name for unit in units(graph) if unit.name]
@@ -329,6 +345,7 @@ def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] 
         "network": network,
         "folder": os.path.abspath(job.folder),
         "input": to_json(source.input),
+        "samples": [repr(source_key(each)) for each in parts_of(job.data.source)],
         "seed": job.train.seed,
         "precision": to_json(precision_step(job)),
         "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
@@ -425,11 +442,12 @@ def _traced_transformers(
                 )
             return model
 
-        facts = _told(job, with_adapter(job, make), source, files if step.structured else None)
+        facts = _told(job, with_adapter(job, make), source, real, files if step.structured else None)
         return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
     import_torch_for_children()
-    answer = in_child(kept.watched(lambda: or_fault(work)))
+    real = RealBatch(job, source, files.samples)
+    answer = in_child(kept.watched(lambda: or_fault(work), real.read))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:
         from dslc.compiler.ir.module_facts import ModelFacts

@@ -5,6 +5,7 @@ They are a module of their own because `dslc check` without `--trace` needs none
 
 from __future__ import annotations
 
+from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import LayerMemory
@@ -140,3 +141,4 @@ class ModelFacts(Record):
     counts: tuple[tuple[str, int], ...] = ()  # heads and the like, by their names in a configuration
     shares: ShareFacts | None = None  # if the job has a tensor axis
     pieces: PieceFacts | None = None  # if it has a context axis
+    network: NetworkFacts | None = None  # the behaviour of its forward pass

@@ -46,6 +46,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
         return None
     # A loss of the user's own may leave out a part of a structure, or look at numbers before it takes it.
     varies = bool(facts.looks) or (facts.structured and isinstance(model.loss, PythonLoss))
+    varies = varies or (facts.network is not None and facts.network.varies)
     return ModelGraph(
         layers=layers,
         root=None,

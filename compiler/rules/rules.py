@@ -19,6 +19,7 @@ from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.documents import check_documents
 from dslc.compiler.rules.exchange import check_exchange, check_warmup
+from dslc.compiler.rules.forward_passes import check_forward_passes
 from dslc.compiler.rules.goals import check_goals
 from dslc.compiler.rules.mixtures import check_mixture
 from dslc.compiler.rules.pipeline import check_pipeline
@@ -62,6 +63,8 @@ def check_job(
         _check_axes(job, layout, source, model, cuts, report)
         check_pipeline(job, layout, model, report)
         _warn_of_invariants(job, layout, model, report)
+        if model:
+            check_forward_passes(job, layout, workload, model, report)
 
 
 # ------------------------------------------------------------------------------------------- data and evaluation
@@ -283,17 +286,6 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
             job.parallelism.at("microbatches"),
             help="`layer_norm` or `rms_norm` do not depend on how a batch is cut",
         )
-    if model.traced is not None and model.traced.changed and layout.microbatches > 1:
-        first, more = model.traced.changed[0], len(model.traced.changed) - 1
-        report.add(
-            "W0437",
-            f"the forward pass changes the buffer `{first}` {layout.microbatches} times in a step, once for each "
-            "micro-batch: if anything depends on it, training differs from that with a whole batch",
-            job.parallelism.at("microbatches"),
-            label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
-            notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`microbatches = 1`, or a buffer that forward passes leave as it is",
-        )
     if model.unsynced_batch_norm and data > 1:
         report.add(
             "W0607",
@@ -301,13 +293,6 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
             "their number",
             job.model.at("network"),
             help="leave `sync` out for statistics over all ranks",
-        )
-    if model.noise and (layout.world_size > 1 or layout.microbatches > 1):
-        where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
-        report.add(
-            "W0608",
-            f"dropout draws different numbers {where}: training agrees with one process in distribution only",
-            job.model.at("network"),
         )
 
 

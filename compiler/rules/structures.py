@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import LeafFact, TensorFact
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.rules.forward_passes import place_text
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
@@ -180,6 +181,14 @@ def _reasons(
 ) -> Iterator[tuple[str, str, Span | None]]:
     if model is not None and model.looks:
         yield "the network looks at numbers as it runs", "the network", _network(job)
+    if model is not None and model.network is not None and model.network.varies:
+        place = model.network.host_draws
+        drawn = (
+            f"draws from {model.network.draws_from} ({place_text(place)})"
+            if place
+            else "takes another path in each pass"
+        )
+        yield f"the network's forward pass {drawn}", "the network", _network(job)
     if axis == "tensor":
         return  # its ranks have the same samples, and each of them the whole output
     if source.structures is not None:

@@ -16,6 +16,7 @@ saves by itself for its backward pass (`torch.utils.checkpoint` its inputs) is n
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,10 +25,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
+from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.ir.working import LayerMemory, Working
 from dslc.compiler.trace.alike import find_middle
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
+from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
@@ -153,7 +156,8 @@ def _traced(
     cut = skipped.without(whole)
     first = _Count(model, cut, fake, input, SMALL)
     first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
-    with _normalised(model) as values, _writing(model, first) as written:
+    draws = HostDraws(model)
+    with _normalised(model) as values, _writing(model, first) as written, draws.watching():
         output = first.forward()
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
@@ -194,7 +198,7 @@ def _traced(
         batch_norm=any(module.training for module in norms.values()),
         still=tuple(path for path, module in norms.items() if not module.training),
         batch_norm_values=min(values, default=None),
-        noise=first.noise,
+        noise=first.draws is not None,
         changed=tuple(written),
         unused=tuple(unused),
         dtypes=tuple((name, dtype_name(p.dtype)) for name, p in model.named_parameters() if p.dtype != torch.float32),
@@ -205,10 +209,23 @@ def _traced(
             and not hasattr(module, "reset_parameters")
         ),
         vocab=first.vocab,
+        network=NetworkFacts(
+            torch_draws=first.draws,
+            host_draws=_place_of_draw(model, cut, fake, input) if draws.source else None,
+            draws_from=draws.source,
+            untracked=tuple(path for path, module in norms.items() if module.running_mean is None),
+        ),
     )
     if tensor == 1 or fake is None:
         return facts
     return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
+
+
+def _place_of_draw(model: nn.Module, cut: Cut, fake: FakeTensorMode | None, input: TensorFact | Example) -> CodePlace:
+    """Returns the place of the first random number that a forward pass draws without torch."""
+    with HostDraws(model).line_of() as places:
+        _Count(model, cut, fake, input, SMALL).forward()
+    return places[0] if places else place_of(None, {}, model)
 
 
 def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
@@ -352,8 +369,8 @@ class _Count(Run):
         self.outputs: dict[str, TensorFact] = {}
         self.order: list[str] = []
         self.astray: set[str] = set()  # parameters that are used outside of their layer
-        self.noise = False
         self.checked: Collection[str] | None = None  # products of two dtypes fail, except of these
+        self.draws: CodePlace | None = None  # the first draw of torch's random numbers
         self.written: set[int] = set()  # memory that operations write in place
         self.vocab: int | None = None
         self._alive: list[torch.Tensor] = []  # kept alive so that no storage's identity is used again
@@ -421,7 +438,7 @@ class _Count(Run):
 
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-            self.noise = True
+            self.draws = self.draws or place_of(sys._getframe(1), names_of(self.model), self.model)
         alone = isinstance(self.input, torch.Tensor)
         if alone and func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]

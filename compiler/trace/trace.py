@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 from dslc.compiler.common.streamed import Shards, StreamError, is_stream
@@ -21,6 +22,7 @@ __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "facts_o
 
 
 TWICE = 4  # samples that are fetched twice
+REAL = 3  # samples that a network is tried with
 LOOKED_AT = 16  # samples among which the largest is looked for
 
 Collate = Callable[[list[Any]], Any]
@@ -34,13 +36,15 @@ def trace_source(
     stacked: bool = True,
     whole: bool = False,
     example: str = "",
+    real: str = "",
 ) -> SourceFacts:
     """Returns the facts of the result of `make()`: a map-style data set, a stream, or a pair (train, validation) of
     them. A stream for validation is read whole, to be counted. Samples are
     pairs (input, target), or anything if the network takes them `whole`.
 
     `begin` seeds the random generators for a sample, by its number, as the training does. `collate` makes samples a
-    batch; `stacked`: as one stacks tensors. Batches that are structures are written to the file `example`.
+    batch; `stacked`: as one stacks tensors. Batches that are structures are written to the file `example`, and a batch
+    of the first samples to `real`.
     """
     made = make()
     if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
@@ -72,10 +76,29 @@ def trace_source(
         "changes": next((index for index in range(min(TWICE, len(train))) if _changes(train, index, begin)), None),
     }
     common |= told | of_held
+    if real:
+        _write_real(train, begin, collate, whole, real)
     if stacked and not whole and all(map(_is_array, sample)):
         return SourceFacts(input=_fact(sample[0], "input"), target=_fact(sample[1], "target"), **common)
     structures, draws = _structures(train, begin, collate, whole, example)
     return SourceFacts(structures=structures, collate_draws=draws, **common)
+
+
+def _write_real(train: Any, begin: Callable[[int], None], collate: Collate, whole: bool, path: str) -> None:
+    """Writes input and target of the first samples, by which a network is tried; none if they make no batch of pairs,
+    which ends a training, where it is reported with the samples' numbers.
+    """
+    import torch
+
+    samples = []
+    for index in range(min(REAL, len(train))):
+        begin(index)
+        samples.append(train[index])
+    try:
+        batch = collate(samples)
+        torch.save((batch, batch) if whole else (batch[0], batch[1]), path)
+    except Exception:  # any kind: samples of several sizes, or objects that cannot be written
+        Path(path).unlink(missing_ok=True)
 
 
 def _of_stream(made: Any, begin: Callable[[int], None]) -> tuple[list[Any], dict[str, Any]]:

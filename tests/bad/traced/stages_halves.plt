@@ -1,7 +1,7 @@
 import "../base/own.plt"
 
 model {
-  network = python("chains:Halves")
+  network = python("chains:Halves") #! W0642 W0643
 }
 
 data {

@@ -1,0 +1,146 @@
+"""Tries a user's network on real samples, in the child that has traced it (runtime/step/network_trial.py).
+
+A trial is bounded: a network that is large, or that takes long, is traced and not tried, and nothing is said of what
+only a trial shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.network_facts import NetworkFacts
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import Datasets, Images, Own, Parquet, PythonSource, parts_of
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.paths import is_path, resolved
+from dslc.probe.child import first_line, where_in_the_users_code
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.module_facts import ModelFacts
+
+NUMBERS = 1 << 25  # of the parameters of a network that is tried, at most
+FLOPS = 25e9  # of all passes of a trial, at most: about a second on one core
+MEMORY = 1 << 30  # bytes that the forward pass of a batch keeps, at most
+_FORWARD_PASSES = 36  # of one sample
+
+
+def modules_in_evaluation(model: Any) -> tuple[str, ...]:
+    """Returns the outermost modules that a constructor has put into evaluation mode, and whose numbers depend on it;
+    none if the whole network is in it.
+    """
+    from dslc.compiler.trace.private_torch import AnyBatchNorm, AnyDropout
+
+    if not model.training:
+        return ()
+    kinds = (AnyBatchNorm, AnyDropout)
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if not module.training and isinstance(module, kinds) and getattr(module, "p", 1)
+    )
+
+
+def can_try(facts: ModelFacts) -> bool:
+    """True if a network is small enough to be tried."""
+    numbers = sum(prod(shape) for _, shape, _ in facts.parameters)
+    flops = sum(layer.forward_flops for layer in facts.layers)
+    memory = sum(layer.float32.saved for layer in facts.layers)
+    return numbers <= NUMBERS and flops * _FORWARD_PASSES <= FLOPS and 3 * memory <= MEMORY
+
+
+def undone(model: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns those of the modules that are in training mode after `model.train()`."""
+    return tuple(name for name in names if model.get_submodule(name).training)
+
+
+class RealBatch:
+    """A batch of a job's source, input and target, once `read` was called."""
+
+    def __init__(self, job: JobSpec, source: SourceFacts, path: str) -> None:
+        self._job, self._source, self._path = job, source, path
+        self.batch: Any = None
+
+    def read(self) -> None:
+        if self._source.input is not None or self._source.structures is not None:
+            self.batch = real_batch(self._job, self._source, self._path)
+
+
+def try_network(
+    job: JobSpec,
+    source: SourceFacts,
+    make: Callable[[], object],
+    facts: ModelFacts,
+    batch: Any,
+    restored: tuple[str, ...],
+) -> NetworkFacts:
+    """Returns the facts of a traced network with those of a trial on `batch`, or with the reason why it failed."""
+    from dslc.compiler.graph.constants import loss_step
+    from dslc.runtime.step.network_trial import NetworkTrial
+
+    known = replace(facts.network or NetworkFacts(), restored=restored)
+    if not can_try(facts):
+        return known
+    if batch is None:
+        return known
+    own = loss_step(job, source, job.folder) if isinstance(job.model.loss, Own) else None
+    try:
+        return NetworkTrial(make, batch, own).result(known)
+    except Exception as error:  # any kind: the user's code runs, and a rule reports it
+        where = where_in_the_users_code(error)
+        return replace(known, failure=first_line(error) + (f" ({where})" if where else ""))
+
+
+def real_batch(job: JobSpec, source: SourceFacts, path: str) -> Any:
+    """Returns a batch of real samples, input and target: those that tracing a user's source wrote to `path`, or samples
+    of a source of the library; drawn ones for a source that takes long to open. None if there are none.
+    """
+    import torch
+
+    from dslc.compiler.trace.structures import map_tensors
+    from dslc.runtime.data.samples import as_seen
+    from dslc.runtime.step.network_trial import ROWS
+
+    if os.path.exists(path):
+        batch = torch.load(path, weights_only=False)
+        return batch if source.structures is not None else map_tensors(as_seen, batch)
+    parts = parts_of(job.data.source)
+    if any(isinstance(each, PythonSource) for each in parts):
+        return None
+    if len(parts) > 1 or isinstance(parts[0], Parquet | Datasets | Images):
+        return _drawn(source, ROWS)
+    from dslc.compiler.graph.constants import data_step
+    from dslc.compiler.ir.facts import Facts
+    from dslc.compiler.rules.analyse import analyse
+    from dslc.runtime.data.sources import open_source
+
+    analysis = analyse(job, Facts(source=source), Report(), limits=False)
+    if analysis is None or analysis.workload.train is None or analysis.workload.visited is None:
+        return _drawn(source, ROWS)
+    step = data_step(analysis)
+    there = {name: _located(step.arguments[name], job.folder) for name in step.paths}
+    samples = open_source(replace(step, arguments={**step.arguments, **there})).train
+    return samples.batch(torch.arange(min(ROWS, len(samples))))
+
+
+def _located(value: Any, folder: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_located(each, folder) for each in value)
+    return resolved(value, folder) if value and is_path(value) else value
+
+
+def _drawn(source: SourceFacts, samples: int) -> Any:
+    """Returns samples that are drawn, of the shapes of the source's."""
+    import torch
+
+    if source.input is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    shape = (samples, *source.input.shape)
+    if source.input.dtype == "int64":
+        return torch.randint(source.vocab or 1, shape, generator=generator), None
+    return torch.randn(shape, generator=generator), None

@@ -1,0 +1,49 @@
+"""Facts about the behaviour of a network's forward pass, from tracing it and from trying it on real samples."""
+
+from __future__ import annotations
+
+from dslc.dsl.record import Record, record
+
+
+@record
+class CodePlace(Record):
+    """A module of a network, and the line of the user's code that runs in it, as in `nets.py:31`; "" without one."""
+
+    module: str
+    kind: str
+    line: str = ""
+
+
+@record
+class AttributeFacts(Record):
+    """A plain attribute that forward passes change and that later passes depend on, as in `encoder.hidden`."""
+
+    name: str
+    holds: str  # "tensors", "a number" or "random numbers"
+    line: str = ""
+
+
+@record
+class NetworkFacts(Record):
+    """The behaviour of a network. What was not tried is empty, and `tried` is false."""
+
+    torch_draws: CodePlace | None = None  # the first draw of torch's random numbers in training
+    host_draws: CodePlace | None = None  # the first draw of Python's or numpy's random numbers in training
+    draws_from: str = ""  # in words: the generator that `host_draws` uses
+    restored: tuple[str, ...] = ()  # modules that the constructor puts into evaluation mode, and training mode undoes
+    untracked: tuple[str, ...] = ()  # batch norms that have no running statistics
+    tried: bool = False
+    failure: str = ""  # the reason why a trial failed, with its line
+    repeats: bool = True  # false: with equal random states two passes differ
+    paths_differ: bool = False  # passes over equal shapes use different parameters
+    mixes: CodePlace | None = None  # in training the output of a sample depends on other samples of its batch
+    mixes_evaluation: CodePlace | None = None  # the same in evaluation
+    loss_mixes: bool = False  # the loss that it returns for a sample depends on other samples of its batch
+    moved: tuple[str, ...] = ()  # buffers that a forward pass moves by its samples
+    counted: tuple[str, ...] = ()  # buffers that it moves the same way whatever the samples are
+    attributes: tuple[AttributeFacts, ...] = ()
+
+    @property
+    def varies(self) -> bool:
+        """True if the parameters that a step uses may differ between steps, or between ranks."""
+        return self.host_draws is not None or self.paths_differ

@@ -1,0 +1,196 @@
+"""Rules for what a network's forward pass draws, mixes, moves and keeps, as tracing and a trial show it.
+
+W0437, W0608, W0625 and W0641 to W0648, E0643. The ranks, the micro-batches and the batches of an evaluation each have a
+part of what one process takes at once, so a forward pass that depends on the whole computes something else there.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.workload import Workload
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call
+from dslc.dsl.source import Span
+
+
+def check_forward_passes(
+    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, report: Report
+) -> None:
+    ranks, chunks = layout.sizes["data"], layout.sizes["data"] * layout.microbatches
+    facts = model.traced.network if model.traced is not None else None
+    _warn_of_noise(job, layout, model, facts, report)
+    _warn_of_buffers(job, layout, model, facts, report)
+    if facts is None:
+        return
+    if facts.failure:
+        report.add(
+            "W0648",
+            f"the network was tried on samples of the data, and failed: {facts.failure}",
+            network_span(job),
+            help="a network that needs a GPU cannot be tried here; any other fails in the training, too",
+        )
+    if facts.host_draws is not None and chunks > 1:
+        _warn_of_host_draws(job, layout, facts, report)
+    if facts.mixes is not None and chunks > 1:
+        report.add(
+            "W0642",
+            f"the network's output for a sample depends on the other samples of its batch "
+            f"({place_text(facts.mixes)}), and a batch is cut into {chunks} pieces: the training is "
+            "not that of one process",
+            network_span(job),
+            help="torch's `BatchNorm` is synchronised over the ranks; or use statistics of each sample (`LayerNorm`)",
+        )
+    if facts.mixes_evaluation is not None:
+        report.add(
+            "W0643",
+            f"in evaluation mode the output for a sample depends on the other samples of its batch "
+            f"({place_text(facts.mixes_evaluation)}): evaluations and `predict` depend on how samples are put "
+            "together, which differs with the number of ranks and micro-batches",
+            network_span(job),
+            help="use `self.training` to compare samples in training only, and kept statistics in evaluation",
+        )
+    _check_untracked(job, ranks, workload, facts, report)
+    if facts.loss_mixes and chunks > 1:
+        report.add(
+            "W0625",
+            f"the loss that the network returns is no mean of losses of single samples, and a batch is cut into "
+            f"{chunks} pieces: the training is not that of one process",
+            job.model.at("loss"),
+            notes=[Note(message="the network", span=network_span(job))],
+            help='return the outputs, and compare them in `loss = python("module:function", over = all)`; for a mean '
+            "over a part of a batch, `own(mean_of = …)` or a pair (sum, count)",
+        )
+    _warn_of_state(job, ranks, facts, report)
+
+
+def network_span(job: JobSpec) -> Span | None:
+    network = job.model.network
+    return network.span if isinstance(network, Call) else job.model.at("network")
+
+
+def place_text(place: CodePlace) -> str:
+    """Returns a place in words, as in "`blocks.0` (Block), nets.py:31"."""
+    module = f"`{place.module}` ({place.kind})" if place.module else f"`{place.kind}`"
+    return f"{module}, {place.line}" if place.line else module
+
+
+def _others(count: int) -> str:
+    return f"and {count} more" if count else ""
+
+
+def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: NetworkFacts | None, report: Report) -> None:
+    if not model.noise or (layout.world_size == 1 and layout.microbatches == 1):
+        return
+    where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
+    place = facts.torch_draws if facts is not None else None
+    source = f" ({place_text(place)})" if place is not None else ""
+    draws = f"dropout{source} draws different numbers"
+    if place is not None and "Dropout" not in place.kind:
+        draws = f"the network{source} draws random numbers, different ones"
+    report.add(
+        "W0608", f"{draws} {where}: training agrees with one process in distribution only", job.model.at("network")
+    )
+
+
+def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Report) -> None:
+    assert facts.host_draws is not None
+    ranks = layout.sizes["data"]
+    pieces = f"{ranks} ranks" if ranks > 1 else f"{layout.microbatches} micro-batches"
+    report.add(
+        "W0641",
+        f"the forward pass draws from {facts.draws_from} ({place_text(facts.host_draws)}), each of {pieces} for "
+        "itself: training agrees with one process in distribution only",
+        network_span(job),
+        help="each step finds out which parameters the ranks have used; the network's parameters are gathered as one "
+        "unit under `zero = 2` and 3",
+    )
+
+
+def _warn_of_buffers(
+    job: JobSpec, layout: Layout, model: ModelGraph, facts: NetworkFacts | None, report: Report
+) -> None:
+    ranks, microbatches = layout.sizes["data"], layout.microbatches
+    changed = model.traced.changed if model.traced is not None else ()
+    if facts is not None and facts.tried:
+        moved = [name for name in changed if name not in facts.counted]
+        changed = changed if microbatches > 1 else tuple(moved)
+    if not changed or ranks * microbatches == 1:
+        return
+    first, more = changed[0], len(changed) - 1
+    by_samples = facts is not None and first in facts.moved
+    if microbatches > 1:
+        what = (
+            f"the forward pass changes the buffer `{first}` {microbatches} times in a step, once for each micro-batch: "
+            "if anything depends on it, training differs from that with a whole batch"
+        )
+    else:
+        what = (
+            f"the forward pass changes the buffer `{first}` {'by' if by_samples else 'perhaps by'} the samples that it "
+            f"is given, a share of {ranks} of a batch: all ranks take that of the first one, and what depends on it "
+            "differs from one process"
+        )
+    report.add(
+        "W0437",
+        what,
+        job.parallelism.at("microbatches") if microbatches > 1 else network_span(job),
+        label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
+        notes=[Note(message="the network", span=job.model.at("network"))] if microbatches > 1 else [],
+        help="`microbatches = 1`, or a buffer that forward passes leave as it is"
+        if microbatches > 1
+        else "one rank; or a parameter that trains, or torch's `BatchNorm`, whose statistics are over all ranks",
+    )
+
+
+def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts: NetworkFacts, report: Report) -> None:
+    if not facts.untracked:
+        return
+    name, more = facts.untracked[0], len(facts.untracked) - 1
+    held_out = workload is not None and ((workload.validation or 0) + (workload.test or 0)) > 0
+    if held_out and ranks > 1:
+        report.add(
+            "E0643",
+            f"the batch norm `{name}` keeps no running statistics, so an evaluation takes those of its batches, which "
+            f"differ on {ranks} ranks from those in one process",
+            network_span(job),
+            label=_others(more),
+            notes=[Note(message="the samples of evaluations", span=job.data.at("validation") or job.data.at("source"))],
+            help="`track_running_stats = True`; or one rank of the data axis; or no validation and test samples",
+        )
+    elif facts.mixes_evaluation is None:
+        report.add(
+            "W0643",
+            f"the batch norm `{name}` keeps no running statistics: evaluations and `predict` depend on how samples are "
+            "put together, which differs with the number of ranks and micro-batches",
+            network_span(job),
+            label=_others(more),
+            help="`track_running_stats = True`",
+        )
+
+
+def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report) -> None:
+    """Warns of state of a network that a checkpoint does not keep, and of a mode that training undoes."""
+    if facts.attributes:
+        first, more = facts.attributes[0], len(facts.attributes) - 1
+        line = f" ({first.line})" if first.line else ""
+        over = f", and each of {ranks} ranks has its own" if ranks > 1 else ""
+        report.add(
+            "W0646",
+            f"`forward` writes {first.holds} to `{first.name}`{line}, on which later passes depend and which no "
+            f"checkpoint keeps: a resumed training begins without it{over}",
+            network_span(job),
+            label=_others(more),
+            help="`register_buffer` keeps a tensor in checkpoints; or begin each batch anew",
+        )
+    if facts.restored:
+        first, more = facts.restored[0], len(facts.restored) - 1
+        report.add(
+            "W0647",
+            f"the network puts `{first}` into evaluation mode when it is made, and training puts it into training mode "
+            "again, as `model.train()` does",
+            network_span(job),
+            label=_others(more),
+            help="override `train`, so that it calls `super().train(mode)` and then `eval()` of these modules",
+        )

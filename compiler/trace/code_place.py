@@ -1,0 +1,202 @@
+"""Names the module and the line of a network's code that runs, or that draws random numbers of the host.
+
+Model: a network's code is every file that is neither torch's, numpy's, Python's own nor dslc's. `HostDraws` compares
+the states of generators before and after a forward pass; only if one has moved, a second pass under `sys.settrace`
+compares them after each line.
+
+Limits: a generator is known if it is Python's or numpy's global one, the operating system's, or held by an attribute of
+a module or by a variable of a module of the network's code.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.ir.network_facts import CodePlace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def names_of(model: nn.Module) -> dict[int, str]:
+    """Returns the name of each module by its identity."""
+    return {id(module): name for name, module in model.named_modules()}
+
+
+def place_of(frame: FrameType | None, names: Mapping[int, str], model: nn.Module) -> CodePlace:
+    """Returns the innermost module and the innermost line of a network's code among the callers of a frame."""
+    import torch
+
+    line, module = "", None
+    while frame is not None and (module is None or not line):
+        code = frame.f_code
+        if not line and is_network_code(code.co_filename):
+            line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
+        if module is None and code.co_argcount and code.co_varnames[0] == "self":
+            holder = frame.f_locals.get("self")
+            module = holder if isinstance(holder, torch.nn.Module) and id(holder) in names else None
+        frame = frame.f_back
+    return CodePlace(module=names.get(id(module), ""), kind=type(module or model).__name__, line=line)
+
+
+@lru_cache(maxsize=4096)
+def is_network_code(file: str) -> bool:
+    """True for a file of the user, or of a library of networks such as `transformers`."""
+    pythons = file.startswith(sysconfig.get_path("stdlib")) and f"{os.sep}site-packages{os.sep}" not in file
+    return not pythons and not file.startswith(("<", *_other_folders()))
+
+
+@lru_cache(maxsize=1)
+def _other_folders() -> tuple[str, ...]:
+    import numpy
+    import torch
+
+    libraries = [os.path.dirname(str(library.__file__)) for library in (torch, numpy)]
+    packages = [
+        sys.modules[name] for name in ("dslc", "dslc.compiler", "dslc.runtime", "dslc.dsl") if name in sys.modules
+    ]
+    ours = [path for package in packages for path in package.__path__]
+    return tuple(os.path.join(folder, "") for folder in (*libraries, *ours))
+
+
+_GLOBAL = {
+    "random": "Python's random numbers",
+    "numpy.random": "numpy's random numbers",
+    "os": "the operating system's random numbers",
+}
+
+
+class HostDraws:
+    """The random numbers that a forward pass draws without torch: after `watching`, `source` names the generator in
+    words, "" for none, and `holder` the attribute or variable that holds it, "" for a global one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._names = model, names_of(model)
+        self.source = self.holder = ""
+        self.is_seeded = True  # false: another pass draws others, whatever was seeded before
+        self._system: list[CodePlace] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        before = self._states()
+        with self._system_watched():
+            yield
+        name = self._moved(before)
+        self.holder = "" if name in _GLOBAL else name
+        self.source = _GLOBAL.get(name, f"its generator `{name}`") if name else ""
+        owner, _, attribute = name.rpartition(".")
+        held = not self.holder or attribute in vars(dict(self._model.named_modules()).get(owner, self._model))
+        self.is_seeded = name != "os" and held
+
+    @contextmanager
+    def line_of(self) -> Iterator[list[CodePlace]]:
+        """Yields a list that holds, after a pass, the place of the first draw."""
+        places: list[CodePlace] = []
+        before, here = self._states(), [place_of(None, self._names, self._model)]
+
+        def look(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+            if not places and self._moved(before):
+                places.append(here[0])
+            if event == "return":
+                back = frame.f_back
+                frame = back if back is not None and is_network_code(back.f_code.co_filename) else frame
+            here[0] = place_of(frame, self._names, self._model)
+            return look
+
+        def enter(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+            return look if is_network_code(frame.f_code.co_filename) else None
+
+        with self._system_watched():
+            traced = sys.gettrace()
+            sys.settrace(enter)
+            try:
+                yield places
+            finally:
+                sys.settrace(traced)
+        if self._system:
+            places[:] = self._system[:1]
+        elif not places and self._moved(before):
+            places.append(here[0])
+
+    def _states(self) -> dict[str, Any]:
+        return {name: generator_state(generator) for name, generator in self._generators().items()}
+
+    def _moved(self, before: Mapping[str, Any]) -> str:
+        if self._system:
+            return "os"
+        for name, generator in self._generators().items():
+            if name in before and generator_state(generator) != before[name]:
+                return name
+        return ""
+
+    def _generators(self) -> dict[str, Any]:
+        import numpy
+
+        known: dict[str, Any] = {"random": random, "numpy.random": numpy.random}
+        for name, value in held_values(self._model):
+            if isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState):
+                known[name] = value
+        return known
+
+    @contextmanager
+    def _system_watched(self) -> Iterator[None]:
+        """Notes each call of `os.urandom`, which `secrets` and generators without a seed use."""
+        urandom = os.urandom
+        self._system = []
+
+        def noting(size: int) -> bytes:
+            self._system.append(place_of(sys._getframe(1), self._names, self._model))
+            return urandom(size)
+
+        held: Any = random
+        inner = held._urandom
+        os.urandom = held._urandom = noting
+        try:
+            yield
+        finally:
+            os.urandom, held._urandom = urandom, inner
+
+
+def held_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields the plain attributes of a network's modules, and the variables of the Python files that define them."""
+    seen: set[str] = set()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in _OF_TORCH:
+                yield f"{path}.{name}".lstrip("."), value
+        file = sys.modules.get(type(module).__module__)
+        if file is None or file.__name__ in seen or not is_network_code(getattr(file, "__file__", None) or "<"):
+            continue
+        seen.add(file.__name__)
+        yield from ((name, value) for name, value in vars(file).items() if not name.startswith("__"))
+
+
+_OF_TORCH = frozenset(
+    (
+        *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook"),
+        *("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks"),
+        *("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"),
+        *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    )
+)
+
+
+def generator_state(generator: Any) -> Any:
+    """Returns the state of a generator of Python's or numpy's, which can be compared."""
+    import numpy
+
+    if isinstance(generator, numpy.random.Generator):
+        return repr(generator.bit_generator.state)
+    if hasattr(generator, "getstate"):
+        return generator.getstate()
+    _, words, *rest = generator.get_state()
+    return words.tobytes(), rest

@@ -1,0 +1,395 @@
+"""Tries a network on real samples in this process, and tells what its forward passes depend on and change.
+
+Model: each pass runs on a copy of the network, with the same state of every random generator that dslc seeds. Passes
+over equal shapes draw equal numbers, so only their samples can make a difference:
+
+    training     a batch, twice; the second call of one copy; each sample beside itself alone; a part of the batch
+    evaluation   the batch; each sample beside itself alone; a part of the batch
+
+A batch is [a, b, c], a sample beside itself [b, b, b], and a part [a, b]. If the output for a sample changes, the
+network mixes samples. Batch norms of torch do not count: they use fixed statistics here, because the
+runtime synchronises them. A loss that the network returns is a sum over samples if
+f(a, b) + f(b, c) = f(a, c) + f(b, b).
+
+Limits: a path that no pass takes is not seen. A batch whose tensors do not begin with the samples is not taken apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.ir.network_facts import AttributeFacts, CodePlace, NetworkFacts
+from dslc.compiler.ir.program import LossStep
+from dslc.compiler.trace.code_place import HostDraws, generator_state, held_values, names_of, place_of
+from dslc.compiler.trace.made import as_module
+from dslc.compiler.trace.private_torch import AnyBatchNorm, TorchDispatchMode
+from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
+from dslc.runtime.model.own_losses import OwnSum
+from dslc.runtime.parallel.varying import leaves
+from dslc.runtime.process import random_numbers
+
+ROWS = 3  # samples of a batch
+_JUMPS = (2, 3, 10, 1_000, 1_000_000)  # calls after which a number that counts them is tried
+_SEED = 20_011
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The result of one forward pass."""
+
+    outputs: list[Tensor]
+    used: frozenset[str]
+    loss: tuple[float, float]  # sum and number, of a loss that the network returns
+    buffers: dict[str, Tensor]
+    drew: bool  # true if it drew torch's random numbers
+
+
+@dataclass
+class NetworkTrial:
+    """A network that is tried: `batch` holds input and target of `ROWS` samples, or of two; `loss` is that of a network
+    that returns its own.
+    """
+
+    make: Callable[[], object]
+    batch: tuple[Any, Any]
+    loss: LossStep | None = None
+    model: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        with random_numbers.aside():
+            self.model = self._made()
+        sizes = {each.shape[0] if each.dim() else 0 for each in tensors(self.batch)}
+        leaves_ = flatten(self.batch)[0]
+        self.rows = sizes.pop() if len(sizes) == 1 and all(isinstance(leaf, Tensor) for leaf in leaves_) else 0
+
+    def result(self, facts: NetworkFacts) -> NetworkFacts:
+        """Returns the facts of tracing with those of the trial. Raises as the network does."""
+        with random_numbers.aside():
+            facts = self._training(facts)
+            if self.rows > 1:
+                one = self._pass(self._fresh(), self.batch, training=False)
+                others = self._others(one, training=False)
+                facts = replace(facts, mixes_evaluation=self._mixing(one, others, training=False))
+                if self.loss is not None and facts.repeats:
+                    facts = replace(facts, loss_mixes=self._loss_mixes())
+        return replace(facts, tried=True)
+
+    # ------------------------------------------------------------------------------------------------ one pass
+
+    def _made(self) -> nn.Module:
+        _begin()
+        return with_fixed_statistics(as_module(self.make()))
+
+    def _fresh(self) -> nn.Module:
+        """Returns a copy of the network as it was made: a pass may change its parameters, too."""
+        try:
+            return copy.deepcopy(self.model)
+        except Exception:  # any kind: an attribute that cannot be copied; the network is made anew
+            return self._made()
+
+    def _pass(self, model: nn.Module, batch: tuple[Any, Any], *, training: bool = True) -> Pass:
+        model.train(training)
+        with_fixed_statistics(model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        _begin()
+        before = torch.get_rng_state()
+        with torch.set_grad_enabled(training):
+            output = call(model, model.forward, batch[0])
+        drew = not torch.equal(before, torch.get_rng_state())
+        outputs = [each for each in tensors(output) if each.is_floating_point()]
+        used = {names.get(leaf, "") for each in outputs if each.requires_grad for leaf in leaves(each)}
+        total = number = 0.0
+        if self.loss is not None:
+            counted = OwnSum(self.loss).counted(output, batch[1])
+            total, number = float(counted.total), float(counted.number)
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        return Pass([each.detach() for each in outputs], frozenset(used), (total, number), buffers, drew)
+
+    def _rows_of(self, rows: Sequence[int]) -> tuple[Any, Any]:
+        input, target = self.batch
+        chosen = map_tensors(lambda each: each[list(rows)], input)
+        return chosen, chosen if target is input else map_tensors(lambda each: each[list(rows)], target)
+
+    # ------------------------------------------------------------------------------------------------ training
+
+    def _training(self, facts: NetworkFacts) -> NetworkFacts:
+        first = self._fresh()
+        before = _attributes(first)
+        draws = HostDraws(first)
+        _begin()
+        with draws.watching():
+            one = self._pass(first, self.batch)
+        if draws.source and facts.host_draws is None:
+            facts = replace(facts, host_draws=self._place_of_draw(), draws_from=draws.source)
+        after = _attributes(first)
+        held = {name: value for name, value in after.items() if not _equal(before.get(name), value)}
+        carried = {name: _copied(value) for name, value in held_values(first) if name in held}
+        passes = [one, self._pass(self._fresh(), self.batch)]
+        repeats = draws.is_seeded and _alike(*passes)
+        if held:
+            self._restore_buffers(first)
+            passes.append(self._pass(first, self.batch))
+            names = self._influential(passes, before, held, carried, draws)
+            facts = replace(facts, attributes=tuple(self._attribute(name, held[name]) for name in names))
+        facts = replace(facts, repeats=repeats, paths_differ=len({each.used for each in passes}) > 1)
+        others = self._others(one, training=True) if repeats and self.rows > 1 else []
+        return replace(facts, **self._buffers(one, others), mixes=self._mixing(one, others, training=True))
+
+    def _place_of_draw(self) -> CodePlace:
+        model = self._fresh()
+        _begin()
+        with HostDraws(model).line_of() as places:
+            self._pass(model, self.batch)
+        return places[0] if places else CodePlace(module="", kind=type(model).__name__)
+
+    def _restore_buffers(self, model: nn.Module) -> None:
+        first = dict(self.model.named_buffers())
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in first and first[name].shape == buffer.shape:
+                    buffer.copy_(first[name])
+
+    def _influential(
+        self,
+        passes: list[Pass],
+        before: Mapping[str, Any],
+        held: Mapping[str, Any],
+        carried: Mapping[str, Any],
+        draws: HostDraws,
+    ) -> list[str]:
+        """Returns the attributes that a pass has changed and that others depend on; adds the passes that it makes.
+        `passes` are two of fresh copies, and the second one of a copy.
+        """
+        if not (_alike(passes[0], passes[1]) and _alike(passes[0], passes[2])):
+            alone = [name for name in held if not self._stays_with({name: carried[name]}, passes)]
+            return alone or ([] if draws.source and not draws.holder else list(held))
+        if draws.holder in held:
+            return [draws.holder]
+        counters = {
+            name: (before[name], value)
+            for name, value in held.items()
+            if isinstance(value, int | float) and isinstance(before.get(name), int | float)
+        }
+        for jump in _JUMPS:
+            later = {name: start + jump * (end - start) for name, (start, end) in counters.items()}
+            if later and not self._stays_with(later, passes):
+                return list(counters)
+        return []
+
+    def _stays_with(self, values: Mapping[str, Any], passes: list[Pass]) -> bool:
+        """True if a pass of a copy with these attributes is like the first pass."""
+        model = self._fresh()
+        modules = dict(model.named_modules())
+        for name, value in values.items():
+            path, _, attribute = name.rpartition(".")
+            if path in modules and (attribute in vars(modules[path]) or attribute in vars(self.model)):
+                setattr(modules[path], attribute, value)
+        passes.append(self._pass(model, self.batch))
+        return _alike(passes[0], passes[-1])
+
+    def _attribute(self, name: str, value: Any) -> AttributeFacts:
+        holds = "tensors" if _has_tensors(value) else "a number" if isinstance(value, int | float) else "random numbers"
+        return AttributeFacts(name=name, holds=holds, line=_line_of_write(self._fresh(), name, self._run_once))
+
+    def _run_once(self, model: nn.Module) -> None:
+        self._pass(model, self.batch)
+
+    def _buffers(self, one: Pass, others: Sequence[tuple[list[int], Pass]]) -> dict[str, tuple[str, ...]]:
+        """Returns the buffers that training moves: by its samples, and in the same way whatever they are."""
+        first = dict(self.model.named_buffers())
+        changed = [name for name, value in one.buffers.items() if name in first and not _equal(first[name], value)]
+        same = [
+            name
+            for name in changed
+            if others and all(_near(one.buffers[name], each.buffers[name]) for _, each in others)
+        ]
+        return {"moved": tuple(name for name in changed if name not in same), "counted": tuple(same)}
+
+    # ------------------------------------------------------------------------------------------------ mixing
+
+    def _others(self, one: Pass, *, training: bool) -> list[tuple[list[int], Pass]]:
+        """Returns the passes of each sample beside itself, and of a part of the batch, unless draws depend on its
+        shape.
+        """
+        rows = [[row] * self.rows for row in range(self.rows)] + [list(range(self.rows - 1))] * (not one.drew)
+        return [(each, self._pass(self._fresh(), self._rows_of(each), training=training)) for each in rows]
+
+    def _mixing(self, one: Pass, others: Sequence[tuple[list[int], Pass]], *, training: bool) -> CodePlace | None:
+        """Returns the place at which the output of a sample begins to depend on other samples; None if none does."""
+        for rows, other in others:
+            kept, tolerance = (rows[:1], 1e-5) if len(rows) == self.rows else (rows, 1e-3)
+            if self._same_rows(one.outputs, other.outputs, len(rows), kept, tolerance):
+                continue
+            if not _alike(one, self._pass(self._fresh(), self.batch, training=training)):
+                return None  # a pass differs without another sample
+            return self._locate(rows, kept, tolerance, training=training)
+        return None
+
+    def _same_rows(
+        self, one: Sequence[Tensor], other: Sequence[Tensor], rows: int, kept: Sequence[int], tolerance: float
+    ) -> bool:
+        pairs = zip(one, other, strict=False)
+        return all(
+            _near(a[kept], b[kept], tolerance)
+            for a, b in pairs
+            if a.dim() and a.shape[0] == self.rows and b.dim() and b.shape[0] == rows
+        )
+
+    def _locate(self, rows: Sequence[int], kept: Sequence[int], tolerance: float, *, training: bool) -> CodePlace:
+        """Returns the place of the first operation whose numbers for the kept samples differ."""
+        results = []
+        for chosen in (list(range(self.rows)), list(rows)):
+            model = self._fresh()
+            operations = _Operations(model, len(chosen), kept)
+            with operations:
+                self._pass(model, self._rows_of(chosen), training=training)
+            results.append(operations.results)
+        for (place, a), (_, b) in zip(*results, strict=False):
+            if a.shape == b.shape and not _near(a, b, tolerance):
+                return place
+        return CodePlace(module="", kind=type(self.model).__name__)
+
+    def _loss_mixes(self) -> bool:
+        """True if the loss is no sum over the samples of a batch."""
+        last = self.rows - 1
+        passes = [
+            self._pass(self._fresh(), self._rows_of(rows)).loss for rows in ([0, 1], [1, last], [0, last], [1, 1])
+        ]
+        (a, b, c, d) = (torch.tensor(each, dtype=torch.float64) for each in passes)
+        return not torch.allclose(a + b, c + d, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+class _Operations(TorchDispatchMode):
+    """Records, of each operation, the numbers for the kept samples and its place."""
+
+    def __init__(self, model: nn.Module, rows: int, kept: Sequence[int]) -> None:
+        super().__init__()
+        self._model, self._names, self._rows, self._kept = model, names_of(model), rows, list(kept)
+        self.results: list[tuple[CodePlace, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        import sys
+
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors(result):
+            if not tensor.is_floating_point() or not tensor.dim() or not tensor.shape[0]:
+                continue
+            if tensor.shape[0] % self._rows == 0:
+                each = tensor.detach().reshape(self._rows, tensor.shape[0] // self._rows, *tensor.shape[1:])
+                place = place_of(sys._getframe(1), self._names, self._model)
+                self.results.append((place, each[self._kept].clone()))
+        return result
+
+
+def with_fixed_statistics(model: nn.Module) -> nn.Module:
+    """Makes torch's batch norms use their running statistics, in place, so that they mix no samples."""
+    for module in model.modules():
+        if isinstance(module, AnyBatchNorm):
+            module.training = False
+            if module.running_mean is None:
+                module.running_mean, module.running_var = (
+                    torch.zeros(module.num_features),
+                    torch.ones(module.num_features),
+                )
+    return model
+
+
+def _begin() -> None:
+    """Seeds the generators of the host."""
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+    torch.default_generator.manual_seed(_SEED)
+
+
+# ------------------------------------------------------------------------------------------------- comparison
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """Returns copies of the plain attributes and variables that hold tensors, numbers or random generators."""
+    found: dict[str, Any] = {}
+    for name, value in held_values(model):
+        if isinstance(value, bool | int | float | Tensor) or _has_tensors(value):
+            found[name] = map_tensors(lambda each: each.detach().clone(), value)
+        elif isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
+            found[name] = _Generator(repr(generator_state(value)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Generator:
+    state: str
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of an attribute, whose tensors belong to no graph."""
+    return map_tensors(lambda each: each.detach().clone(), value) if _has_tensors(value) else copy.deepcopy(value)
+
+
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, list | tuple | dict) and bool(tensors(value)))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    a, b = tensors(one), tensors(other)
+    if a or b:
+        return len(a) == len(b) and all(_near(*pair, 0.0) for pair in zip(a, b, strict=True))
+    return type(one) is type(other) and bool(one == other)
+
+
+def _near(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point() and not one.is_complex():
+        return torch.equal(one, other)
+    scale = float(one.abs().nan_to_num().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _alike(one: Pass, other: Pass) -> bool:
+    return (
+        one.used == other.used
+        and len(one.outputs) == len(other.outputs)
+        and all(_near(*pair) for pair in zip(one.outputs, other.outputs, strict=True))
+    )
+
+
+# ------------------------------------------------------------------------------------------------- attributes
+
+
+def _line_of_write(model: nn.Module, name: str, run: Callable[[nn.Module], None]) -> str:
+    """Returns the line of the network's code that sets an attribute of a module; "" for one that changes in place."""
+    path, _, attribute = name.rpartition(".")
+    module = dict(model.named_modules()).get(path)
+    if module is None or attribute not in vars(module):
+        return ""
+    with _noting_writes(module, attribute, model) as places:
+        run(model)
+    return places[0].line if places else ""
+
+
+@contextmanager
+def _noting_writes(module: nn.Module, attribute: str, model: nn.Module) -> Iterator[list[CodePlace]]:
+    import sys
+
+    places: list[CodePlace] = []
+    kind, names = type(module), names_of(model)
+
+    def setting(self: Any, name: str, value: Any) -> None:
+        if name == attribute and self is module:
+            places.append(place_of(sys._getframe(1), names, model))
+        kind.__setattr__(self, name, value)
+
+    module.__class__ = type(kind.__name__, (kind,), {"__setattr__": setting, "__module__": kind.__module__})
+    try:
+        yield places
+    finally:
+        module.__class__ = kind
