@@ -37,6 +37,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         memory_limit=devices.memory,
         model=plan.one(p.ModelStep),
         sync_batch_norm=training.sync_batch_norm,
+        moves_buffers=training.moves_buffers,
         loss=plan.one(p.LossStep),
         data=plan.one(p.DataStep),
         microbatches=plan.one(Batches).microbatches,

@@ -36,6 +36,8 @@ _BY_NATURE = {
     "W0630": "the ranks agree otherwise than by exact sums of gradients (W0630)",
     "W0626": "each node compares the samples that it has itself (W0626)",
     "W0607": "batch statistics are taken on each rank alone (W0607)",
+    "W0641": "each rank draws host random numbers of its own (W0641)",
+    "W0642": "the network mixes the samples of a batch (W0642)",
 }
 
 
@@ -184,7 +186,8 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
             "measure the rounding of float32"
         )
     model = plan.compiled.analysis.model
-    if model is not None and model.noise and not noise:
+    draws = model.traced.network.torch_draws if model is not None and model.traced and model.traced.network else None
+    if model is not None and model.noise and not noise and (draws is None or "Dropout" in draws.kind):
         verdict.notes.append(
             "dropout is switched off in both trainings, as no two ranks draw the same: `--noise` keeps it"
         )
@@ -346,8 +349,12 @@ def _show(verdict: Verdict) -> None:
     if verdict.broken:
         shown.print(f"the plan does not train as one process does: {', '.join(verdict.broken)} broken")
     else:
-        part = any(finding.status != "holds" for finding in verdict.findings)
-        shown.print("the plan trains as one process does" + (", as far as they can be compared" if part else ""))
+        pairs = zip(TITLES, verdict.findings, strict=True)
+        left = [title.removeprefix("same ") for title, finding in pairs if finding.status != "holds"]
+        if left:
+            shown.print(f"what was compared agrees with one process; not compared: {' and '.join(left)}")
+        else:
+            shown.print("the plan trains as one process does")
     if verdict.plain.broken:
         shown.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
 

@@ -175,7 +175,7 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
         yield from gradients_of(place.sharding.exchange, by_bucket(place))
     if searches(model, place.sharding):
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
-    if not model.batch_norm:  # else the buffers are equal, or each rank's own
+    if not model.batch_norm or model.moves_buffers:  # else the buffers are equal, or each rank's own
         for dtype, sizes in _buffers(layers).items():
             yield _data("broadcast", "buffers", sizes, dtype)
     if place.sharding.engine == "zero1":
@@ -254,11 +254,11 @@ def _place(parameter: ParameterNode) -> tuple[str, str]:
     return path, layer[0] if layer else ""
 
 
-def _buffers(layers: Iterable[LayerNode]) -> dict[str, list[int]]:
+def _buffers(layers: Iterable[LayerNode], limit: int = BUFFER_BUCKET_BYTES) -> dict[str, list[int]]:
+    """Returns the bytes of each broadcast of buffers, by dtype; a broadcast is full at the limit."""
     by_dtype: dict[str, list[int]] = {}
     for buffer in (b for layer in layers for b in layer.buffers):
         by_dtype.setdefault(buffer.dtype, []).append(prod(buffer.shape) * DTYPE_BYTES[buffer.dtype])
-    limit = BUFFER_BUCKET_BYTES
     return {dtype: buckets(sizes, limit, limit) for dtype, sizes in by_dtype.items()}
 
 
@@ -331,6 +331,9 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
         if summed == "float16":
             yield _data("all_reduce", SCALE_OF_SUMS, [4] * len(scattered))
         yield _data("all_reduce", "gradients", [size // shards for size in scattered], summed)
+    if place.model.moves_buffers and place.layout.sizes["data"] > 1:
+        for dtype, sizes in _buffers(place.layers, limit=1).items():
+            yield _data("broadcast", "buffers", sizes, dtype)
     if searches(place.model, sharding) and place.layout.sizes["data"] > 1:
         yield _data("all_reduce", "which parameters were used", [4 * len(place.whole.trained)], "int32")
 

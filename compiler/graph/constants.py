@@ -99,6 +99,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         sync_batch_norm=layout.sizes["data"] > 1
         and not (analysis.sharding.exchange is not None and analysis.sharding.exchange.differ)
         and (bool(analysis.model and analysis.model.batch_norm) or job.train.step is not None),
+        moves_buffers=analysis.model is not None and analysis.model.moves_buffers and layout.sizes["data"] > 1,
         offload=tuple(what for what in job.memory.offload if what in offloaded(job, layout)),
         compiled=_compiled(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,

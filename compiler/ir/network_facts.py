@@ -14,12 +14,15 @@ class CodePlace(Record):
     line: str = ""
 
 
+TENSORS, NUMBER, GENERATOR = "tensors", "a number", "random numbers"
+
+
 @record
 class AttributeFacts(Record):
     """A plain attribute that forward passes change and that later passes depend on, as in `encoder.hidden`."""
 
     name: str
-    holds: str  # "tensors", "a number" or "random numbers"
+    holds: str  # `TENSORS`, `NUMBER` or `GENERATOR`
     line: str = ""
 
 
@@ -30,6 +33,7 @@ class NetworkFacts(Record):
     torch_draws: CodePlace | None = None  # the first draw of torch's random numbers in training
     host_draws: CodePlace | None = None  # the first draw of Python's or numpy's random numbers in training
     draws_from: str = ""  # in words: the generator that `host_draws` uses
+    draws_globally: bool = False  # true if it is Python's or numpy's global one, whose state can be set
     restored: tuple[str, ...] = ()  # modules that the constructor puts into evaluation mode, and training mode undoes
     untracked: tuple[str, ...] = ()  # batch norms that have no running statistics
     tried: bool = False

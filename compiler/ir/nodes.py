@@ -128,6 +128,14 @@ class ModelGraph(Record):
         """The layers as on one rank along the tensor axis."""
         return self.shared or self.layers
 
+    @property
+    def moves_buffers(self) -> bool:
+        """True if forward passes may move buffers by their samples, other than batch norm's statistics."""
+        if self.traced is None:
+            return False
+        counted = self.traced.network.counted if self.traced.network is not None else ()
+        return any(name not in counted for name in self.traced.changed)
+
     def layer_of(self, module: str) -> LayerNode | None:
         """Returns the layer that a module is a part of."""
         while module and module not in self._by_name:

@@ -530,6 +530,7 @@ class JobProgram(Record):
     memory_limit: int | None = None  # bytes that a rank may hold: of its device, or as the job says
     model: ModelStep
     sync_batch_norm: bool
+    moves_buffers: bool = False  # forward passes move some by their samples: each step begins with rank 0's
     loss: LossStep
     data: DataStep
     microbatches: int

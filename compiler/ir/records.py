@@ -211,6 +211,7 @@ class Training(Record):
     clip_value: float | None = None
     on_nonfinite: str
     sync_batch_norm: bool
+    moves_buffers: bool = False
     offload: tuple[str, ...]
     compiled: tuple[str, ...]
     evaluate_every: int

@@ -1,14 +1,15 @@
 """Rules for what a network's forward pass draws, mixes, moves and keeps, as tracing and a trial show it.
 
-W0437, W0608, W0625 and W0641 to W0648, E0643. The ranks, the micro-batches and the batches of an evaluation each have a
-part of what one process takes at once, so a forward pass that depends on the whole computes something else there.
+W0437, W0608, W0625, W0641 to W0648, E0641, E0643. The ranks, the micro-batches and the batches of an evaluation each
+have a part of what one process takes at once: a forward pass that depends on the whole computes something else there.
 """
 
 from __future__ import annotations
 
-from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
+from dslc.compiler.ir.network_facts import GENERATOR, CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
@@ -52,6 +53,7 @@ def check_forward_passes(
             network_span(job),
             help="use `self.training` to compare samples in training only, and kept statistics in evaluation",
         )
+    _check_recomputed(job, model, facts, report)
     _check_untracked(job, ranks, workload, facts, report)
     if facts.loss_mixes and chunks > 1:
         report.add(
@@ -144,6 +146,26 @@ def _warn_of_buffers(
     )
 
 
+def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts, report: Report) -> None:
+    """Reports a recomputed block whose second pass would take another path than its first."""
+    places = [facts.host_draws.module] if facts.host_draws is not None and not facts.draws_globally else []
+    if facts.paths_differ:
+        places += [attribute.name.rpartition(".")[0] for attribute in facts.attributes]
+    for block in recomputed(job, model):
+        if any(place == block or place.startswith(f"{block}.") for place in places):
+            state = facts.draws_from or f"`{facts.attributes[0].name}`, which each pass changes"
+            report.add(
+                "E0641",
+                f"the block `{block}` takes its path by {state}, and recomputation runs it a second time, where it "
+                "would take another",
+                job.memory.at("recompute"),
+                notes=[Note(message="the network", span=network_span(job))],
+                help="draw from `random`, `numpy.random` or `torch`, which draw the same in both passes; or "
+                "`recompute = none`",
+            )
+            return
+
+
 def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts: NetworkFacts, report: Report) -> None:
     if not facts.untracked:
         return
@@ -176,13 +198,17 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
         first, more = facts.attributes[0], len(facts.attributes) - 1
         line = f" ({first.line})" if first.line else ""
         over = f", and each of {ranks} ranks has its own" if ranks > 1 else ""
+        draws = first.holds == GENERATOR
+        what = f"moves the generator `{first.name}`" if draws else f"writes {first.holds} to `{first.name}`{line}"
         report.add(
             "W0646",
-            f"`forward` writes {first.holds} to `{first.name}`{line}, on which later passes depend and which no "
-            f"checkpoint keeps: a resumed training begins without it{over}",
+            f"`forward` {what}, on which later passes depend and which no checkpoint keeps: a resumed training begins "
+            f"without it{over}",
             network_span(job),
             label=_others(more),
-            help="`register_buffer` keeps a tensor in checkpoints; or begin each batch anew",
+            help="draw from `random`, `numpy.random` or `torch`, whose states checkpoints keep"
+            if draws
+            else "`register_buffer` keeps a tensor in checkpoints; or begin each batch anew",
         )
     if facts.restored:
         first, more = facts.restored[0], len(facts.restored) - 1

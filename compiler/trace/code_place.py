@@ -82,6 +82,7 @@ class HostDraws:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._names = model, names_of(model)
         self.source = self.holder = ""
+        self.is_global = False  # true: it draws from Python's or numpy's global generator alone
         self.is_seeded = True  # false: another pass draws others, whatever was seeded before
         self._system: list[CodePlace] = []
 
@@ -96,6 +97,7 @@ class HostDraws:
         owner, _, attribute = name.rpartition(".")
         held = not self.holder or attribute in vars(dict(self._model.named_modules()).get(owner, self._model))
         self.is_seeded = name != "os" and held
+        self.is_global = name in ("random", "numpy.random")
 
     @contextmanager
     def line_of(self) -> Iterator[list[CodePlace]]:

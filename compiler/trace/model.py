@@ -213,6 +213,7 @@ def _traced(
             torch_draws=first.draws,
             host_draws=_place_of_draw(model, cut, fake, input) if draws.source else None,
             draws_from=draws.source,
+            draws_globally=draws.is_global,
             untracked=tuple(path for path, module in norms.items() if module.running_mean is None),
         ),
     )

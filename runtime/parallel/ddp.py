@@ -40,7 +40,7 @@ def wrap(job: JobProgram, model: nn.Module, hook: Hook | None = None, complete: 
         return Engine(model=model)  # nothing to exchange, and DDP refuses one rank
     assert not (job.gradients.static_graph and job.microbatches > 1), "a static graph cannot be joined with no_sync"
     # Synchronised statistics are equal on all ranks already.
-    differ = not job.sync_batch_norm and any(True for _ in model.buffers())
+    differ = (not job.sync_batch_norm or job.moves_buffers) and any(True for _ in model.buffers())
     with warnings.catch_warnings():
         # The successor of `broadcast_buffers` would exchange buffers at the beginning even if it is False.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)

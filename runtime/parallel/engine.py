@@ -30,7 +30,8 @@ class Engine:
     together hold the gradients, row by row; None if each holds them whole. `counts` is true of a parameter whose rows
     this rank counts. `agree_on_buffers` gives all ranks rank 0's buffers if they may differ (statistics per rank),
     before they are used. `let_go` frees parameters that forward passes without a backward pass have left gathered.
-    `complete` sums, after the passes of a step, gradients that are still partial.
+    `begin_step` is called before the passes of a step. `complete` sums, after the passes of a step, gradients that are
+    still partial.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Engine:
     counts: Callable[[Tensor], bool] = all_count
     agree_on_buffers: Callable[[], None] = nothing
     let_go: Callable[[], None] = nothing
+    begin_step: Callable[[], None] = nothing
     complete: Callable[[], None] = nothing
 
 

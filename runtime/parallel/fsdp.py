@@ -113,6 +113,7 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         for unit in units:
             unit.reshard()
 
+    agree = buffers_of_rank_0(model, axes.group("data", "context")) if mesh.size() > 1 else nothing
     return Engine(
         model=model,
         held=lambda: _held(job, units),
@@ -120,9 +121,8 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         shards=_shards(axes, mesh),
         counts=_counts(axes, mesh) if not stepping else _counts_of_parts(mesh),
         let_go=let_go,
-        agree_on_buffers=nothing
-        if (job.sync_batch_norm and not stepping) or mesh.size() == 1
-        else buffers_of_rank_0(model, axes.group("data", "context")),
+        agree_on_buffers=nothing if job.sync_batch_norm and not stepping and not job.moves_buffers else agree,
+        begin_step=agree if job.moves_buffers else nothing,
     )
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.ir.network_facts import AttributeFacts, CodePlace, NetworkFacts
+from dslc.compiler.ir.network_facts import GENERATOR, NUMBER, TENSORS, AttributeFacts, CodePlace, NetworkFacts
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.code_place import HostDraws, generator_state, held_values, names_of, place_of
 from dslc.compiler.trace.made import as_module
@@ -110,7 +110,7 @@ class NetworkTrial:
         total = number = 0.0
         if self.loss is not None:
             counted = OwnSum(self.loss).counted(output, batch[1])
-            total, number = float(counted.total), float(counted.number)
+            total, number = float(counted.total.detach()), float(counted.number)
         buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
         return Pass([each.detach() for each in outputs], frozenset(used), (total, number), buffers, drew)
 
@@ -129,7 +129,8 @@ class NetworkTrial:
         with draws.watching():
             one = self._pass(first, self.batch)
         if draws.source and facts.host_draws is None:
-            facts = replace(facts, host_draws=self._place_of_draw(), draws_from=draws.source)
+            place = self._place_of_draw()
+            facts = replace(facts, host_draws=place, draws_from=draws.source, draws_globally=draws.is_global)
         after = _attributes(first)
         held = {name: value for name, value in after.items() if not _equal(before.get(name), value)}
         carried = {name: _copied(value) for name, value in held_values(first) if name in held}
@@ -169,11 +170,11 @@ class NetworkTrial:
         """Returns the attributes that a pass has changed and that others depend on; adds the passes that it makes.
         `passes` are two of fresh copies, and the second one of a copy.
         """
+        if draws.holder in held or not draws.is_seeded:
+            return [draws.holder] if draws.holder in held else []  # no two passes are alike
         if not (_alike(passes[0], passes[1]) and _alike(passes[0], passes[2])):
             alone = [name for name in held if not self._stays_with({name: carried[name]}, passes)]
-            return alone or ([] if draws.source and not draws.holder else list(held))
-        if draws.holder in held:
-            return [draws.holder]
+            return alone or list(held)
         counters = {
             name: (before[name], value)
             for name, value in held.items()
@@ -197,7 +198,7 @@ class NetworkTrial:
         return _alike(passes[0], passes[-1])
 
     def _attribute(self, name: str, value: Any) -> AttributeFacts:
-        holds = "tensors" if _has_tensors(value) else "a number" if isinstance(value, int | float) else "random numbers"
+        holds = TENSORS if _has_tensors(value) else NUMBER if isinstance(value, int | float) else GENERATOR
         return AttributeFacts(name=name, holds=holds, line=_line_of_write(self._fresh(), name, self._run_once))
 
     def _run_once(self, model: nn.Module) -> None:

@@ -51,6 +51,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
 
     def step(batch: StepBatch) -> Done:
         nonlocal agreed, number
+        engine.begin_step()
         number, agreed = global_count(job, place, batch, device)
         totals.clear()
         schedule.run([(cut(input), cut(target)) for input, target in batch.micro])

@@ -118,6 +118,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
 
     def step(batch: StepBatch) -> Done:
         begin()
+        engine.begin_step()
         by_itself = exchange is not None and exchange.waits_never
         number, agreed = global_count(job, place, batch, parts.device, by_itself=by_itself)
         if together is not None:

@@ -9,7 +9,7 @@ Contract: names, parameters and hooks stay as they are; hooks (gathering paramet
 not repeated. Gradients are those of the plain module to the bit, with one exception: if a weight is used several times
 under autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are written
 once: the second pass works on copies of them, which are dropped. A module that draws random numbers draws the same ones
-again. Without gradients (evaluation) the module runs as it is.
+again, of torch's, Python's and numpy's generators. Without gradients (evaluation) the module runs as it is.
 
 Limits: the module's parameters, and all that its forward reads from outside, must not change before the backward pass.
 A buffer that a forward pass writes and its output depends on has its new value in the second pass (batch statistics are
@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
@@ -52,7 +54,9 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
     forward = module.forward
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_numbers(module)}
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
-    plain = options | ({"context_fn": contexts} if selective else {})
+    if options["preserve_rng_state"]:  # torch preserves its own generators alone
+        contexts = functools.partial(_drawing_alike, contexts)
+    plain = options | ({"context_fn": contexts} if selective or options["preserve_rng_state"] else {})
     writing_once = options | {"context_fn": functools.partial(_writing_once, module, contexts)}
     writes = any(True for _ in module.buffers())
 
@@ -90,6 +94,35 @@ def draws_numbers(module: nn.Module) -> bool:
         elif not type(part).__module__.startswith(_NOISELESS):
             return True  # a user's own module may call a function that draws
     return False
+
+
+def _drawing_alike(contexts: Callable[[], Any]) -> tuple[Any, Any]:
+    """Returns the contexts of both passes; in the second Python's and numpy's generators draw what they drew in the
+    first.
+    """
+    first, second = contexts()
+    states: list[Any] = []
+    return _noting_states(states, first), _EachTime(lambda: _from_states(states, second))
+
+
+@contextlib.contextmanager
+def _noting_states(states: list[Any], within: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    states[:] = [random.getstate(), np.random.get_state()]
+    with within:
+        yield
+
+
+@contextlib.contextmanager
+def _from_states(states: list[Any], within: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    later = random.getstate(), np.random.get_state()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    try:
+        with within:
+            yield
+    finally:
+        random.setstate(later[0])
+        np.random.set_state(later[1])
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:

@@ -307,7 +307,8 @@ def test_noise_is_said_and_not_judged(tmp_path: Path) -> None:
     assert "holds" in line_of(run.stdout, "same samples")
     assert "not compared" in line_of(run.stdout, "same scale")
     assert "draws random numbers of its own" in run.stdout
-    assert "as far as they can be compared" in run.stdout
+    assert "what was compared agrees with one process; not compared: scale and state" in run.stdout
+    assert "trains as one process does" not in run.stdout and "dropout is switched off" not in run.stdout
 
 
 def test_a_training_that_fails_is_a_failure(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import trained
@@ -304,3 +306,29 @@ def test_a_backward_pass_in_halves_recomputes_twice_and_moves_buffers_once(norm:
     of_weights = torch.autograd.grad(loss, list(model.parameters()))
     assert of_input.shape == x.shape and all(bool(each.isfinite().all()) for each in of_weights)
     assert model.get_buffer("0.0.passes").item() == 1
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+@pytest.mark.parametrize("draw", [random.randrange, np.random.randint])
+def test_a_block_that_host_randomness_leads_takes_the_same_path_again(kind: Any, draw: Any) -> None:
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.parts[draw(2)](x))
+
+    def gradients(step: p.RecomputeStep) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Either() for _ in range(6)))
+        recompute.apply(step, model)
+        random.seed(3)
+        np.random.seed(3)
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        return [random.random(), np.random.rand(), *(parameter.grad for parameter in model.parameters())]
+
+    plain = gradients(p.RecomputeStep())
+    recomputed = gradients(p.RecomputeStep(kind=kind, modules=tuple("012345")))
+    for one, other in zip(plain, recomputed, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -1,0 +1,6 @@
+import "../base/vectors.plt"
+
+model {
+  network = python("../../helpers/own_forward_passes:Failing") #! W0648
+}
+

@@ -1,0 +1,6 @@
+import "../base/vectors.plt"
+
+model {
+  network = python("../../helpers/own_forward_passes:Path") #! W0641
+}
+

@@ -1,0 +1,259 @@
+"""Networks whose forward passes draw, mix, move or keep something, for `python("own_forward_passes:…")`."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GENERATOR = np.random.default_rng(0)
+
+
+class Path(nn.Module):
+    """Uses one of two equal blocks, which `how` chooses in training."""
+
+    def __init__(self, how: str = "random") -> None:
+        super().__init__()
+        self.how, self.calls = how, 0
+        self.enter, self.leave = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.generator = np.random.default_rng(0)
+
+    def choose(self) -> int:
+        self.calls += 1
+        match self.how:
+            case "random":
+                return random.randrange(2)
+            case "numpy":
+                return int(np.random.randint(2))
+            case "generator":
+                return int(self.generator.integers(2))
+            case "variable":
+                return int(GENERATOR.integers(2))
+            case "secrets":
+                return secrets.randbelow(2)
+            case "urandom":
+                return os.urandom(1)[0] % 2
+            case "unseeded":
+                return int(np.random.default_rng().integers(2))
+            case "turns":
+                return self.calls % 2
+            case "later":
+                return int(self.calls > 700)
+        return 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.enter(x))
+        number = self.choose() if self.training else 0
+        return self.leave(x + torch.tanh(self.blocks[number](x)))
+
+
+class LayerDrop(nn.Module):
+    """Leaves out each block with probability 1/2 in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.enter(x))
+        for block in self.blocks:
+            if not self.training or random.random() >= 0.5:
+                x = x + torch.tanh(block(x))
+        return self.leave(x)
+
+
+class Block(nn.Module):
+    """One of two linear maps, by a generator of its own or by Python's."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.generator = random.Random(0) if own else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = (self.generator or random).randrange(2)
+        return x + torch.tanh(self.parts[number](x))
+
+
+def blocks(own: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), *(Block(own) for _ in range(3)), nn.Linear(8, 3))
+
+
+class Mixing(nn.Module):
+    """Lets the samples of a batch see each other, in the way that `how` names."""
+
+    def __init__(self, how: str = "mean") -> None:
+        super().__init__()
+        self.how = how
+        self.enter, self.leave = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 3)
+        self.norm: nn.Module = nn.InstanceNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        match self.how:
+            case "mean":
+                x = x - x.mean(0)
+            case "training":
+                x = x - x.mean(0) if self.training else x
+            case "norm":
+                x = F.batch_norm(x, None, None, training=True)
+            case "softmax":
+                x = x.softmax(0)
+            case "attention":
+                x = (x @ x.T).softmax(-1) @ x
+            case "sort":
+                x = x.sort(0).values
+            case "sums":
+                x = x.cumsum(0)
+            case "size":
+                x = x / len(x)
+            case "dropout":
+                x = F.dropout(x, 0.5, self.training)
+                x = x - x.mean(0)
+            case "instance":
+                x = self.norm(x[:, :, None].expand(-1, -1, 4).cumsum(-1))[..., 0]
+        return self.leave(x)
+
+
+class Moving(nn.Module):
+    """Moves a buffer in training, in the way that `how` names, and depends on it."""
+
+    def __init__(self, how: str = "most", norm: bool = False) -> None:
+        super().__init__()
+        self.how = how
+        self.enter, self.leave = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.norm = nn.BatchNorm1d(8) if norm else nn.Identity()
+        self.register_buffer("moved", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.enter(x))
+        if self.training:
+            moved: Any = self.moved
+            with torch.no_grad():
+                match self.how:
+                    case "most":
+                        self.moved = torch.maximum(moved, x.max(0).values)
+                    case "mean":
+                        moved.lerp_(x.mean(0), 0.1)
+                    case "samples":
+                        moved += len(x)
+                    case "calls":
+                        moved += 1
+        return self.leave(x / (1 + 0.1 * self.moved))
+
+
+class Carrying(nn.Module):
+    """Carries the state of an LSTM from pass to pass; or only looks, or computes a table once."""
+
+    def __init__(self, how: str = "state") -> None:
+        super().__init__()
+        self.how = how
+        self.lstm, self.leave = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 3)
+        self.state: Any = None
+        self.seen: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        fits = self.how == "state" and self.state is not None and self.state[0].shape[1] == len(x)
+        x, state = self.lstm(x[:, None], self.state if fits else None)
+        self.state, self.seen = tuple(each.detach() for each in state), x
+        return self.leave(x[:, 0])
+
+
+class Resting(nn.Module):
+    """Puts a batch norm and a dropout into evaluation mode when it is made; `kept` keeps them in it."""
+
+    def __init__(self, kept: bool = False) -> None:
+        super().__init__()
+        self.kept = kept
+        self.enter, self.norm, self.leave = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.norm.eval()
+
+    def train(self, mode: bool = True) -> Resting:
+        super().train(mode)
+        if self.kept:
+            self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.norm(self.enter(x)))
+
+
+class Untracked(nn.Module):
+    """Has a batch norm without running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False)
+        self.leave = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.norm(self.enter(x)))
+
+
+class Noisy(nn.Module):
+    """Adds noise inside of a module of its own, without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.noise, self.leave = nn.Linear(6, 8), Noise(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.noise(self.enter(x)))
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 3))
+
+
+class Failing(nn.Module):
+    """Cannot take negative numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, Tensor) and type(x) is Tensor and x.tolist() and min(map(min, x.tolist())) < 0:
+            raise ValueError("negative numbers")
+        return self.leave(x)
+
+
+class Classes(torch.utils.data.Dataset[Any]):
+    """Samples for a network that returns its own loss."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        numbers = torch.Generator().manual_seed(index)
+        return {"x": torch.randn(6, generator=numbers), "y": torch.tensor(index % 3)}
+
+
+class Losing(nn.Module):
+    """Returns its loss: a mean over samples, or with a term that compares them."""
+
+    def __init__(self, how: str = "balance") -> None:
+        super().__init__()
+        self.how, self.leave = how, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        output = self.leave(x)
+        loss = F.cross_entropy(output, y)
+        if self.how == "balance":
+            loss = loss + output.softmax(1).mean(0).square().sum()
+        elif self.how == "contrast":
+            loss = F.cross_entropy(output @ output.T, torch.arange(len(x)))
+        return {"loss": loss}

@@ -1,0 +1,150 @@
+"""A network is tried on real samples: what it draws, mixes, moves and keeps is known by name and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import own_forward_passes as own
+from torch import nn
+
+from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
+from dslc.compiler.ir.program import LossStep
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.trace.trace import trace_model
+from dslc.runtime.step.network_trial import NetworkTrial
+
+INPUT = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+LINES = Path(own.__file__).read_text().splitlines()
+
+
+def tried(network: Any, *, traced: bool = False) -> NetworkFacts:
+    def make() -> nn.Module:
+        made: nn.Module = network() if callable(network) and not isinstance(network, nn.Module) else network
+        return made
+
+    known = trace_model(make, TensorFact(shape=(6,), dtype="float32")).network if traced else None
+    return NetworkTrial(make, (INPUT, torch.zeros(3))).result(known or NetworkFacts())
+
+
+def code_at(place: CodePlace | None) -> str:
+    assert place is not None
+    file, number = place.line.split(":")
+    assert file == "own_forward_passes.py"
+    return LINES[int(number) - 1].strip()
+
+
+@pytest.mark.parametrize(
+    ("how", "source", "code"),
+    [
+        ("random", "Python's", "return random.randrange(2)"),
+        ("numpy", "numpy's", "return int(np.random.randint(2))"),
+        ("generator", "`generator`", "return int(self.generator.integers(2))"),
+        ("variable", "`GENERATOR`", "return int(GENERATOR.integers(2))"),
+        ("secrets", "operating system's", "return secrets.randbelow(2)"),
+        ("urandom", "operating system's", "return os.urandom(1)[0] % 2"),
+        ("unseeded", "operating system's", "return int(np.random.default_rng().integers(2))"),
+    ],
+)
+@pytest.mark.parametrize("traced", [False, True], ids=["tried", "traced"])
+def test_a_path_that_host_randomness_chooses_is_known_by_its_line(
+    how: str, source: str, code: str, traced: bool
+) -> None:
+    facts = tried(lambda: own.Path(how), traced=traced)
+    assert facts.varies and source in facts.draws_from and code_at(facts.host_draws) == code
+    assert facts.draws_globally == (how in ("random", "numpy"))
+    assert facts.mixes is None and facts.mixes_evaluation is None
+    assert [each.holds for each in facts.attributes] == ["random numbers"] * (how in ("generator", "variable"))
+
+
+@pytest.mark.parametrize("how", ["turns", "later"])
+def test_a_path_that_a_count_of_calls_chooses_is_known(how: str) -> None:
+    facts = tried(lambda: own.Path(how))
+    assert facts.varies and facts.host_draws is None
+    assert [(each.name, each.holds) for each in facts.attributes] == [("calls", "a number")]
+
+
+def test_a_count_that_nothing_depends_on_is_none_of_them() -> None:
+    facts = tried(lambda: own.Path("none"), traced=True)
+    assert not facts.varies and facts.attributes == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("mean", "x = x - x.mean(0)"),
+        ("norm", "x = F.batch_norm(x, None, None, training=True)"),
+        ("softmax", "x = x.softmax(0)"),
+        ("attention", "x = (x @ x.T).softmax(-1) @ x"),
+        ("sort", "x = x.sort(0).values"),
+        ("sums", "x = x.cumsum(0)"),
+        ("size", "x = x / len(x)"),
+        ("dropout", "x = x - x.mean(0)"),
+    ],
+)
+def test_a_network_that_mixes_samples_is_known_by_its_line(how: str, code: str) -> None:
+    facts = tried(lambda: own.Mixing(how))
+    assert code_at(facts.mixes_evaluation) == code
+    assert facts.mixes is not None and (how == "dropout" or code_at(facts.mixes) == code)
+
+
+def test_one_that_mixes_in_training_alone_does_not_in_evaluation() -> None:
+    facts = tried(lambda: own.Mixing("training"))
+    assert "x.mean(0)" in code_at(facts.mixes) and facts.mixes_evaluation is None
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda: own.Mixing("instance"),
+        own.Resting,
+        own.Untracked,
+        own.dropping,
+        own.Noisy,
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)),
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.TransformerEncoderLayer(3, 1, 8, batch_first=True)),
+    ],
+)
+def test_normalisation_and_noise_of_torch_mix_nothing(network: Any) -> None:
+    facts = tried(network, traced=True)
+    assert (facts.mixes, facts.mixes_evaluation, facts.moved, facts.attributes) == (None, None, (), ())
+    assert facts.tried and not facts.varies
+
+
+@pytest.mark.parametrize(("how", "moved"), [("most", True), ("mean", True), ("samples", True), ("calls", False)])
+def test_a_buffer_that_follows_from_the_samples_is_told_from_a_count_of_calls(how: str, moved: bool) -> None:
+    facts = tried(lambda: own.Moving(how))
+    assert (facts.moved, facts.counted) == ((("moved",), ()) if moved else ((), ("moved",)))
+
+
+def test_a_state_that_is_carried_is_told_from_a_tensor_that_is_kept_for_a_look() -> None:
+    (attribute,) = tried(own.Carrying).attributes
+    assert (attribute.name, attribute.holds) == ("state", "tensors")
+    assert code_at(CodePlace(module="", kind="", line=attribute.line)).startswith("self.state, self.seen =")
+    assert tried(lambda: own.Carrying("look")).attributes == ()
+
+
+@pytest.mark.parametrize(("how", "mixes"), [("balance", True), ("contrast", True), ("mean", False)])
+def test_a_loss_that_a_network_returns_is_tried(how: str, mixes: bool) -> None:
+    batch = {"x": INPUT, "y": torch.tensor([0, 1, 2])}
+    arguments = {"mean_of": None, "ignore": -100, "shift": 0}
+    loss = LossStep(kind="own", arguments=arguments, counts="own", ignore=None, line="")
+    facts = NetworkTrial(lambda: own.Losing(how), (batch, batch), loss).result(NetworkFacts())
+    assert facts.loss_mixes == mixes
+
+
+def test_a_draw_of_torch_is_known_by_module_and_line() -> None:
+    place = tried(own.Noisy, traced=True).torch_draws
+    assert place is not None and place.module == "noise" and "randn_like" in code_at(place)
+    place = tried(own.dropping, traced=True).torch_draws
+    assert place is not None and (place.module, place.kind) == ("1", "Dropout")
+
+
+def test_a_trial_leaves_the_generators_of_its_process_alone() -> None:
+    import random
+
+    before = random.getstate(), torch.get_rng_state()
+    tried(lambda: own.Path("random"))
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
