@@ -41,7 +41,7 @@ def modules_in_evaluation(model: Any) -> tuple[str, ...]:
     return tuple(
         name
         for name, module in model.named_modules()
-        if not module.training and isinstance(module, kinds) and getattr(module, "p", 1)
+        if not module.training and isinstance(module, kinds) and getattr(module, "p", True)
     )
 
 

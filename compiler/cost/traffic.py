@@ -332,8 +332,8 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
             yield _data("all_reduce", SCALE_OF_SUMS, [4] * len(scattered))
         yield _data("all_reduce", "gradients", [size // shards for size in scattered], summed)
     if place.model.moves_buffers and place.layout.sizes["data"] > 1:
-        for dtype, sizes in _buffers(place.layers, limit=1).items():
-            yield _data("broadcast", "buffers", sizes, dtype)
+        for kind, each in _buffers(place.layers, limit=1).items():
+            yield _data("broadcast", "buffers", each, kind)
     if searches(place.model, sharding) and place.layout.sizes["data"] > 1:
         yield _data("all_reduce", "which parameters were used", [4 * len(place.whole.trained)], "int32")
 

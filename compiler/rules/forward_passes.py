@@ -211,10 +211,10 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
             else "`register_buffer` keeps a tensor in checkpoints; or begin each batch anew",
         )
     if facts.restored:
-        first, more = facts.restored[0], len(facts.restored) - 1
+        name, more = facts.restored[0], len(facts.restored) - 1
         report.add(
             "W0647",
-            f"the network puts `{first}` into evaluation mode when it is made, and training puts it into training mode "
+            f"the network puts `{name}` into evaluation mode when it is made, and training puts it into training mode "
             "again, as `model.train()` does",
             network_span(job),
             label=_others(more),

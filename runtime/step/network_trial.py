@@ -143,7 +143,8 @@ class NetworkTrial:
             facts = replace(facts, attributes=tuple(self._attribute(name, held[name]) for name in names))
         facts = replace(facts, repeats=repeats, paths_differ=len({each.used for each in passes}) > 1)
         others = self._others(one, training=True) if repeats and self.rows > 1 else []
-        return replace(facts, **self._buffers(one, others), mixes=self._mixing(one, others, training=True))
+        moved, counted = self._buffers(one, others)
+        return replace(facts, moved=moved, counted=counted, mixes=self._mixing(one, others, training=True))
 
     def _place_of_draw(self) -> CodePlace:
         model = self._fresh()
@@ -204,7 +205,7 @@ class NetworkTrial:
     def _run_once(self, model: nn.Module) -> None:
         self._pass(model, self.batch)
 
-    def _buffers(self, one: Pass, others: Sequence[tuple[list[int], Pass]]) -> dict[str, tuple[str, ...]]:
+    def _buffers(self, one: Pass, others: Sequence[tuple[list[int], Pass]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the buffers that training moves: by its samples, and in the same way whatever they are."""
         first = dict(self.model.named_buffers())
         changed = [name for name, value in one.buffers.items() if name in first and not _equal(first[name], value)]
@@ -213,7 +214,7 @@ class NetworkTrial:
             for name in changed
             if others and all(_near(one.buffers[name], each.buffers[name]) for _, each in others)
         ]
-        return {"moved": tuple(name for name in changed if name not in same), "counted": tuple(same)}
+        return tuple(name for name in changed if name not in same), tuple(same)
 
     # ------------------------------------------------------------------------------------------------ mixing
 

@@ -131,6 +131,7 @@ class Moving(nn.Module):
         self.how = how
         self.enter, self.leave = nn.Linear(6, 8), nn.Linear(8, 3)
         self.norm = nn.BatchNorm1d(8) if norm else nn.Identity()
+        self.moved: Tensor
         self.register_buffer("moved", torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from helpers.trained import Trained, agree, beside, ready, train_job
 from torch import nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime.data.batches import micro_batches
+from dslc.runtime.data.sampler import micro_batches
 from dslc.runtime.data.sources import open_source
 from dslc.runtime.process import random_numbers
 
