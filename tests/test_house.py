@@ -81,7 +81,8 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
-    own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.common", *OF_TORCH)
+    naming = "dslc.compiler.trace.code_place"  # names modules and lines, in traces and in trials
+    own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.common", naming, *OF_TORCH)
     libraries = ("cloudpickle", "numpy", "rich", "safetensors", "tensorboard", "torch")
     return None if found.is_of(*own, *libraries) else "runtime imports torch, compiler/ir and compiler/common"
 

@@ -73,7 +73,7 @@ class RealBatch:
 def try_network(
     job: JobSpec,
     source: SourceFacts,
-    make: Callable[[], object],
+    make: Callable[[], Any],
     facts: ModelFacts,
     batch: Any,
     restored: tuple[str, ...],

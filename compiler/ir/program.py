@@ -425,8 +425,7 @@ class AverageStep(Record):
 
 @record
 class RecomputeStep(Record):
-    """Modules whose forward pass runs again in the backward pass. `selective` keeps the results of products and of
-    attention."""
+    """Modules that run again in the backward pass. `selective` keeps the results of products and of attention."""
 
     kind: Literal["none", "full", "selective"] = "none"
     modules: tuple[str, ...] = ()

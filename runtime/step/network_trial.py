@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from dslc.compiler.ir.network_facts import GENERATOR, NUMBER, TENSORS, AttributeFacts, CodePlace, NetworkFacts
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.code_place import HostDraws, generator_state, held_values, names_of, place_of
-from dslc.compiler.trace.made import as_module
 from dslc.compiler.trace.private_torch import AnyBatchNorm, TorchDispatchMode
 from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
 from dslc.runtime.model.own_losses import OwnSum
@@ -59,7 +58,7 @@ class NetworkTrial:
     that returns its own.
     """
 
-    make: Callable[[], object]
+    make: Callable[[], nn.Module]
     batch: tuple[Any, Any]
     loss: LossStep | None = None
     model: nn.Module = field(init=False)
@@ -87,7 +86,7 @@ class NetworkTrial:
 
     def _made(self) -> nn.Module:
         _begin()
-        return with_fixed_statistics(as_module(self.make()))
+        return with_fixed_statistics(self.make())
 
     def _fresh(self) -> nn.Module:
         """Returns a copy of the network as it was made: a pass may change its parameters, too."""
