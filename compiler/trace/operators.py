@@ -14,7 +14,7 @@ for an operation that works across the pieces, or is not known. The shapes are t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -99,11 +99,20 @@ def _across(operation: Operation) -> Refused:
     )
 
 
+def _common(shares: Sequence[Share | None]) -> Share | None:
+    """Returns the share that all of these are, of dims of one size; None if they are cut differently. Heads that are
+    repeated for several queries are fewer units in the same places.
+    """
+    first = shares[0]
+    if first is None or any(s is None or s._replace(size=first.size) != first for s in shares):
+        return None
+    return first._replace(size=gcd(*(s.size for s in shares if s is not None)))
+
+
 def _aligned(operation: Operation, out: torch.Tensor) -> Share:
     """Elementwise operations, dims aligned at the end."""
-    found = {Share(s.dim + out.dim() - t.dim(), s.outer, s.size) for t, s in operation.shares}
-    share = found.pop()
-    if found or any(t.shape[s.dim] != out.shape[share.dim] for t, s in operation.shares):
+    share = _common([s._replace(dim=s.dim + out.dim() - t.dim()) for t, s in operation.shares])
+    if share is None or any(t.shape[s.dim] != out.shape[share.dim] for t, s in operation.shares):
         raise Refused(f"`{operation.name}` combines shares that are cut differently")
     back = share.dim - out.dim()
     if any(t.dim() >= -back and t.shape[back] != 1 for t in operation.wholes):
@@ -211,8 +220,11 @@ def _product(operation: Operation, out: torch.Tensor) -> Share:
     if (a and a.dim == last) or (b and b.dim == (rows if second.dim() > 1 else 0)):
         raise _across(operation)
     found = a or b
-    # In a batch of matrices both factors have the share, otherwise one of them.
-    if found is None or (a != b if found.dim < rows else bool(a and b)):
+    if found is not None and found.dim < rows:  # in a batch of matrices both factors have the share, else one of them
+        found = _common([a, b])
+    elif a and b:
+        found = None
+    if found is None:
         raise Refused(f"`{operation.name}` combines shares that are cut differently")
     if operation.name.startswith(("add", "badd")):
         _check_added(operation, found, out)

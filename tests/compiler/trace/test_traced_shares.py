@@ -27,6 +27,11 @@ ONE = torch.tensor([0.25])
 TABLE = torch.arange(24.0).view(8, 3).sin()
 
 
+def _repeated_heads(x: Tensor) -> Tensor:
+    """Returns every second head, twice."""
+    return x.unflatten(1, (-1, 2))[:, :, 0].repeat_interleave(2, 1)
+
+
 def _turned(x: Tensor) -> Tensor:
     """Turns pairs of numbers by angles, as rotary positions do."""
     pairs = torch.view_as_complex(x.unflatten(3, (-1, 2)))
@@ -56,6 +61,7 @@ FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
     "repeated heads": (lambda x: x[:, :, None].expand(-1, -1, 3, -1, -1).flatten(1, 2), {0, 1, 2, 3}),
     "gated": (F.glu, {0, 1, 2}),
     "a product": (lambda x: x @ x.transpose(-1, -2), {0, 1}),
+    "grouped heads by hand": (lambda x: x @ _repeated_heads(x).mT * _repeated_heads(x).sum(-1, True), {0, 1}),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), {0, 1}),
     "sorted": (lambda x: x.sort(2).values, {0, 1, 3}),
     "complex positions": (lambda x: torch.view_as_real(_turned(x)).flatten(3), {0, 1, 2, 3}),
