@@ -160,8 +160,12 @@ def test_a_users_own_is_one_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "title", "said"),
     [
-        # The second rank's samples are not those of one process.
-        ({"sample": 'input = input + int(os.environ.get("RANK", 0))'}, "same samples", "step 1: on rank 1 samples "),
+        # The second rank's samples are not those of one process, but for those that the ranks compare themselves.
+        (
+            {"sample": 'input = input + int(os.environ.get("RANK", 0)) * (index % 20 > 0)'},
+            "same samples",
+            "step 1: on rank 1 samples ",
+        ),
         # Two processes start from other values than one.
         (
             {"net": 'self.inner[3].bias.data.add_(int(os.environ.get("WORLD_SIZE", 1)))'},
@@ -193,6 +197,15 @@ def test_what_breaks_an_invariant_is_named(tmp_path: Path, broken: dict[str, str
     assert "broken" in found
     assert said in found
     assert f"does not train as one process does: {title} broken" in run.stdout, "and of what follows nothing is said"
+
+
+def test_ranks_that_find_their_samples_different_end_the_verification(tmp_path: Path) -> None:
+    """The training under the plan says which sample it is, and why, before anything is compared."""
+    run = verify(tmp_path, JOB, "--steps=2", sample='input = input + int(os.environ.get("RANK", 0))')
+    assert run.returncode == 3, run.stdout + run.stderr
+    assert "under the plan: training failed on rank 0 before the first step (job.plt:7:12)" in run.stderr
+    assert "sample 0 of the training data (`dataset[0]`) is not the same on rank 0 and rank 1" in run.stderr
+    assert "give generators a seed" in run.stderr and "Traceback" not in run.stderr
 
 
 # A parameter and a buffer without dims; `{}` is what is added to the buffer.
