@@ -75,8 +75,9 @@ def made_without_memory(make: Callable[[], object], fake: FakeTensorMode) -> nn.
             made = make()
         except (RuntimeError, TypeError, ValueError, AssertionError):  # raised for tensors without numbers
             made = None
+        if fake.quantized:
+            made = None
     module = as_module(make() if made is None else made)
-    _check_layouts(module)
     _empty(module, fake)
     return module
 
@@ -91,25 +92,28 @@ def _check_layouts(module: nn.Module) -> None:
         held = {name: value for name, value in vars(part).items() if name not in MODULE_MAPPINGS}
         registered = dict(part.named_parameters(recurse=False)) | dict(part.named_buffers(recurse=False))
         for name, tensor in (held | registered).items():
-            if not isinstance(tensor, torch.Tensor) or not (kind := _layout(tensor)):
+            if not isinstance(tensor, torch.Tensor) or (layout := _layout(tensor)) is None:
                 continue
-            where = f"{path}.{name}" if path else name
+            where, (kind, remedy) = f"{path}.{name}" if path else name, layout
             raise TraceError(
                 f"`{where}` ({type(part).__name__}) is {kind}, and dslc takes tensors that are plain arrays of numbers",
-                remedy="keep a dense one, or buffers of its indices and values with `index_add` in `forward`",
+                remedy=remedy,
             )
 
 
-def _layout(tensor: torch.Tensor) -> str:
-    """Returns what a tensor is that is no array; "" if it is one."""
-    if tensor.is_nested:
-        return "a nested tensor"
+def _layout(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Returns what a tensor is that is no array, and what to keep in its place; None for one that is."""
     if tensor.is_quantized:
-        return "a quantized tensor"
+        return "a quantized tensor", "keep it as `dequantize()` gives it; or its `int_repr()`, scale and zero point"
+    if tensor.is_nested:
+        return "a nested tensor", "keep a padded one and its lengths"
     if tensor.is_mkldnn:
-        return "a tensor in the layout of mkldnn"
+        return "a tensor in the layout of mkldnn", "keep it as `to_dense()` gives it"
     layout = str(tensor.layout).removeprefix("torch.")
-    return "" if layout == "strided" else f"a sparse tensor (`{layout}`)"
+    if layout == "strided":
+        return None
+    remedy = "keep a dense one; or buffers of its indices and values, of which `forward` makes a sparse tensor"
+    return f"a sparse tensor (`{layout}`)", remedy
 
 
 def as_module(made: object) -> nn.Module:
@@ -118,6 +122,7 @@ def as_module(made: object) -> nn.Module:
 
     if not isinstance(made, torch.nn.Module):
         raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
+    _check_layouts(made)
     _check_memory(made)
     return made.train()
 

@@ -66,17 +66,18 @@ class Walk(Run):
         self._entry = self._live
 
     def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
-        from dslc.compiler.trace.private_torch import is_cast
+        from dslc.compiler.trace.private_torch import is_cast, storages_of
 
         made = []
         for tensor in tensors_of(result):
             key = storage(tensor)
             if key in self.own or key in self._alive:
                 continue
-            place = tensor.untyped_storage()
-            made.append((place.nbytes(), tensor.numel()))
-            self._live += place.nbytes()
-            self._alive[key] = weakref.ref(place, self._gone(key, place.nbytes()))
+            places = storages_of(tensor)
+            size = sum(place.nbytes() for place in places)
+            made.append((size, tensor.numel()))
+            self._live += size
+            self._alive[key] = weakref.ref(places[0], self._gone(key, size))
         copies = is_cast(func)
         if copies and not self.going_back and self.low:
             self._note_copy(args)

@@ -37,7 +37,7 @@ from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.made import NOTHING, TraceError, as_module, dtype_name, made_without_memory, own_tensors
 from dslc.compiler.trace.memory import measure
 from dslc.compiler.trace.pieces import Asked, with_pieces
-from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
+from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
 from dslc.compiler.trace.shares import with_shares
 from dslc.compiler.trace.skipped import Skipped
 
@@ -398,7 +398,7 @@ class _Count(Run):
             if (key := storage(tensor)) not in self._entered | self.own:
                 self._entered.add(key)
                 self._alive.append(tensor)
-                self.given[path] += tensor.untyped_storage().nbytes()
+                self.given[path] += storage_bytes(tensor)
 
     def left(self, path: str, output: object) -> None:
         if tensors := tensors_of(output):
@@ -430,7 +430,7 @@ class _Count(Run):
             self._held.add(key)
             self._alive.append(tensor)
             self._note(self.now)
-            self.saved[self.now] += tensor.untyped_storage().nbytes()
+            self.saved[self.now] += storage_bytes(tensor)
         return tensor
 
     def _look(self, func: Operator, args: Sequence[Any]) -> None:

@@ -145,7 +145,21 @@ MODULE_MAPPINGS = ("_parameters", "_buffers", "_modules")  # the attributes of a
 
 def storage_identity(tensor: Tensor) -> int:
     """Returns the identity of a tensor's memory, valid while the tensor is alive; fake tensors have one too."""
-    return tensor.untyped_storage()._cdata
+    return storages_of(tensor)[0]._cdata
+
+
+def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """Returns the pieces of a tensor's memory: of a sparse one its values, and then its indices."""
+    if tensor.layout == torch.strided:
+        return [tensor.untyped_storage()]
+    with torch.no_grad():
+        if tensor.layout == torch.sparse_coo:
+            parts = [tensor._values(), tensor._indices()]
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+        else:
+            parts = [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
+    return [part.untyped_storage() for part in parts]
 
 
 def times_written(tensor: Tensor) -> int:
@@ -247,13 +261,19 @@ def without_torch_function() -> AbstractContextManager[None]:
 
 
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm  # products of the rows of each group with its own matrix
+_QUANTIZE = torch.ops.aten.quantize_per_tensor
+_QUANTIZING = (_QUANTIZE.default, _QUANTIZE.tensor_qparams, _QUANTIZE.tensors)
 _DEVICE = torch.ops.prim.device.default  # the question for a tensor's device, which its metadata answers
 
 
 class FakeTensorMode(_TorchFakeTensorMode):
     """Makes tensors without memory. Torch calls it without the wrapper that hides a mode from its compiler, which takes
     as long as a tenth of a fake operation: nothing is compiled while modules are traced.
+
+    `quantized` says that a tensor was quantized: without memory it is a plain one, and only a real one shows its kind.
     """
+
+    quantized = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -268,6 +288,8 @@ class FakeTensorMode(_TorchFakeTensorMode):
             shape = _grouped_shape(args[0], args[1], ends)
             with self:
                 return torch.empty(shape, dtype=args[0].dtype)
+        if func in _QUANTIZING:
+            self.quantized = True
         return super().dispatch(func, types, args, kwargs)
 
 

@@ -142,6 +142,13 @@ def storage(tensor: torch.Tensor) -> int:
     return storage_identity(tensor)
 
 
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor's memory, which a sparse one has in several pieces."""
+    from dslc.compiler.trace.private_torch import storages_of
+
+    return sum(place.nbytes() for place in storages_of(tensor))
+
+
 def total_of(output: object) -> torch.Tensor | None:
     """Returns the sum of all numbers of an output that depend on a parameter; None if none does."""
     sums = [tensor.sum().real for tensor in tensors_of(output) if tensor.requires_grad]  # some are complex

@@ -54,7 +54,7 @@ class EvaluationWeights(WeightsInPlace):
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        weights, _ = self._parts()
+        weights, _ = self.local_parts()
         before = [weight.clone() for weight in weights]
         self._optimizer.evaluates(True)
         try:

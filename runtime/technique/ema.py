@@ -74,7 +74,7 @@ class WeightsInPlace(ABC):
             if names is None or name in names:
                 local_part(average).copy_(local_part(self._weights[name]))
 
-    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
+    def local_parts(self) -> tuple[list[Tensor], list[Tensor]]:
         """Returns this rank's parts of the weights that train, and of these."""
         weights = [local_part(weight) for weight in self._weights.values()]
         return weights, [local_part(average) for average in self.tensors.values()]
@@ -93,7 +93,7 @@ class Average(WeightsInPlace):
         if left:
             return
         offload.settle(self._optimizer)
-        weights, averages = self._parts()
+        weights, averages = self.local_parts()
         if updates == 1 or step <= self._step.after + 1:
             self.begin()
         elif weights:
@@ -114,7 +114,7 @@ class Average(WeightsInPlace):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for weight, average in zip(*self._parts(), strict=True):
+        for weight, average in zip(*self.local_parts(), strict=True):
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)

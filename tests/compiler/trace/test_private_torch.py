@@ -58,6 +58,10 @@ def test_the_insides_of_a_tensor() -> None:
     assert pt.is_view(row) and not pt.is_view(whole)
     assert pt.base_of(row) is whole and pt.base_of(whole) is None
     assert pt.local_part(row) is row and not pt.is_distributed(row)
+    for sparse in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.eye(2).to_sparse_csc()):
+        values, *indices = pt.storages_of(sparse)
+        assert values._cdata == pt.storage_identity(sparse) == pt.storage_identity(sparse.detach())
+        assert values.nbytes() == 2 * 4 and sum(place.nbytes() for place in indices) >= 4 * 8
 
 
 def test_lists_of_tensors() -> None:

@@ -452,6 +452,9 @@ def test_failing_under_autocast_matters_to_jobs_that_use_it() -> None:
         trace_model(made, fact(4), low=True)
 
 
+ONE_SCALE = (torch.ones(4), torch.zeros(4, dtype=torch.int64))
+
+
 class WithLayout(nn.Module):
     """Keeps a tensor that is no array of numbers, as a buffer, a parameter or an attribute."""
 
@@ -461,7 +464,8 @@ class WithLayout(nn.Module):
         if how == "buffer":
             self.inner.register_buffer("adjacency", tensor())
         elif how == "parameter":
-            self.inner.register_parameter("adjacency", nn.Parameter(tensor()))
+            held = tensor()
+            self.inner.register_parameter("adjacency", nn.Parameter(held, held.is_floating_point()))
         else:
             self.inner.adjacency = tensor()
 
@@ -478,9 +482,39 @@ class WithLayout(nn.Module):
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "a nested tensor"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
         (lambda: torch.eye(4).to_mkldnn(), "a tensor in the layout of mkldnn"),
+        (lambda: torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8), "a quantized tensor"),
+        (lambda: torch.quantize_per_channel(torch.eye(4), *ONE_SCALE, 0, torch.quint8), "a quantized tensor"),
     ],
-    ids=["coo", "csr", "jagged", "nested", "mkldnn"],
+    ids=["coo", "csr", "jagged", "nested", "mkldnn", "quantized", "quantized by channel"],
 )
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")  # torch is to drop these tensors
 def test_a_tensor_that_is_no_array_is_named(tensor: Any, kind: str, how: str) -> None:
     with pytest.raises(TraceError, match=re.escape(f"`inner.adjacency` (Linear) is {kind}")):
         trace_model(lambda: WithLayout(tensor, how), TensorFact(shape=(4,), dtype="float32"))
+
+
+class WithSparseProduct(nn.Module):
+    """Multiplies by a sparse matrix that `forward` builds of buffers, or of a dense one."""
+
+    edges: Tensor
+    values: Tensor
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.inner = kind, nn.Linear(4, 4)
+        self.register_buffer("edges", torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]]))
+        self.register_buffer("values", torch.rand(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x).T
+        if self.kind == "coo":
+            return torch.sparse.mm(torch.sparse_coo_tensor(self.edges, self.values, (4, 4)), h).T
+        dense = torch.zeros(4, 4).index_put((self.edges[0], self.edges[1]), self.values)
+        return (getattr(dense, f"to_sparse_{self.kind}")() @ h).T
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc"])
+def test_forward_may_build_a_sparse_tensor(kind: str) -> None:
+    facts = trace_model(lambda: WithSparseProduct(kind), TensorFact(shape=(4,), dtype="float32"))
+    assert facts.output.shape == (4,)
+    assert not facts.looks and not facts.unused, "and its gradient reaches the parameters"
