@@ -557,7 +557,8 @@ def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | N
     if average is None:
         return None
     values = arguments_of(average, without=("every", "after"))
-    every, after = in_steps(average.every, workload) or 1, in_steps(average.after, workload) or 0
+    every = in_steps(average.every, workload) or 1
+    after = (in_steps(average.after, workload) or 0) if average.after.value else 0
     return p.AverageStep(**values, every=every, after=after)
 
 
