@@ -30,6 +30,7 @@ from dslc.runtime.loop.goals import Goals
 from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
+from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.order_check import OrderCheck
 from dslc.runtime.measure.replica_check import ReplicaCheck
@@ -38,9 +39,9 @@ from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.records import Records, note
 from dslc.runtime.process.stop import Board
-from dslc.runtime.step import own_step, pipeline_step
+from dslc.runtime.step import closure_step, own_step, pipeline_step
 from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import Done, Looks, per_sample, stepper
+from dslc.runtime.step.stepper import UNSEEN, Done, Looks, per_sample, stepper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,13 @@ class _Training:
     def _worker(self, first: int) -> Callable[[StepBatch], Done]:
         job, told = self._job, self._told
         between = told.between if self._hooks is None else self._hooks.between(told.between)
-        looks = Looks(loss=self._order.loss(self._guard.loss), between=between, norm=self._guard.norm)
+        looks = Looks(
+            loss=self._order.loss(self._guard.loss),
+            between=between,
+            norm=self._guard.norm,
+            evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.between(UNSEEN.evaluated),
+            later=collectives.aside,
+        )
         work = self._measure.around(_stepper(job)(job, self._place, self._parts, looks))
         if not job.observe:
             return work
@@ -279,6 +286,8 @@ class _Training:
 def _stepper(job: JobProgram) -> Callable[[JobProgram, RankPlace, Parts, Looks], Callable[[StepBatch], Done]]:
     if job.own_step is not None:
         return own_step.stepper
+    if job.optimizer.closure:
+        return closure_step.stepper
     return pipeline_step.stepper if job.pipeline else stepper
 
 

@@ -287,22 +287,11 @@ def try_optimizer(
 
     def use(function: Callable[..., Any]) -> Any:
         from dslc.runtime.loop.optimizer_trial import try_out
-        from dslc.runtime.parallel.own_optimizer import ClosureError
 
-        try:
-            return to_json(try_out(step, named))
-        except ClosureError as error:
-            return str(error)
+        return to_json(try_out(step, named))
 
     found = used(job, call, "optimizer", use, report)
-    if isinstance(found, str):
-        report.add(
-            "E0663",
-            f"`{call.function}` cannot be used: {found}, and a step computes it once",
-            call.at("function"),
-            help="an optimizer whose `step()` takes the gradients that there are, such as `adamw(lr = 1e-3)`",
-        )
-    if found is None or isinstance(found, str):
+    if found is None:
         return None
     facts = from_json(OptimizerFacts, found)
     return facts if named else replace(facts, kinds=(), parameters=())

@@ -506,6 +506,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
             no_decay=job.train.no_decay,
             python=own,
             group_state=facts.group_state,
+            closure=facts.closure,
             line=short_line(optimizer.span),
         )
     return p.OptimizerStep(

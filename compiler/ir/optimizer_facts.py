@@ -29,6 +29,7 @@ class OptimizerFacts(Record):
     "" where they can. `draws`: an update draws random numbers. `decays`: it takes a `weight_decay`. `group_state` are
     the entries of its groups that an update changes. `unkept`: a training that resumes from what a checkpoint keeps
     goes on otherwise. `modes`: it has `train()` and `eval()`, between which the weights are others.
+    `closure`: its `step` needs a function that evaluates the loss and the gradients.
     """
 
     kinds: tuple[tuple[StateFact, ...], ...] = ()
@@ -41,3 +42,4 @@ class OptimizerFacts(Record):
     group_state: tuple[str, ...] = ()
     unkept: bool = False
     modes: bool = False
+    closure: bool = False

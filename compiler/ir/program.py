@@ -255,7 +255,8 @@ class OptimizerStep(Record):
 
     `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
     for each parameter, `counts` those of them that are one number. `fused` are the devices on which torch's fused
-    kernel is taken. `group_state` are the entries of the groups of a user's own that its updates change.
+    kernel is taken. `group_state` are the entries of the groups of a user's own that its updates change. `closure`: its
+    `step` evaluates the loss, and may do so several times.
     """
 
     kind: str
@@ -268,6 +269,7 @@ class OptimizerStep(Record):
     arguments: Arguments = field(default_factory=dict)
     python: PythonFunction | None = None
     group_state: tuple[str, ...] = ()
+    closure: bool = False
     line: str = ""
 
 

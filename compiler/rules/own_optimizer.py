@@ -1,5 +1,5 @@
-"""Rules for a user's own optimizer, over what trying it has shown. E0613, E0615 to E0617, E0662, E0723,
-W0613.
+"""Rules for a user's own optimizer, over what trying it has shown. E0613, E0615 to E0617, E0662, E0663, E0723,
+W0613, W0663.
 
 Each is a reason why ranks would update parameters otherwise than one process does. Without facts (nothing was tried)
 only what the job alone tells is reported.
@@ -7,11 +7,14 @@ only what the job alone tells is reported.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
 from dslc.compiler.rules.sharding import asked_by, or_else
 from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language.calls import Fp16
 from dslc.dsl.language.effects import no_effect
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import PythonOptimizer
@@ -41,6 +44,8 @@ def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFac
     _check_kept(job, call, facts, report)
     if facts.modes:
         _check_modes(job, call, layout, report)
+    if facts.closure:
+        _check_closure(job, call, layout, report)
     if job.train.no_decay and not facts.decays:
         why = f"`{call.function}` takes no `weight_decay`"
         report.extend([no_effect("train.no_decay", why, job.train.named("no_decay"), "give it such an argument")])
@@ -99,6 +104,52 @@ def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None, rep
             notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
             help=help,
         )
+
+
+def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None, report: Report) -> None:
+    """Reports each field with which a step cannot be evaluated again; else warns that the plan shows one evaluation."""
+    train, refusals = job.train, list[tuple[str, Span | None, str]]()
+    if train.step is not None:
+        reason = "a step of your own makes its updates by itself, and hands no closure over"
+        refusals.append((reason, train.at("step"), "leave `step` out"))
+    if isinstance(train.precision, Fp16):
+        reason = "`fp16` scales the loss, and a step whose gradients overflow is left out after its evaluations"
+        refusals.append((reason, train.at("precision"), "`bf16` needs no loss scaling"))
+    if train.on_nonfinite == "skip":
+        reason = "`skip` leaves out a step after its evaluations, which have moved the parameters by then"
+        refusals.append((reason, train.at("on_nonfinite"), "`on_nonfinite = stop`, which sees the first evaluation"))
+    if layout is not None:
+        refusals += _split_parameters(job, layout)
+    for reason, span, help in refusals:
+        report.add(
+            "E0663",
+            f"`{call.function}` evaluates the loss within its `step`, by a closure: {reason}",
+            span,
+            notes=[Note(message="the optimizer", span=train.at("optimizer"))],
+            help=f"{help}; or an optimizer whose `step` takes no closure",
+        )
+    if not refusals:
+        report.add(
+            "W0663",
+            f"`{call.function}` may evaluate a step several times, and the plan shows one evaluation: a step takes at "
+            "least that time, and at least those collectives",
+            train.at("optimizer"),
+        )
+
+
+def _split_parameters(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span | None, str]]:
+    """Yields why a rank lacks whole parameters or the sum of their gradients, the field, and the remedy."""
+    sharding, parallelism = sharding_of(job, layout), job.parallelism
+    axes = [axis for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
+    for axis in axes:
+        reason = f"over the {axis} axis no rank has all parameters and gradients of the step"
+        yield reason, parallelism.at(axis), f"`{axis} = 1`"
+    if not axes and sharding.engine in ("zero1", "fsdp"):
+        fine = or_else(job, layout, "none", "ddp").removeprefix("; or ")
+        yield "a rank would have parts of the parameters", asked_by(job, layout), fine or "leave it out"
+    if sharding.exchange is not None:
+        reason = "this exchange is no exact sum of gradients, so that a line search would differ on each rank"
+        yield reason, parallelism.at("gradients"), "leave `gradients` out"
 
 
 def _apart(job: JobSpec, layout: Layout) -> Span | None:

@@ -7,12 +7,16 @@ for each of its parameters, `group:<entry>`, so that another plan, with other gr
 To load, `make` has the optimizer make its state by steps without a gradient, after which the parameters get their
 values back; the tensors of that state are then read into. So nothing has to be known of how a user's code makes them.
 
+An optimizer with a closure may keep anything under any parameter, as LBFGS keeps lists under the first one. Its whole
+state is one tensor of bytes, `optimizer.<first name>.packed`, as `torch.save` writes it. Each rank has all of it.
+
 Limits: what an optimizer keeps elsewhere (in attributes of its own) is not kept; runtime/loop/optimizer_trial.py finds
 whether a training depends on such.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Number
@@ -25,6 +29,7 @@ from dslc.compiler.trace.private_torch import is_distributed, local_part, spec_o
 from dslc.runtime.parallel.own_optimizer import OptimizerError, OwnOptimizer
 
 _GROUP = "group"
+_PACKED = "packed"
 _STEPS = 3  # within which a state that is in a checkpoint has to be made
 
 
@@ -49,6 +54,9 @@ class OwnState:
         own = self._optimizer.own
         if own is None:
             return
+        if self._optimizer.needs_closure:
+            yield Piece(self._pairs[0][0], _PACKED, pack(self._packed_state(own)), self._unpack)
+            return
         groups = {id(part): group for group in own.param_groups for part in group["params"]}
         for name, parameter, part in self._pairs:
             kept = own.state.get(part)
@@ -61,14 +69,19 @@ class OwnState:
                 yield from _pieces(name, f"{_GROUP}:{entry}", group[entry], parameter, group, entry)
 
     @torch.no_grad()
-    def make(self, states: Mapping[str, Collection[str]]) -> list[Piece]:
+    def make(self, states: Mapping[str, Collection[str]], size: Callable[[str, str], Sequence[int]]) -> list[Piece]:
         """Makes the state of each parameter of `states`, which names the states of each, and returns what is to be
-        read. Raises OptimizerError if the optimizer makes other states.
+        read. `size` gives the size of a state. Raises OptimizerError if the optimizer makes other states.
         """
         own = self._optimizer.own
         wanted = self._wanted(states)
         if own is None or not wanted:
             return []
+        if self._optimizer.needs_closure:
+            name = self._pairs[0][0]
+            if wanted != {(name, _PACKED)}:
+                raise OptimizerError(f"the checkpoint has no `{_PACKED}` state of `{name}`, which the optimizer needs")
+            return [Piece(name, _PACKED, torch.empty(tuple(size(name, _PACKED)), dtype=torch.uint8), self._unpack)]
         before = [(part, part.detach().clone()) for _, _, part in self._pairs]
         found: list[Piece] = []
         for _ in range(_STEPS):
@@ -89,6 +102,23 @@ class OwnState:
             parameter, state = min(missing)
             raise OptimizerError(f"the optimizer makes no state `{state}` of `{parameter}`, which the checkpoint has")
         return [piece for piece in found if (piece.parameter, piece.state) in wanted]
+
+    def _packed_state(self, own: torch.optim.Optimizer) -> dict[str, Any]:
+        """Returns the state by the number of each parameter, and what updates change of the groups."""
+        numbers = {id(part): number for number, (_, _, part) in enumerate(self._pairs)}
+        states = [(numbers[id(key)] if isinstance(key, Tensor) else key, state) for key, state in own.state.items()]
+        groups = [{entry: group[entry] for entry in self._group_state} for group in own.param_groups]
+        return {"states": states, "groups": groups}
+
+    def _unpack(self, read: Tensor) -> None:
+        own = self._optimizer.own
+        assert own is not None
+        packed = unpack(read, self._pairs[0][2].device)
+        own.state.clear()
+        for key, state in packed["states"]:
+            own.state[self._pairs[key][2] if isinstance(key, int) else key] = state
+        for group, entries in zip(own.param_groups, packed["groups"], strict=True):
+            group.update(entries)
 
     def _wanted(self, states: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
         return {(name, state) for name, _, _ in self._pairs for state in states.get(name, ())}
@@ -111,6 +141,23 @@ def _pieces(name: str, state: str, value: Any, parameter: Tensor, into: Any, key
         yield Piece(name, state, tensor, taken)
     else:
         raise OptimizerError(f"it keeps `{key}` of `{name}` as a {type(value).__name__}, and not as a tensor or number")
+
+
+def pack(state: Any) -> Tensor:
+    """Returns a state as bytes, after trying that it can be read back. Raises UnpicklingError, or as the state does."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, device: torch.device) -> Any:
+    """Returns the state of which `pack` made bytes. Tensors of any GPU go to `device`; those of the host stay there."""
+
+    def place(storage: Any, location: str) -> Any:
+        return storage if location == "cpu" else storage.to(device=device)
+
+    return torch.load(io.BytesIO(packed.numpy().tobytes()), map_location=place, weights_only=True)
 
 
 def inner_tensors(value: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -240,7 +240,11 @@ class TrainingState:
             wanted |= {keys[f"optimizer.{slot.name}.{state}"]: tensor for state, tensor in made.items()}
             if made:
                 slot.kept[slot.parameter] = made
-        made_own = self._own.make(states) if self._own is not None else []
+
+        def size(parameter: str, state: str) -> Sequence[int]:
+            return tuple(there[keys[f"optimizer.{parameter}.{state}"]].size)
+
+        made_own = self._own.make(states, size) if self._own is not None else []
         wanted |= {keys[f"optimizer.{piece.parameter}.{piece.state}"]: piece.tensor for piece in made_own}
         numbers = self._parts.scaler.state_dict()
         of_scaler = {name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in there}

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import HookStep, JobProgram, PythonFunction, RankPlace
+from dslc.runtime.checkpoint.own_state import pack, unpack
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure.replica_check import FIRST, bit_sums
 from dslc.runtime.process.job_line import at
@@ -215,7 +215,7 @@ class Hooks:
         for name, line, hook, _ in self._hooks:
             if name in states:
                 with at(line, f"the hook `{name}`, its `load_state_dict`"):
-                    hook.load_state_dict(_unpacked(states[name]))
+                    hook.load_state_dict(unpack(states[name], torch.device("cpu")))
 
 
 def _named(hooks: Sequence[HookStep]) -> list[str]:
@@ -242,18 +242,11 @@ def made(function: PythonFunction) -> Any:
 
 
 def _packed(state: Any) -> Tensor:
-    """Returns a state as bytes, after trying that it can be read back."""
-    file = io.BytesIO()
-    torch.save(state, file)
+    """Returns a state as bytes."""
     try:
-        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        return pack(state)
     except Exception as error:
         raise HookError("its state can have tensors, numbers, text, lists and dicts, and has something else") from error
-    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-
-
-def _unpacked(tensor: Tensor) -> Any:
-    return torch.load(io.BytesIO(tensor.numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
 class _Logger:

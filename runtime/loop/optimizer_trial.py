@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ STEPS = (1.0, 0.5, 0.5, 0.25)  # factors of the learning rate
 LARGEST = 2**22  # numbers of parameters that are tried with real numbers, in all
 SMALL = 8  # rows and columns of a smaller copy
 EACH = 3  # parameters of one kind that are tried
+TRIED_WITH_CLOSURE = 8  # parameters that are tried together
+GROWING, SETTLED = 60, 4  # steps in which a state may grow, and after which it has its size
 _UNKNOWN = (("weight", (8, 6)), ("bias", (8,)), ("kernel", (4, 3, 2, 2)))
 
 Kind = tuple[StateFact, ...]
@@ -55,6 +58,8 @@ class _Measured:
 def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
     """Returns the facts of an optimizer over `parameters` that train; with none, those of parameters of some shapes."""
     named = parameters or [((name,), shape) for name, shape in _UNKNOWN]
+    if _Made(step, [(names, torch.ones(_small(shape))) for names, shape in named]).optimizer.needs_closure:
+        return _try_with_closure(step, named)
     measured = _measured(step, named)
     kinds = sorted(set(measured.kinds.values()), key=repr)
     trial = _Trial(step, *_samples(step, named, measured.kinds))
@@ -73,6 +78,26 @@ def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
         group_state=trial.group_state,
         unkept=not draws and not trial.resumes(),
         modes=measured.modes,
+    )
+
+
+def _try_with_closure(step: OptimizerStep, named: Sequence[Named]) -> OptimizerFacts:
+    """Returns the facts of an optimizer that evaluates the loss by itself. Its parameters are never shared out."""
+    measured = _measured_with_closure(step, named)
+    kinds = sorted(set(measured.kinds.values()), key=repr)
+    trial = _Trial(step, [(names, _small(shape)) for names, shape in named[:TRIED_WITH_CLOSURE]], set())
+    trial.follows_the_rate()
+    draws = trial.draws()
+    return OptimizerFacts(
+        kinds=tuple(kinds),
+        parameters=tuple((name, kinds.index(kind), measured.scratches[name]) for name, kind in measured.kinds.items()),
+        at_once=measured.at_once,
+        draws=draws,
+        decays=measured.decays,
+        group_state=trial.group_state,
+        unkept=not draws and not trial.resumes(),
+        modes=measured.modes,
+        closure=True,
     )
 
 
@@ -129,6 +154,66 @@ def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _M
     assert own is not None
     decays = any("weight_decay" in group for group in own.param_groups)
     return _Measured(kinds, scratches, at_once, decays, has_modes(own))
+
+
+def _measured_with_closure(step: OptimizerStep, named: Sequence[Named]) -> _Measured:
+    """Measures small copies of the parameters until the state no longer grows. A tensor with as many numbers as a
+    parameter, or as all together, counts by the sizes of the model.
+    """
+    values = [(names, torch.ones(_small(shape))) for names, shape in named]
+    made, generator = _Made(step, values), torch.Generator().manual_seed(0)
+    sizes: list[int] = []
+    while len(sizes) < GROWING and (len(sizes) < SETTLED or len(set(sizes[-SETTLED:])) > 1):
+        made.go([torch.randn(value.shape, generator=generator) for _, value in values], 1.0)
+        sizes.append(sum(tensor.nbytes for tensor in _tensors_in(list(made.optimizer.state.values()))))
+    small, full = sum(value.numel() for _, value in values), sum(prod(shape) for _, shape in named)
+    kinds: dict[str, Kind] = {}
+    for number, ((names, shape), (_, value)) in enumerate(zip(named, values, strict=True)):
+        growth = {value.numel(): prod(shape) / max(1, value.numel()), small: full / max(1, small)}
+        kept = sorted(made.state_of(number).items(), key=str)
+        kinds[names[0]] = tuple(_fact_with_closure(name, state, value, growth) for name, state in kept)
+    scratch = _scratch_with_closure(step, values) * full // max(1, small)
+    own = made.optimizer.own
+    assert own is not None
+    return _Measured(
+        kinds=kinds,
+        scratches={names[0]: scratch if number == 0 else 0 for number, (names, _) in enumerate(named)},
+        at_once=True,
+        decays=any("weight_decay" in group for group in own.param_groups),
+        modes=has_modes(own),
+    )
+
+
+def _scratch_with_closure(step: OptimizerStep, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
+    """Returns the bytes of temporary tensors of a step, without what it adds to the state."""
+    made = _Made(step, values)
+    targets = [torch.zeros_like(value) for _, value in values]
+    made.go(targets, 1.0)
+    made.ready(targets, 1.0)
+    before = _tensors_in(list(made.optimizer.state.values()))
+    with _Temporaries([*before, *targets, *made.parameters]) as temporaries:
+        made.update()
+    known = {storage_identity(tensor) for tensor in before}
+    after = _tensors_in(list(made.optimizer.state.values()))
+    return max(0, temporaries.peak - sum(tensor.nbytes for tensor in after if storage_identity(tensor) not in known))
+
+
+def _fact_with_closure(name: Any, state: Any, value: Tensor, growth: Mapping[int, float]) -> StateFact:
+    if isinstance(state, Tensor) and state.shape == value.shape:
+        return StateFact(name=str(name), form="like", bytes=state.element_size())
+    if isinstance(state, int | float):
+        return StateFact(name=str(name), form="plain", bytes=0)
+    size = sum(tensor.nbytes * growth.get(tensor.numel(), 1.0) for tensor in _tensors_in(state))
+    return StateFact(name=str(name), form="other", bytes=int(size))
+
+
+def _tensors_in(state: Any) -> list[Tensor]:
+    return [tensor for tensor in tree_leaves(state) if isinstance(tensor, Tensor)]
+
+
+def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns a smaller shape of as many dims."""
+    return tuple(min(size, SMALL + dim) for dim, size in enumerate(shape))
 
 
 def _kind(kept: dict[Any, Any], value: Tensor) -> Kind:
@@ -218,7 +303,30 @@ class _Made:
 
     def go(self, gradients: Sequence[Tensor], factor: float) -> None:
         self.ready(gradients, factor)
-        self.optimizer.step()
+        self.update()
+
+    def update(self) -> None:
+        """Does a step. A closure's loss is a paraboloid whose least value is at the gradients that were set."""
+        if not self.optimizer.needs_closure:
+            self.optimizer.step()
+            return
+        targets = [torch.zeros_like(q) if q.grad is None else q.grad for q in self.parameters]
+        evaluations = 0
+
+        @torch.enable_grad()
+        def closure() -> Tensor:
+            nonlocal evaluations
+            evaluations += 1
+            loss = torch.zeros(())
+            for q, target in zip(self.parameters, targets, strict=True):
+                way = q.detach() - target
+                slope = way * torch.linspace(0.05, 1.0, way.numel()).view_as(way)
+                q.grad, loss = slope, loss + (slope * way).sum() / 2
+            return loss
+
+        self.optimizer.step(closure)
+        if not evaluations:
+            raise OptimizerError("its `step` takes a closure and does not call it, so that the step has no loss")
 
     def ready(self, gradients: Sequence[Tensor], factor: float) -> None:
         for q, gradient in zip(self.parameters, gradients, strict=True):
@@ -243,7 +351,7 @@ def _samples(step: OptimizerStep, named: Sequence[Named], kinds: dict[str, Kind]
     found, odd, left = [], set(), LARGEST
     for each in chain.from_iterable(some[:EACH] for some in chosen.values()):
         names, shape = each
-        small = names, tuple(min(size, SMALL + n) for n, size in enumerate(shape))
+        small = names, _small(shape)
         if _alike(step, small, kinds[names[0]]):
             found.append(small)
         elif prod(shape) <= left:
@@ -318,13 +426,20 @@ class _Trial:
         """True if a training that ends after two steps goes on from what a checkpoint keeps as if it had not ended."""
         before = self._trained(steps=range(2))
         kept = OwnState(before.optimizer, before.names, self.group_state)
-        pieces = {(piece.parameter, piece.state): piece.tensor.clone() for piece in kept.pieces()}
+        try:
+            pieces = {(piece.parameter, piece.state): piece.tensor.clone() for piece in kept.pieces()}
+        except UnpicklingError:
+            return False  # it keeps objects of other classes
         states: dict[str, list[str]] = {}
         for name, state in pieces:
             states.setdefault(name, []).append(state)
         values = [(names, q.detach()) for (names, _), q in zip(self._values, before.parameters, strict=True)]
         after = _Made(self._step, values)
-        for piece in OwnState(after.optimizer, after.names, self.group_state).make(states):
+
+        def sizes(name: str, state: str) -> Sequence[int]:
+            return pieces[name, state].shape
+
+        for piece in OwnState(after.optimizer, after.names, self.group_state).make(states, sizes):
             piece.tensor.copy_(pieces[piece.parameter, piece.state])
             if piece.taken is not None:
                 piece.taken(piece.tensor)

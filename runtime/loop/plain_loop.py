@@ -78,7 +78,7 @@ def _step(
     limit = float("inf") if job.clip is None else job.clip
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def step(batch: StepBatch) -> Done:
+    def evaluate(batch: StepBatch) -> tuple[Tensor, Tensor]:
         ((input, target),) = batch.micro
         low = job.precision.dtype != "float32"
         with torch.autocast(device.type, getattr(torch, job.precision.dtype)) if low else contextlib.nullcontext():
@@ -90,8 +90,24 @@ def _step(
         norm = nn.utils.clip_grad_norm_(trained, limit, foreach=False)
         if job.clip_value is not None:
             nn.utils.clip_grad_value_(trained, job.clip_value)
-        scaler.step(optimizer)
-        scaler.update()
+        return loss, norm
+
+    def step(batch: StepBatch) -> Done:
+        _, target = batch.micro[0]
+        if job.optimizer.closure:
+            evaluations = []
+
+            @torch.enable_grad()
+            def closure() -> Tensor:
+                evaluations.append(evaluate(batch))
+                return evaluations[-1][0]
+
+            optimizer.step(closure)  # type: ignore[arg-type]
+            loss, norm = evaluations[0]
+        else:
+            loss, norm = evaluate(batch)
+            scaler.step(optimizer)
+            scaler.update()
         number = _number(job.loss, target) if job.loss.counts != "own" else batch.samples
         return Done(loss.detach() * number, number, norm)
 

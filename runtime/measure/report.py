@@ -19,7 +19,7 @@ Contract: report.json is written by every run that trained to its end or was sto
                         activations, communication and what cuBLAS works in
         process         {resident} or {resident, allocated, reserved}: peaks of the whole process and of its GPU, bytes
         collectives     [{operation, predicted: {count, bytes}, measured: {count, bytes}}] of one step; `measured` is
-                        null without --profile
+                        null without --profile. Of an optimizer with a closure: one evaluation, the first
         recorded        the steps whose collectives were recorded; the predicted ones are those of the first
         steady          whether all of these had the same collectives; those shown are the first one's
         checkpoints     {saved, stall}: how many it wrote, and for how many seconds (the median) each held it up

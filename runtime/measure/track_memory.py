@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile, record_function
 
-from dslc.compiler.trace.private_torch import is_allocation, local_part
+from dslc.compiler.trace.private_torch import is_allocation, local_part, tree_leaves
 from dslc.runtime.exchange.exchange import MARK
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
@@ -130,7 +130,7 @@ class Tracker:
             add(buffer, "buffers")
         for owner in (self._optimizer, getattr(self._optimizer, "optim", None)):
             for state in getattr(owner, "state", {}).values():
-                for value in state.values() if isinstance(state, dict) else ():
+                for value in tree_leaves(state) if isinstance(state, dict) else ():
                     add(value, "optimizer")
         for average in self._averages:
             add(average, "optimizer")

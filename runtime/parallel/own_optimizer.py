@@ -37,10 +37,6 @@ class OptimizerError(RuntimeError):
     """A user's function has given something else than an optimizer of its parameters."""
 
 
-class ClosureError(OptimizerError):
-    """A user's optimizer computes the loss again within its `step`."""
-
-
 def made(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
     """Returns the user's optimizer over `groups`, with an `initial_lr` in each group. Raises as the user's code does,
     and OptimizerError.
@@ -71,7 +67,7 @@ def has_modes(optimizer: Any) -> bool:
     return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
 
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """True if `step` has an argument without a default, as that of LBFGS."""
     parameters = inspect.signature(optimizer.step).parameters.values()
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
@@ -87,8 +83,6 @@ def _takes_names(function: Callable[..., Any]) -> bool:
 def _check(found: Any, given: Sequence[tuple[str, Tensor]]) -> None:
     if not isinstance(found, torch.optim.Optimizer):
         raise OptimizerError(f"it gives a {type(found).__name__}, and should give a torch.optim.Optimizer")
-    if _needs_closure(found):
-        raise ClosureError(f"`{type(found).__name__}.step` needs a `closure` that computes the loss again")
     names = {id(tensor): name for name, tensor in given}
     for group in found.param_groups:
         if "lr" not in group:
@@ -119,9 +113,10 @@ class OwnOptimizer(torch.optim.Optimizer):
             self.pairs += found
             mine.append(([(names[id(parameter)], part) for parameter, part in found], "weight_decay" in group))
         self.own = made(step, mine) if self.pairs else None
+        self.needs_closure = self.own is not None and needs_closure(self.own)
         if self.own is not None:
             self.state = self.own.state
-            self._update = _step_of(self.own)
+            self._update = self.own.step if self.needs_closure else _step_of(self.own)
 
     @property
     def has_modes(self) -> bool:
@@ -136,7 +131,8 @@ class OwnOptimizer(torch.optim.Optimizer):
                 part.data = local_part(parameter).detach()
         own.eval() if on else own.train()
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Updates the parameters. A `closure` is handed to an optimizer that needs one, and to no other."""
         if self.own is None:
             return
         rate, full = self.param_groups[0]["lr"], self.param_groups[0]["initial_lr"]
@@ -151,7 +147,10 @@ class OwnOptimizer(torch.optim.Optimizer):
         for parameter, part in apart:
             part.data = local_part(parameter).detach()  # `fully_shard` may have moved it
             part.grad = None if parameter.grad is None else local_part(parameter.grad).detach()
-        self._update()
+        if self.needs_closure:
+            self._update(closure)
+        else:
+            self._update()
         for _, part in apart:
             part.grad = None
 
@@ -160,7 +159,7 @@ def _part(parameter: Tensor) -> Tensor:
     return nn.Parameter(local_part(parameter).detach()) if is_distributed(parameter) else parameter
 
 
-def _step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+def _step_of(optimizer: torch.optim.Optimizer) -> Callable[..., object]:
     """Returns `optimizer.step`; of one of torch's own without the wrapper that loads the compiler."""
     kind = type(optimizer)
     return dynamo.plain_step(optimizer) if kind.step.__module__.startswith("torch.optim.") else optimizer.step

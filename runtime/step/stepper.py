@@ -14,6 +14,7 @@ by the samples at first, and its gradients are corrected once the count is known
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -53,15 +54,24 @@ def _unseen(*seen: object) -> None:
     pass
 
 
+Between = Callable[[StepBatch, Tensor, int | Tensor], None]
+Passes = Callable[[StepBatch, Callable[[Tensor], None]], tuple[Tensor, int | Tensor]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Looks:
     """Callbacks within a step: each loss before its backward pass; between the passes and the update the batch, the sum
     of this rank's losses and its divisor; the norm of the gradient before it is clipped.
+
+    These see the first evaluation of a step. An optimizer with a closure evaluates more often: `evaluated` is called
+    after each later evaluation, which runs in the context `later`.
     """
 
     loss: Callable[[Tensor], None] = _unseen
-    between: Callable[[StepBatch, Tensor, int | Tensor], None] = _unseen
+    between: Between = _unseen
     norm: Callable[[Tensor], None] = _unseen
+    evaluated: Between = _unseen
+    later: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 UNSEEN = Looks()
@@ -69,9 +79,24 @@ UNSEEN = Looks()
 
 def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
     """Returns the function that does one step."""
+    run_passes, update = passes(job, place, parts), updater(job, parts, looks)
+
+    def step(batch: StepBatch) -> Done:
+        total, number = run_passes(batch, looks.loss)
+        looks.between(batch, total, number)
+        return Done(total, number, update())
+
+    return step
+
+
+def passes(job: JobProgram, place: RankPlace, parts: Parts) -> Passes:
+    """Returns the function that runs the forward and backward passes of a step over all its micro-batches. It takes the
+    batch, and a function that is called with each loss before its backward pass. It returns the sum of this rank's
+    losses, and the divisor of the losses of all ranks.
+    """
     engine, loss_sum, scaler = parts.engine, parts.loss, parts.scaler
     model, held, ranks = engine.model, engine.held, engine.scale
-    precision, device, update = job.precision, parts.device, updater(job, parts, looks)
+    precision, device = job.precision, parts.device
     cut = context_parallel.piece_of(job)
     aside = offload.activations(job, device)
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
@@ -110,13 +135,12 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         varying = Varying(parts.plain, device, mesh_of(job).group("data") if job.world_size > 1 else None)
 
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
-        looks.loss(loss)
         # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
         if loss.requires_grad or always:
             scaler.scale(share_of_mean(loss, ranks, number)).backward()
         return loss.detach()
 
-    def step(batch: StepBatch) -> Done:
+    def run(batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
         begin()
         engine.begin_step()
         by_itself = exchange is not None and exchange.waits_never
@@ -129,19 +153,20 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
             with held():
                 loss = forward(other_input, other_target)
                 agreed()
+                seen(loss)
                 total = _sum(total, backward(loss, number))
         loss = forward(input, target)
         agreed()
+        seen(loss)
         total = _sum(total, backward(loss, number))
         engine.complete()
         if varying is not None:
             varying.drop()
         if counted is not None:
             number = counted(batch.samples, parameters, by_itself)
-        looks.between(batch, total, number)
-        return Done(total, number, update())
+        return total, number
 
-    return step
+    return run
 
 
 def connected(loss: Tensor, output: Any) -> Tensor:
@@ -188,22 +213,13 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
     """Returns the function that closes a step: it clips the gradient, changes the parameters by it and drops it, and
     returns its norm if that was asked for.
     """
-    engine, optimizer, scaler, clip, most = parts.engine, parts.optimizer, parts.scaler, job.clip, job.clip_value
-    parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
-    counted = [engine.counts(parameter) for parameter in parameters]
-    measured, scaled = clip is not None or job.observe, scaler.is_enabled()
-    plain_step = dynamo.plain_step(optimizer)
+    optimizer, scaler, clip = parts.optimizer, parts.scaler, clipper(job, parts)
+    scaled, plain_step = scaler.is_enabled(), dynamo.plain_step(optimizer)
     exchange = parts.exchange
     before, after = (exchange.before_update, exchange.after_update) if exchange is not None else (_nothing, _nothing)
 
     def update() -> Tensor | None:
-        norm = None
-        if measured or most is not None:
-            scaler.unscale_(optimizer)
-        if measured:
-            norm = clipped(parameters, counted, clip, engine.shards, looks.norm)
-        if most is not None:
-            cut_off(parameters, most)
+        norm = clip(looks.norm)
         before()
         if scaled:
             scaler.step(optimizer)
@@ -215,6 +231,28 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
         return norm
 
     return update
+
+
+def clipper(job: JobProgram, parts: Parts) -> Callable[[Callable[[Tensor], None]], Tensor | None]:
+    """Returns the function that clips the gradient as the job asks, and returns its norm if that was asked for. It
+    takes a function that is called with the norm before.
+    """
+    engine, optimizer, scaler, limit, most = parts.engine, parts.optimizer, parts.scaler, job.clip, job.clip_value
+    parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
+    counted = [engine.counts(parameter) for parameter in parameters]
+    measured = limit is not None or job.observe
+
+    def clip(seen: Callable[[Tensor], None]) -> Tensor | None:
+        norm = None
+        if measured or most is not None:
+            scaler.unscale_(optimizer)
+        if measured:
+            norm = clipped(parameters, counted, limit, engine.shards, seen)
+        if most is not None:
+            cut_off(parameters, most)
+        return norm
+
+    return clip
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ NAMED: list[Named] = [
 
 
 def tried(name: str, named: list[Named] | tuple[()] = NAMED, **arguments: Any) -> OptimizerFacts:
-    function = PythonFunction(function=f"own_optimizers:{name}", folder=str(HELPERS), arguments=arguments)
+    full = name if ":" in name else f"own_optimizers:{name}"
+    function = PythonFunction(function=full, folder=str(HELPERS), arguments=arguments)
     return try_out(OptimizerStep(kind=name, lr=0.01, state=(), counts=(), fused=(), python=function), named)
 
 
@@ -66,6 +67,21 @@ def test_others(name: str) -> None:
     assert facts.draws is (name == "Noisy") and facts.unkept is (name == "Forgetful")
 
 
+@pytest.mark.parametrize("search", ["strong_wolfe", None])
+def test_one_with_a_closure_is_measured_when_its_state_no_longer_grows(search: str | None) -> None:
+    facts = tried("own_closures:lbfgs", history_size=3, line_search_fn=search)
+    count = 33 * 16 + 16 * 24 + 16 + 16 * 8 * 9
+    found = bytes_of(facts)["embedding.weight"]
+    assert found["old_dirs"] == found["old_stps"] == ("other", 3 * 4 * count) and found["d"] == ("other", 4 * count)
+    assert facts.closure and not facts.unkept and not facts.draws
+
+
+def test_one_with_a_closure_may_keep_tensors_like_its_parameters() -> None:
+    facts = tried("own_closures:Sam")
+    assert set(map(str, bytes_of(facts).values())) == {"{'momentum_buffer': ('like', 4), 'old': ('like', 4)}"}
+    assert facts.closure and not facts.unkept and not tried("Lion").closure
+
+
 def test_without_a_model_it_is_tried_on_some_shapes() -> None:
     assert tried("Lion", ()).rows == "" and tried("Muon", ()).rows
 
@@ -76,6 +92,7 @@ def test_without_a_model_it_is_tried_on_some_shapes() -> None:
         ("no_optimizer", "it gives a float, and should give a torch.optim.Optimizer"),
         ("without_one", "its groups lack `embedding.weight`"),
         ("Steady", "does not depend on the `lr` of its groups"),
+        ("own_closures:NeverCalls", "its `step` takes a closure and does not call it"),
         ("KeepsAList", "it keeps `past` of a parameter as a list"),
     ],
 )
