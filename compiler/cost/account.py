@@ -48,6 +48,7 @@ from dslc.compiler.cost.layer_bytes import (
     buffer_bytes,
     copy_bytes,
     halves_bytes,
+    has_backward,
     layer_bytes,
     loss_bytes,
     mask_bytes,
@@ -123,6 +124,8 @@ class _Account:
         found, state = layer_bytes(self._job, layer, again, self._samples), self._state_of_noise(again)
         if not state:
             return found
+        if not found.backward:
+            return replace(found, forward=found.forward + state)
         return replace(
             found,
             kept=found.kept + state,
@@ -148,6 +151,8 @@ class _Account:
                 if layers[n].name in again
                 else mask_bytes(job, layers[n]) + copy_bytes(job, layers[n])
             )
+            if has_backward(job, layers[n])
+            else copy_bytes(job, layers[n])
             for n in self._mine
         }
         apart = [a != b for a, b in pairwise((*schedule.placement, -1))]  # else it lies where the next receives
@@ -353,6 +358,11 @@ class _Account:
         for n in reversed(range(len(layers))):
             layer = layers[n]
             held = before[n] + copies[n] + layer.copies
+            if not layer.backward:  # only what waits for the end of the backward pass happens here
+                for gradients in engine.leave(n):
+                    when = f"reduce-scatter after the backward pass of {self._name(n)}"
+                    self._stop(when, n, gradients, engine.communication + engine.passing, held)
+                continue
             gradients, passing = engine.backward(n, Moment(0, 0, 0, 0)), engine.passing
             if passing:
                 when = f"all-gather before the backward pass of {self._name(n)}"

@@ -51,6 +51,8 @@ def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
 def saved_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
     """Returns the same for a layer of which it is known that it is recomputed (`again`), or not."""
     memory = _memory(job, layer)
+    if not has_backward(job, layer):
+        return 0
     if not again:
         found = memory.saved
     elif job.memory.recompute == "selective":
@@ -58,6 +60,12 @@ def saved_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
     else:
         found = layer.input.bytes
     return found // 2 if low_copy(job) else found
+
+
+def has_backward(job: JobSpec, layer: LayerNode) -> bool:
+    """True if a gradient reaches the layer: it has a parameter that trains, or one comes before it."""
+    working = _memory(job, layer).working
+    return working is None or bool(working.backward)
 
 
 def sent_bytes(job: JobSpec, model: ModelGraph, layer: int) -> int:
@@ -80,7 +88,7 @@ def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> 
     masks = mask_bytes(job, layer)
     return replace(
         found,
-        kept=found.kept + (0 if again else masks),
+        kept=found.kept + (masks if found.backward and not again else 0),
         forward=found.forward + masks,
         again=found.again + masks if found.again else 0,
         backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in found.backward),
@@ -103,6 +111,10 @@ def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float) 
     saved = int(samples * saved_bytes(job, layer, again))
     forward = int(factor * work.forward)
     output = int(factor * layer.output.bytes)
+    if not moments:  # under `no_grad`, in effect
+        forward = int(factor * work.dropping) + (2 * work.cast if autocasts(job) else 0)
+        ends = {"input": int(factor * layer.input.bytes), "output": output}
+        return LayerBytes(kept=0, forward=forward, again=0, backward=(), copies=copy_bytes(job, layer), **ends)
     return LayerBytes(
         kept=saved,
         forward=max(int(factor * work.dropping), saved + output) if again else forward,

@@ -45,8 +45,10 @@ class Halves(Record):
 @record
 class Working(Record):
     """`forward` includes the activations saved so far; `dropping` is the same if none are saved, for recomputation.
-    `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass. `halves` is None
-    if no operation is known one by one.
+    `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass; `cast` the most
+    that it copies for one operation alone, whose input needs no gradient. `halves` is None if no operation is known one
+    by one.
+    A layer before all parameters that train has no moment in `backward`.
     """
 
     forward: int
@@ -54,6 +56,7 @@ class Working(Record):
     copied: int
     backward: tuple[Moment, ...]
     halves: Halves | None = None
+    cast: int = 0
 
 
 @record

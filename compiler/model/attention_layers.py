@@ -36,15 +36,17 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     t.module(".Attention", head_dim=head, causal=spec.causal)
     qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **at(spec)), x)
     length, own = qkv.shape[0], qkv.shape[1] // 3  # of this rank's heads
-    _count_products(length, own, t)
+    _count_products(length, own, t, backward=qkv.grad)
     # Splitting shares the memory; the gradients of the parts are made separately and then joined.
     parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
     taken = [parts]
     if t.around.pieces > 1:
         taken.append(_of_all_pieces(parts, own, t))
-        t.keep(taken[-1])
+        if qkv.grad:
+            t.keep(taken[-1])
         t.masks += length * length // t.around.pieces if spec.causal else 0
-    t.keep(qkv)
+    if qkv.grad:
+        t.keep(qkv)
     result = _attended(tuple(taken), length, own, head, t)
     y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
     return t.child("dropout", s.Dropout(p=spec.dropout, **at(spec)), y) if spec.dropout else y
@@ -83,16 +85,18 @@ def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
     if spec.rope_theta is not None:
         q, k = _rotated(q, t), _rotated(k, t)
         t.masks += length * head // t.around.pieces  # cosines and sines of the positions
-    _count_products(length, own, t)
+    _count_products(length, own, t, backward=any(each.grad for each in (q, k, v)))
     if spec.window is not None and spec.window < length and t.around.pieces == 1:
         t.masks += length * length
-    t.keep(q)
+    graded = any(each.grad for each in (q, k, v))
+    if graded:
+        t.keep(q)
     taken = [q, k, v]
     if t.around.pieces > 1:
-        together = t.operation(k, v, gives=k.new(length, 2 * kept))
+        together = t.operation(k, v, gives=k.new(length, 2 * kept, grad=k.grad or v.grad))
         taken = [q, _of_all_pieces(together, kept, t, stacked=True)]
         t.masks += length * length // t.around.pieces if spec.causal else 0
-    for each in taken[1:]:
+    for each in taken[1:] if graded else ():
         t.keep(each)
     result = _attended(taken, length, own, head, t)
     y = t.child("o_proj", s.Linear(features=width, bias=spec.bias, **here), result)
@@ -105,18 +109,20 @@ def _rotated(x: Value, t: Tape) -> Value:
     return t.operation(halves, gives=x.new(*x.shape))
 
 
-def _count_products(length: int, own: int, t: Tape) -> None:
+def _count_products(length: int, own: int, t: Tape, *, backward: bool) -> None:
     """Counts scores and their use: one product each, with two in the backward pass."""
     t.forward += 4 * length * length * own
-    t.backward += 8 * length * length * own
+    t.backward += 8 * length * length * own * backward
 
 
 def _attended(taken: Sequence[Value], length: int, own: int, head: int, t: Tape) -> Value:
     """Returns the result of torch's attention, which keeps it and the logarithm of each softmax's sum."""
-    result = t.computed(taken[0].new(length, own, sequence=True))
-    t.keep(result)
+    graded = any(each.grad for each in taken)
+    result = t.computed(taken[0].new(length, own, grad=graded, sequence=True))
     rows = 4 * length * (own // head)
-    t.keep_bytes(rows, rows)
+    if graded:
+        t.keep(result)
+        t.keep_bytes(rows, rows)
     t.operation(*taken, gives=result)
     t.float32.products += rows
     t.autocast.products += rows
@@ -208,9 +214,11 @@ def gated_mlp(spec: s.GatedMLP, x: Value, t: Tape) -> Value:
     up = s.Linear(features=spec.hidden, bias=spec.bias, **here)
     gate = t.child("act_fn", activation_of(spec.activation, spec), t.child("gate_proj", up, x))
     y = t.child("up_proj", up, x)
-    t.keep(gate)
-    t.keep(y)
-    y = t.operation(gate, y, gives=y.new(*y.shape))
+    if y.grad:
+        t.keep(gate)
+    if gate.grad:
+        t.keep(y)
+    y = t.operation(gate, y, gives=y.new(*y.shape, grad=gate.grad or y.grad))
     return t.child("down_proj", s.Linear(features=width, bias=spec.bias, **here), y)
 
 

@@ -103,7 +103,9 @@ def convolution(spec: AnyConv, x: Value, t: Tape) -> Value:
     t.parameter("weight", weight, "uniform", -bound, bound)
     if spec.bias:
         t.parameter("bias", (spec.channels,), "uniform", -bound, bound)
-    return t.product(x, prod(size) * prod(weight), spec.channels, *size)
+    # Unlike a product, torch's convolution keeps its input for the gradient of the input alone, too.
+    kept = x.grad or t.trains("weight")
+    return t.product(x, prod(size) * prod(weight), spec.channels, *size, keeps_input=kept)
 
 
 def wants_channels(spec: Call, x: Value, t: Tape, dims: int) -> None:
@@ -242,8 +244,9 @@ def batch_norm(spec: s.BatchNorm, x: Value, t: Tape) -> Value:
     around, values = t.around, prod(x.shape[1:])
     around.batch_norm_sync.add(spec.sync)
     around.batch_norm_values = min(values, around.batch_norm_values or values)
-    t.keep(x)
-    return x.new(*x.shape, grad=True)
+    if x.grad or t.trains():
+        t.keep(x)
+    return x.new(*x.shape, grad=x.grad or t.trains())
 
 
 @layer(s.LayerNorm)
@@ -256,9 +259,10 @@ def layer_norm(spec: s.LayerNorm, x: Value, t: Tape) -> Value:
     if spec.bias:
         t.parameter("bias", (width,), "constant", 0.0)
     rows = x.count // width
-    t.keep(x)
-    t.keep_bytes(8 * rows, 8 * rows)  # mean and deviation of each row
-    return x.new(*x.shape, grad=True)
+    if x.grad or t.trains():
+        t.keep(x)
+        t.keep_bytes(8 * rows, 8 * rows)  # mean and deviation of each row
+    return x.new(*x.shape, grad=x.grad or t.trains())
 
 
 @layer(s.RMSNorm)
@@ -273,8 +277,9 @@ def rms_norm(spec: s.RMSNorm, x: Value, t: Tape) -> Value:
         in_float32 = replace(x, low=False, autocast=Store(4 * x.count)) if x.low else x
         t.keep(in_float32)
         t.keep_bytes(rows, rows)
-    t.keep_bytes(4 * x.count, 4 * x.count)  # the normalised input, for the weight
-    return x.new(*x.shape, grad=True)
+    if t.trains():
+        t.keep_bytes(4 * x.count, 4 * x.count)  # the normalised input, for the weight
+    return x.new(*x.shape, grad=x.grad or t.trains())
 
 
 def _wants_dim(spec: Call, x: Value, t: Tape) -> None:

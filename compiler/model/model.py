@@ -6,8 +6,10 @@ a function.
 Modules of a list are named as `nn.Sequential` names them, `0`, `1`, …, with `repeat` unrolled and the parts of a
 residual as `N.layers.i` and `N.shortcut.i`; library networks have descriptive names (`blocks.3.attention.qkv.weight`).
 
-Limits: `freeze` is ignored, so the backward pass of a partly frozen model is overstated. Memory is that of torch's
-kernels on CPUs (tape.py); LSTMs, which have a workspace of their own, are within a quarter.
+Layers before all parameters that train, by `freeze`, keep nothing and have no backward pass.
+
+Limits: memory is that of torch's kernels on CPUs (tape.py); LSTMs, which have a workspace of their own, are within a
+quarter.
 """
 
 from __future__ import annotations
@@ -53,7 +55,25 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
         fact = TensorFact(shape=(context,), dtype="int64")
     if fact is None:
         return None
-    around = Surroundings(source=source, network=network if isinstance(network, Call) else None)
+    graph = _graph(model, source, fact, frozenset(), report)
+    if graph is None or not model.freeze:
+        return graph
+    # Which names a pattern matches is known with the ties of the whole network.
+    return _graph(model, source, fact, _frozen(graph, model), Report())
+
+
+def _frozen(graph: ModelGraph, model: ModelSpec) -> frozenset[str]:
+    """Returns all names of the parameters that `freeze` matches."""
+    return frozenset(n for first in graph.names.matching(model.freeze) for n in graph.names.every(first))
+
+
+def _graph(
+    model: ModelSpec, source: SourceFacts, fact: TensorFact, frozen: frozenset[str], report: Report
+) -> ModelGraph | None:
+    """Returns the graph of a network with these parameters frozen; None with the reason in the report."""
+    network = model.network
+    assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
+    around = Surroundings(source=source, network=network if isinstance(network, Call) else None, frozen=frozen)
     expansion = Expansion(layers=())
     before = len(report.errors)
     try:
@@ -111,7 +131,7 @@ def share_out(
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     for name, style in styles:
         found.setdefault(name, []).append(style)
-    around = Surroundings(source=source, ranks=ranks, styles=found, pieces=pieces)
+    around = Surroundings(source=source, ranks=ranks, styles=found, pieces=pieces, frozen=_frozen(graph, model))
     try:
         if isinstance(network, Call):
             output = _run_named(expand(network, source).layers, entry(graph.input), around)
@@ -181,6 +201,7 @@ def _scaled_working(found: Working, kept: float, weights: float) -> Working:
             for m in found.backward
         ),
         halves=found.halves and _scaled_halves(found.halves, kept, weights),
+        cast=int(weights * found.cast),
     )
 
 

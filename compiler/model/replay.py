@@ -31,7 +31,8 @@ class Store:
 class Operation:
     """One operation in fp32 or under autocast.
 
-    `adds`: its gradient is passed on unchanged. `view`: forward it takes no memory. `scratch`: temporary bytes of its
+    `constants` are the values that it takes and that need no gradient. `backward`: its result needs one. `adds`: its
+    gradient is passed on unchanged. `view`: forward it takes no memory. `scratch`: temporary bytes of its
     backward pass; `rounds`: the copies of its weights' gradients.
     """
 
@@ -39,8 +40,11 @@ class Operation:
     gives: Store
     kept: tuple[Store, ...] = ()
     weights: int = 0  # numbers of its parameters
-    copied: int = 0  # of these, numbers that autocast copies in 16 bits
+    copied: int = 0  # numbers of weights that autocast copies in 16 bits, and keeps
+    cast: int = 0  # the same if it does not keep them, as the input needs no gradient
     differentiates: bool = True  # the input needs a gradient
+    constants: tuple[Store, ...] = ()
+    backward: bool = True
     adds: bool = False
     view: bool = False
     scratch: int = 0
@@ -58,6 +62,7 @@ def working(operations: Sequence[Operation]) -> Working:
             forward=_forward(operations, keeping=True),
             dropping=_forward(operations, keeping=False),
             copied=sum(op.copied for op in operations),
+            cast=max(op.cast for op in operations),
             backward=_backward(operations),
             halves=_halves(operations),
         )
@@ -77,7 +82,8 @@ def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
     return tuple(
         (
             *map(place, op.takes), place(op.gives), *map(place, op.kept), len(op.takes), op.weights, op.copied,
-            op.differentiates, op.adds, op.view, op.scratch, op.rounds,
+            op.differentiates, op.adds, op.view, op.scratch, op.rounds, op.cast, op.backward,
+            *map(place, op.constants),
         )
         for op in operations
     )  # fmt: skip
@@ -109,10 +115,12 @@ def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
     gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where passed on
     moments: list[Moment] = []
     for op in reversed(operations):
+        if not op.backward:
+            continue
         own = gradients.pop(id(op.gives), [op.gives.bytes])
         made = []
         for store in op.takes:
-            if not op.differentiates or store is op.gives:
+            if not op.differentiates or store is op.gives or store in op.constants:
                 continue
             gradient = own if op.adds and store.bytes == own[0] else [store.bytes]
             if id(store) in gradients:

@@ -43,7 +43,7 @@ def embedding(spec: s.Embedding, x: Value, t: Tape) -> Value:
         )
     t.module("Embedding", num_embeddings=vocab, embedding_dim=spec.width)
     t.parameter("weight", (vocab, spec.width), "normal", 0.0, 1.0)
-    return x.new(*x.shape, spec.width, low=False, grad=True, sequence=True)
+    return x.new(*x.shape, spec.width, low=False, grad=t.trains(), sequence=True)
 
 
 @layer(s.PositionalEmbedding)
@@ -62,7 +62,8 @@ def positional_embedding(spec: s.PositionalEmbedding, x: Value, t: Tape) -> Valu
         )
     t.module(".PositionalEmbedding", context=context, width=width)
     t.parameter("weight", (context, width), "normal", 0.0, 0.02)
-    return t.operation(x, gives=x.new(*x.shape, low=False, grad=True, sequence=True), adds=True)
+    grad = x.grad or t.trains()
+    return t.operation(x, gives=x.new(*x.shape, low=False, grad=grad, sequence=True), adds=True)
 
 
 # ----------------------------------------------------------------------------------------------------- recurrent
@@ -91,12 +92,14 @@ def lstm(spec: s.LSTM, x: Value, t: Tape) -> Value:
             if spec.bias:
                 t.parameter(f"bias_ih{end}", (4 * width,), "uniform", -bound, bound)
                 t.parameter(f"bias_hh{end}", (4 * width,), "uniform", -bound, bound)
+        grad = x.grad or t.trains()
         of_input, of_state = 8 * length * width * inputs * directions, 8 * length * width * width * directions
         t.forward += of_input + of_state
-        t.backward += of_input * (2 if x.grad else 1) + of_state + of_state * (length - 1) // length
-        t.keep(t.cast(x) if number else t.cast(x).new(*x.shape, low=True))  # the input step by step: a copy at first
-        y = x.new(length, directions * width, low=True, grad=True, sequence=True)
-        for _ in range(directions):
+        if grad:
+            t.backward += of_input * (2 if x.grad else 1) + of_state + of_state * (length - 1) // length
+            t.keep(t.cast(x) if number else t.cast(x).new(*x.shape, low=True))  # input step by step: a copy at first
+        y = x.new(length, directions * width, low=True, grad=grad, sequence=True)
+        for _ in range(directions if grad else 0):
             _keep_states(length, inputs, width, t)
         x = y
     return x.new(*x.shape)
@@ -152,7 +155,8 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
     projection = s.Conv2d(channels=spec.width, kernel=spec.patch, stride=spec.patch, **at(spec))
     images = t.child("projection", projection, x)
     in_order = t.operation(images, gives=images.new(patches, spec.width, sequence=True))
-    return t.operation(in_order, gives=in_order.new(patches, spec.width, low=False), adds=True)
+    grad = in_order.grad or t.trains("position")
+    return t.operation(in_order, gives=in_order.new(patches, spec.width, low=False, grad=grad), adds=True)
 
 
 # -------------------------------------------------------------------------------------------------- composition

@@ -53,6 +53,7 @@ class Surroundings:
     ranks: int = 1  # of a tensor axis; the layers are those of its first rank, with the styles of each module
     styles: Mapping[str, Sequence[TensorStyle]] = field(default_factory=dict)
     pieces: int = 1  # of a sequence, one for each rank of a context axis
+    frozen: frozenset[str] = frozenset()  # names of parameters that do not train
     warnings: list[Diagnostic] = field(default_factory=list)
     suspects: list[Note] = field(default_factory=list)  # possible causes of an output that does not fit
     inits: list[InitStep] = field(default_factory=list)
@@ -82,6 +83,7 @@ class _Frame:
     kind: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     children: list[ModuleStep] = field(default_factory=list)
+    training: set[str] = field(default_factory=set)  # its parameters that train
 
 
 LayerFunction = Callable[[Any, Value, "Tape"], Value]
@@ -160,21 +162,28 @@ class Tape:
         init = InitStep(parameter=full, shape=shape, kind=kind, a=a, b=b)  # type: ignore[arg-type]
         self.around.inits.append(init)
         self.parameters.append(ParameterNode(name=full, shape=shape, init=init))
+        if full not in self.around.frozen:
+            self._frame.training.add(name)
+
+    def trains(self, *names: str) -> bool:
+        """True if one of these parameters of the module trains; without names, if any of it does."""
+        return bool(self._frame.training.intersection(names) if names else self._frame.training)
 
     def buffer(self, name: str, shape: Shape, dtype: str) -> None:
         self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype))
 
-    def product(self, x: Value, multiply_adds: int, *shape: int) -> Value:
-        """Returns the result of x and a weight; keeps x, for the weight's gradient."""
+    def product(self, x: Value, multiply_adds: int, *shape: int, keeps_input: bool | None = None) -> Value:
+        """Returns the result of x and a weight; keeps x, for the weight's gradient, unless the weight is frozen."""
         taken = self.cast(x)
         if taken.autocast is not x.autocast:
-            copy = Operation(takes=(x.autocast,), gives=taken.autocast, differentiates=x.grad)
+            copy = Operation(takes=(x.autocast,), gives=taken.autocast, differentiates=x.grad, backward=x.grad)
             self.autocast.operations.append(copy)
         self._taken = taken
-        self.keep(taken)
+        if keeps_input if keeps_input is not None else self.trains("weight"):
+            self.keep(taken)
         self.forward += 2 * multiply_adds
-        self.backward += 2 * multiply_adds * (2 if x.grad else 1)
-        return self.computed(x.new(*shape, low=True, grad=True))
+        self.backward += 2 * multiply_adds * (x.grad + self.trains("weight"))
+        return self.computed(x.new(*shape, low=True, grad=x.grad or self.trains()))
 
     def computed(self, result: Value) -> Value:
         """Records a result that selective recomputation keeps."""
@@ -209,8 +218,11 @@ class Tape:
         without parts is one operation by itself. `scratch`: temporary bytes of its backward pass; `rounds`: the copies
         of its weights' gradients.
         """
-        weights = sum(parameter.count for parameter in self.parameters[self._weighed :])
+        parameters = self.parameters[self._weighed :]
+        weights = sum(q.count for q in parameters if q.name not in self.around.frozen)
+        cast = sum(q.count for q in parameters if len(q.shape) > 1) if self._taken is not None else 0
         self._weighed = len(self.parameters)
+        graded = any(x.grad for x in takes)
         for kept, stores, given, extra in (
             (self.float32, tuple(x.float32 for x in takes), gives.float32, scratch[0]),
             (self.autocast, tuple(x.autocast for x in takes), gives.autocast, scratch[1]),
@@ -221,8 +233,11 @@ class Tape:
                     gives=given,
                     kept=kept.since(),
                     weights=weights,
-                    copied=weights if self._taken is not None else 0,
-                    differentiates=any(x.grad for x in takes),
+                    copied=cast if graded else 0,
+                    cast=0 if graded else cast,
+                    differentiates=graded,
+                    constants=tuple(store for x, store in zip(takes, stores, strict=True) if not x.grad),
+                    backward=gives.grad,
                     adds=adds,
                     view=view,
                     scratch=extra,
@@ -359,9 +374,14 @@ class _Recorded:
     step: ModuleStep
     inits: Sequence[InitStep]
 
-    def made_by(self, spec: Call, styles: dict[str, Sequence[TensorStyle]]) -> bool:
-        """True if `spec` stands at the same place of the job, with the same styles."""
-        return self.spec == spec and self.spec.span == spec.span and self.styles == styles
+    def made_by(
+        self, spec: Call, styles: dict[str, Sequence[TensorStyle]], frozen: frozenset[str], name: str
+    ) -> bool:
+        """True if `spec` stands at the same place of the job, with the same styles and the same parameters frozen."""
+        if self.spec != spec or self.spec.span != spec.span or self.styles != styles:
+            return False
+        names = [q.name for q in self.node.parameters] if frozen else []
+        return all((q in frozen) == (name + q[len(self.name) :] in frozen) for q in names)
 
     def again(self, around: Surroundings, name: str, x: Value) -> Value:
         x.float32.kept, x.autocast.kept = self.left
@@ -399,7 +419,7 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
     A block like the one before it is not run again; its record is copied.
     """
     given, before = _like(x), around.recorded
-    if before and before.given == given and before.made_by(spec, around.styles_in.get(name, {})):
+    if before and before.given == given and before.made_by(spec, around.styles_in.get(name, {}), around.frozen, name):
         return before.again(around, name, x)
     told, made = (len(around.warnings), len(around.suspects)), len(around.inits)
     tape = Tape(around, name)
