@@ -377,6 +377,7 @@ def _axes(job: JobSpec) -> dict[str, Any]:
         "tensor": parallelism.tensor,
         "tensor_plan": parallelism.tensor_plan,
         "context": parallelism.context,
+        "frozen": job.model.freeze,
     }
 
 

@@ -374,9 +374,7 @@ class _Recorded:
     step: ModuleStep
     inits: Sequence[InitStep]
 
-    def made_by(
-        self, spec: Call, styles: dict[str, Sequence[TensorStyle]], frozen: frozenset[str], name: str
-    ) -> bool:
+    def made_by(self, spec: Call, styles: dict[str, Sequence[TensorStyle]], frozen: frozenset[str], name: str) -> bool:
         """True if `spec` stands at the same place of the job, with the same styles and the same parameters frozen."""
         if self.spec != spec or self.spec.span != spec.span or self.styles != styles:
             return False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from dslc.compiler.common.parameter_names import ParameterNames
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import LayerMemory
@@ -65,6 +67,21 @@ def own_tensors(model: nn.Module) -> dict[str, Any]:
         "unsaved": tuple(name for name, _ in model.named_buffers() if name not in saved),
         "ties": _ties(model),
     }
+
+
+@contextmanager
+def frozen_parameters(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[bool]:
+    """Freezes the parameters of which a pattern matches any name; yields whether some have trained."""
+    ties = _ties(model) if patterns else ()
+    names = ParameterNames([name for name, _ in model.named_parameters()], ties).matching(patterns)
+    parameters = [p for name, p in model.named_parameters() if name in names and p.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield bool(parameters)
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_()
 
 
 def made_without_memory(make: Callable[[], object], fake: FakeTensorMode) -> nn.Module:

@@ -39,11 +39,12 @@ class Walk(Run):
     def __init__(self, *arguments: Any, gradients: bool) -> None:
         super().__init__(*arguments)
         self.steps: list[Step] = []
-        self.copied: dict[str, int] = defaultdict(int)
+        self.copied: dict[str, int] = defaultdict(int)  # numbers of weights that autocast copies, and autograd keeps
+        self.cast: dict[str, int] = defaultdict(int)  # the most that autocast copies for one operation alone
         self._gradients = gradients
         self._live = self._entry = 0
         self._alive: dict[int, Any] = {}
-        self._copied: set[int] = set()
+        self._copies: dict[int, tuple[str, int, Any]] = {}  # of a weight: the layer, its numbers, the copy's memory
         self._weights = {storage(p): p.numel() for p in self.model.parameters()}
 
     def go(self) -> None:
@@ -51,6 +52,7 @@ class Walk(Run):
 
         with torch.set_grad_enabled(self._gradients), self.running():
             output = self.called()
+        self._count_copies()
         # The output's gradient is allocated, and the output is freed.
         with self.fake:
             total = total_of([tensor * 1.0 for tensor in tensors_of(output) if tensor.requires_grad])
@@ -80,15 +82,22 @@ class Walk(Run):
             self._alive[key] = weakref.ref(places[0], self._gone(key, size))
         copies = is_cast(func)
         if copies and not self.going_back and self.low:
-            self._note_copy(args)
+            self._note_copy(args, result)
         layer = self.of_node(self.steps[-1].layer if self.steps else "") if self.going_back else self.now
         self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies))
 
-    def _note_copy(self, args: Any) -> None:
-        for tensor in tensors_of(args):
-            if (key := storage(tensor)) in self._weights and key not in self._copied:
-                self._copied.add(key)
-                self.copied[self.now] += self._weights[key]
+    def _note_copy(self, args: Any, result: Any) -> None:
+        for tensor, copy in zip(tensors_of(args)[:1], tensors_of(result)[:1], strict=True):
+            if (key := storage(tensor)) in self._weights and key not in self._copies:
+                self._copies[key] = (self.now, self._weights[key], weakref.ref(copy.untyped_storage()))
+
+    def _count_copies(self) -> None:
+        """Counts the copies of weights, once autocast has dropped those that autograd does not keep."""
+        for layer, numbers, memory in self._copies.values():
+            if memory() is not None:
+                self.copied[layer] += numbers
+            else:
+                self.cast[layer] = max(self.cast[layer], numbers)
 
     def _gone(self, key: int, size: int) -> Callable[[object], None]:
         def gone(_: object) -> None:
@@ -119,6 +128,7 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str,
             dropping=given[layer] + dropping[layer],
             copied=walks[0].copied[layer],
             backward=tuple(backward[layer]),
+            cast=walks[0].cast[layer],
         )
         for layer in saved
     }

@@ -34,7 +34,15 @@ from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
-from dslc.compiler.trace.made import NOTHING, TraceError, as_module, dtype_name, made_without_memory, own_tensors
+from dslc.compiler.trace.made import (
+    NOTHING,
+    TraceError,
+    as_module,
+    dtype_name,
+    frozen_parameters,
+    made_without_memory,
+    own_tensors,
+)
 from dslc.compiler.trace.memory import measure
 from dslc.compiler.trace.pieces import Asked, with_pieces
 from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
@@ -69,6 +77,7 @@ def trace_model(
     skipped: Skipped | None = None,
     context: int = 1,
     asked: Asked = lambda known: nullcontext(),
+    frozen: tuple[str, ...] = (),
 ) -> ModelFacts:
     """Returns the facts of the module that `make()` makes, for a sample `input`.
 
@@ -80,7 +89,8 @@ def trace_model(
     under autocast is at fault; otherwise its float32 bytes stand for those. `compile`: torch compiles its blocks, which
     then keep less. `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it.
     With `skipped`, blocks that are alike are traced once; it then has those that were left out.
-    `context`: ranks of a context axis. `asked` makes libraries read numbers that are known (pieces.py).
+    `context`: ranks of a context axis. `frozen`: patterns of parameters that the job freezes, so that less is kept; all
+    other facts are those of the module as it is made. `asked` makes libraries read numbers that are known (pieces.py).
     """
     from dslc.compiler.trace.private_torch import (
         DataDependentOutputException,
@@ -95,18 +105,21 @@ def trace_model(
     try:
         if skipped.wanted:
             try:
-                skipped.middle, changed = find_middle(model, Cut(model), fake, input)
+                with frozen_parameters(model, frozen):
+                    skipped.middle, changed = find_middle(model, Cut(model), fake, input)
             except Exception:  # any kind: what fails there is raised again, and told, where each block is traced
                 changed = True
             model = made_without_memory(make, fake) if changed else model
         if skipped.middle is not None:
             try:
                 with skipped.around(model):
-                    return _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
+                    return _traced(
+                        model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped, frozen
+                    )
             except Exception:  # any kind: they are not alike, or it is raised again without leaving them out
                 skipped.middle = None
                 model = made_without_memory(make, fake)
-        facts = _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
+        facts = _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped, frozen)
         if context > 1 and isinstance(input, TensorFact) and not facts.structured:
             facts = with_pieces(facts, model, Cut(model), fake, input, context, asked, lambda: _buffers(model, make))
         return facts
@@ -117,7 +130,9 @@ def trace_model(
             raise TraceError(message, remedy="it is too large to be made and run for real beforehand") from error
         looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
     none = Skipped(wanted=False)
-    return replace(_traced(as_module(make()), None, input, loss, outputs, low, False, 1, None, none), looks=looks)
+    return replace(
+        _traced(as_module(make()), None, input, loss, outputs, low, False, 1, None, none, frozen), looks=looks
+    )
 
 
 def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Tensor]:
@@ -147,6 +162,7 @@ def _traced(
     tensor: int,
     tensor_plan: tuple[str, ...] | None,
     skipped: Skipped,
+    frozen: tuple[str, ...],
 ) -> ModelFacts:
     import torch
 
@@ -161,28 +177,26 @@ def _traced(
         output = first.forward()
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
-    total = total_of(output)
-    if loss is not None and isinstance(input, Example):
-        with first.fake:
-            total = loss(output, without_numbers(input.target(SMALL), fake))
-    if total is not None and total.requires_grad:
-        first.backward(total)
-    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    for parameter in model.parameters():
-        parameter.grad = None
+    unused = _run_backward(first, output, loss)
     structured = not isinstance(output, torch.Tensor)
-    second = _Count(model, cut, fake, input, LARGE)
-    larger = second.forward()
-    if outputs is not None and (structured or isinstance(input, Example)):
-        outputs.write(output, larger)
-    float32 = _memory(first, second, compile)
-    try:
-        one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
-        autocast = _memory(one, other, compile)
-    except RuntimeError as error:
-        if low:
-            raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
-        autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
+    with frozen_parameters(model, frozen) as some:
+        counted = first
+        if some:
+            counted = _Count(model, cut, fake, input, SMALL)
+            _run_backward(counted, counted.forward(), loss)
+            first.flops_back = counted.flops_back
+        second = _Count(model, cut, fake, input, LARGE)
+        larger = second.forward()
+        if outputs is not None and (structured or isinstance(input, Example)):
+            outputs.write(output, larger)
+        float32 = _memory(counted, second, compile)
+        try:
+            one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
+            autocast = _memory(one, other, compile)
+        except RuntimeError as error:
+            if low:
+                raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
+            autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
     figures = (first.flops, first.flops_back, first.inputs, first.outputs, float32, autocast)
     skipped.check(*figures)
     skipped.fill(*figures)
@@ -227,6 +241,20 @@ def _place_of_draw(model: nn.Module, cut: Cut, fake: FakeTensorMode | None, inpu
     with HostDraws(model).line_of() as places:
         _Count(model, cut, fake, input, SMALL).forward()
     return places[0] if places else place_of(None, {}, model)
+
+
+def _run_backward(run: _Count, output: Any, loss: Loss | None) -> list[str]:
+    """Runs backward from a module's output, or from the loss of it; returns the parameters that get no gradient."""
+    total = total_of(output)
+    if loss is not None and isinstance(run.sample, Example):
+        with run.fake:
+            total = loss(output, without_numbers(run.sample.target(run.samples), run.mode))
+    if total is not None and total.requires_grad:
+        run.backward(total)
+    unused = [name for name, p in run.model.named_parameters() if p.requires_grad and p.grad is None]
+    for parameter in run.model.parameters():
+        parameter.grad = None
+    return unused
 
 
 def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
