@@ -25,7 +25,7 @@ from dslc.runtime.step import pipeline_step
 from dslc.runtime.step.assemble import assemble
 from dslc.runtime.step.stepper import stepper
 from helpers.gang import gang
-from helpers.paths import ROOT
+from helpers.paths import HELPERS, ROOT
 
 STEPS = 3
 Sums = dict[str, int]
@@ -63,6 +63,8 @@ NETWORKS = {
         "stdlib()",
     ),
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
+    "own": (f'python("{HELPERS}/frozen_networks:plain")', "digits()"),
+    "own frozen": (f'python("{HELPERS}/frozen_networks:frozen")', "digits()"),
     "vit": ("vit(layers = 4, width = 128, heads = 4, patch = 2)", "digits()"),
 }
 
@@ -88,6 +90,7 @@ class Case:
     sequence: str = "true"
     pipeline: int = 1
     schedule: str = "1f1b"
+    freeze: str = "[]"
 
     def __str__(self) -> str:
         other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
@@ -101,6 +104,7 @@ class Case:
 model {{
   network = {network}
   loss    = cross_entropy()
+  freeze  = {self.freeze}
 }}
 data {{
   source = {source}

@@ -37,6 +37,40 @@ def test_and_with_more_of_each_axis(case: Case) -> None:
     test_a_rank_holds_what_the_account_says(case)
 
 
+OF_GPT = '["embedding.*", "position.*", "blocks.0.*", "blocks.1.*"]'
+OF_OWN = '["first.*", "blocks.0.*", "blocks.1.*", "blocks.2.*"]'
+IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(freeze=OF_GPT),
+        Case(network="own", batch=256, freeze=OF_OWN),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (
+                Case(freeze='["blocks.0.*", "blocks.1.*"]'),
+                Case(freeze=OF_GPT, recompute="full"),
+                Case(freeze=OF_GPT, precision="bf16"),
+                Case(freeze=OF_GPT, ranks=2, zero=3),
+                Case(network="own", batch=256, freeze=OF_OWN, recompute="full"),
+                Case(network="own", batch=256, freeze='["blocks.1.*", "blocks.2.*"]'),
+                Case(network="own frozen", batch=256),
+                Case(network="own frozen", batch=256, precision="bf16"),
+                IN_STAGES,
+                replace(IN_STAGES, schedule="gpipe"),
+                replace(IN_STAGES, network="own frozen", batch=256, freeze="[]"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_frozen_layers_keep_what_autograd_keeps(case: Case) -> None:
+    found = measure(case.text)
+    assert abs(found.error) <= 0.03, (found.predicted, found.at_peak, found.when)
+
+
 def test_half_of_the_predictions_are_within_a_tenth() -> None:
     if not FOUND.keys() >= set(CASES):
         pytest.skip("not all of the jobs were run")
