@@ -60,6 +60,8 @@ def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
     here = os.getpid()
     gc.set_threshold(2_000_000, 20, 1_000)  # libraries make millions of objects that stay: they are looked through less
     _hush_libraries()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
     try:
         answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
         if os.getpid() == here:  # else `work` forked, and this is that process

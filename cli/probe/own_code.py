@@ -341,7 +341,6 @@ def used(
 
         from dslc.runtime.process.user_code import load_function
 
-        torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
         torch.manual_seed(job.train.seed)
         return use(load_function(named))
 
