@@ -133,7 +133,7 @@ class ModelFacts(Record):
     padding: int | None = None  # the padding token in its configuration
     transposed: tuple[str, ...] = ()  # layers with an adapter whose weight has the input's dim first
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, if the job has a pipeline
-    repeated: tuple[tuple[str, str, str, str], ...] = ()  # a parameter that is used again, the layers of both uses, and
+    repeated: tuple[tuple[str, ...], ...] = ()  # a parameter that is used again, the layers of both uses, and
     # a parameter that is used between
     uncut: tuple[str, str] | None = None  # the reason why the forward pass cannot be cut at all, and the line
     modules: tuple[ModuleFacts, ...] = ()  # in the order of `named_modules`

@@ -92,7 +92,7 @@ class Recording:
     starts: dict[str, int] = field(default_factory=dict)
     facts: dict[int, Fact] = field(default_factory=dict)
     output: int = INPUT
-    repeated: tuple[tuple[str, str, str, str], ...] = ()
+    repeated: tuple[tuple[str, ...], ...] = ()
 
 
 def full(held: Held) -> str:

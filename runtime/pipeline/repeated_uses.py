@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dslc.runtime.pipeline.recording import Recording, full
 
-Repeated = tuple[str, str, str, str]  # a parameter, the layers of an earlier and a later use, and a parameter between
+Repeated = tuple[str, ...]  # a parameter, the layers in which it is used again, and a parameter between
 MOST = 64  # uses of a parameter that are looked at
 
 
@@ -25,15 +25,19 @@ def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[in
     """
     output = tensors[recording.output].grad_fn
     order = _upstream_first(output)
+    owners = _owners(recording, tensors)
     leaves: dict[Any, frozenset[int]] = {}  # parameters from which alone a node is computed
+    origins: dict[Any, dict[str, None]] = {}  # the layers of these nodes, which have the parameter, too
     uses: dict[int, list[Any]] = defaultdict(list)
     for node in order:
         sources = [source for source, _ in node.next_functions if source is not None]
         variable = getattr(node, "variable", None)
         if variable is not None:
-            leaves[node] = frozenset({id(variable)})
+            leaves[node], origins[node] = frozenset({id(variable)}), {}
         elif sources and all(source in leaves for source in sources) and len({leaves[s] for s in sources}) == 1:
             leaves[node] = leaves[sources[0]]
+            origins[node] = dict.fromkeys(name for source in sources for name in origins[source])
+            origins[node] |= {owners[node]: None} if node in owners else {}
         else:
             for parameter in dict.fromkeys(each for source in sources for each in leaves.get(source, ())):
                 if parameter in names:
@@ -42,18 +46,29 @@ def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[in
     for parameter, nodes in uses.items():
         for node in nodes:
             users[node].append(parameter)
-    owners = _owners(recording, tensors)
     found: dict[Repeated, None] = {}
     for parameter, nodes in uses.items():
         for later in nodes[:MOST] if len(nodes) > 1 else ():
             upstream = _upstream_first(later)
             there = set(upstream[:-1])
             for earlier in (node for node in nodes if node in there):
-                places = owners.get(earlier, ""), owners.get(later, "")
+                places = dict.fromkeys(
+                    name
+                    for use in (earlier, later)
+                    for name in (*_layers_before(use, parameter, leaves, origins), owners.get(use, ""))
+                )
                 for other in (other for node in _between(earlier, upstream) for other in users.get(node, ())):
                     if other != parameter:
                         found[(full(names[parameter]), *places, full(names[other]))] = None
     return tuple(found)
+
+
+def _layers_before(
+    use: Any, parameter: int, leaves: Mapping[Any, frozenset[int]], origins: Mapping[Any, Mapping[str, None]]
+) -> list[str]:
+    """Returns the layers between a parameter and an operation that uses it, all computed from the parameter alone."""
+    sources = [source for source, _ in use.next_functions if parameter in leaves.get(source, ())]
+    return [name for source in sources for name in origins[source]]
 
 
 def _between(earlier: Any, upstream: list[Any]) -> list[Any]:
