@@ -5,7 +5,7 @@ parallelism {
   tensor_plan = [
     "attention.*: columns", #! E0426
     "up", #! E0426
-    "gate: column in 1 parts", #! E0426
+    "gate: column in parts [4]", #! E0426
     "down: row",
   ]
 }
