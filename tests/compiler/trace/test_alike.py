@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,8 @@ def test_a_pipeline_is_cut_over_a_tensor_axis_as_with_all_blocks() -> None:
         plan = ("blocks.*.up: column", "blocks.*.down: row")
         found = trace_model(make, TOKENS, skipped=skipped, tensor=2, tensor_plan=plan)
         facts.append(_with_seams(make_job(), made[-1], found, TOKENS, skipped))
-    assert facts[0] == facts[1]
+    # Uses of one parameter in two blocks are seen in the blocks that are traced, and not in those that are left out.
+    assert replace(facts[0], repeated=()) == replace(facts[1], repeated=())
     assert not facts[0].uncut and any(not seam.refused for seam in facts[0].seams)
 
 
