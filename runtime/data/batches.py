@@ -43,6 +43,7 @@ from dslc.runtime.data.sampler import (
     steps_per_epoch,
 )
 from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits, batch_aside
+from dslc.runtime.process.error_text import error_text
 from dslc.runtime.process.failure import frames_of, message_of
 from dslc.runtime.process.job_line import during, each_at, mark_during, mark_line
 from dslc.runtime.process.lifetime import end_with
@@ -278,7 +279,7 @@ def _iterated(loader: DataLoader[Any]) -> Iterator[Any]:
 
 def of_dead_worker(error: BaseException, line: str) -> BaseException:
     """Returns the exception that names the loader worker whose end was noticed as `error`; other errors as they are."""
-    if not isinstance(error, ConnectionError | EOFError) and "DataLoader worker" not in str(error):
+    if not isinstance(error, ConnectionError | EOFError) and "DataLoader worker" not in error_text(error):
         return error
     for number, count, worker in _WORKERS:
         worker.join(_END)
