@@ -299,7 +299,7 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
 
     def looked(
         shape: tuple[int, ...],
-    ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[tuple[str, str, str, str], ...]]:
+    ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[tuple[str, ...], ...]]:
         takes = facts.pieces is not None and facts.pieces.positions
         with skipped.around(model), given_positions(model, 0) if takes else contextlib.nullcontext():
             return look(model, called, rest, shape, input.dtype, precision_step(job), axis)
