@@ -38,8 +38,17 @@ PLANS = [
 ]
 # The gradient of the bias of attention's keys is 0 but for rounding, by which Adam divides.
 ATTENDING = ("gpt", "tagging", "translation")
-LONG = ("contrast", "siamese", "vae", "wordmodel")  # whose training is compared in the long tests alone
-STEPPING = ("gan",)  # whose steps are their own, and take no micro-batches
+LONG = (
+    "citation",
+    "contrast",
+    "reinforce",
+    "siamese",
+    "unet",
+    "vae",
+    "vit",
+    "wordmodel",
+)  # whose training is compared in the long tests alone
+STEPPING = ("gan", "reinforce")  # whose steps are their own, and take no micro-batches
 TWO = "devices.cpus=2"
 # Under which plans each is killed, () on one process; those of `QUICK` in the shortest tests too.
 KILLED = [(program, plan) for program in PROGRAMS for plan in ((), *PLANS)]
