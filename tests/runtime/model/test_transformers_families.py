@@ -32,6 +32,7 @@ NARROW = {key: value for key, value in TEXT.items() if key != "intermediate_size
 GPT2 = {**ENDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 IMAGE = {**SIZES, "image_size": 16, "patch_size": 4}
+SQUARE = {key: value for key, value in IMAGE.items() if key != "intermediate_size"}
 
 OF_ATTENTION = ("*.q_proj: column", "*.k_proj: column", "*.v_proj: column")
 OF_BERT = (
@@ -92,7 +93,7 @@ FAMILIES = {
         plan=(*OF_ATTENTION, "*.out_proj: row"),
     ),
     "opt": Family(
-        {**TEXT, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0},
+        {**NARROW, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0},
         tensor="E0428",
         context="E0442",
         plan=OF_OPT,
@@ -142,7 +143,7 @@ FAMILIES = {
         task="masked_lm",
     ),
     "vit": Family(IMAGE, plan=(*OF_ATTENTION, "*.o_proj: row", *OF_MLP), task="image_classification", input=IMAGES),
-    "dinov2": Family({**IMAGE, "mlp_ratio": 2}, plan=OF_MLP, task="image_classification", input=IMAGES),
+    "dinov2": Family({**SQUARE, "mlp_ratio": 2}, plan=OF_MLP, task="image_classification", input=IMAGES),
     "beit": Family(IMAGE, plan=OF_MLP, task="image_classification", input=IMAGES),
     "swin": Family(
         {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": 16, "patch_size": 2},
