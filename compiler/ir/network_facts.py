@@ -14,6 +14,7 @@ class CodePlace(Record):
     line: str = ""
 
 
+UNSEEDED = "something that nothing seeds, such as the clock"
 TENSORS, NUMBER, GENERATOR = "tensors", "a number", "random numbers"
 
 
@@ -32,7 +33,7 @@ class NetworkFacts(Record):
 
     torch_draws: CodePlace | None = None  # the first draw of torch's random numbers in training
     host_draws: CodePlace | None = None  # the first draw of Python's or numpy's random numbers in training
-    draws_from: str = ""  # in words: the generator that `host_draws` uses
+    draws_from: str = ""  # in words: the generator that `host_draws` uses, or `UNSEEDED`
     draws_globally: bool = False  # true if it is Python's or numpy's global one, whose state can be set
     restored: tuple[str, ...] = ()  # modules that the constructor puts into evaluation mode, and training mode undoes
     untracked: tuple[str, ...] = ()  # batch norms that have no running statistics
@@ -46,6 +47,7 @@ class NetworkFacts(Record):
     moved: tuple[str, ...] = ()  # buffers that a forward pass moves by its samples
     counted: tuple[str, ...] = ()  # buffers that it moves the same way whatever the samples are
     attributes: tuple[AttributeFacts, ...] = ()
+    skipped_norms: tuple[str, ...] = ()  # batch norms that random numbers or samples call another number of times
 
     @property
     def varies(self) -> bool:

@@ -1,12 +1,13 @@
 """Rules for what a network's forward pass draws, mixes, moves and keeps, as tracing and a trial show it.
 
-W0437, W0608, W0625, W0641 to W0648, E0641, E0643. The ranks, the micro-batches and the batches of an evaluation each
-have a part of what one process takes at once: a forward pass that depends on the whole computes something else there.
+W0437, W0608, W0625, W0641 to W0648, E0641, E0643, E0644. The ranks, the micro-batches and the batches of an evaluation
+each have a part of what one process takes at once: a forward pass that depends on the whole computes something else
+there.
 """
 
 from __future__ import annotations
 
-from dslc.compiler.ir.network_facts import GENERATOR, CodePlace, NetworkFacts
+from dslc.compiler.ir.network_facts import GENERATOR, UNSEEDED, CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
@@ -35,6 +36,7 @@ def check_forward_passes(
         )
     if facts.host_draws is not None and chunks > 1:
         _warn_of_host_draws(job, layout, facts, report)
+    _check_skipped_norms(job, ranks, facts, report)
     if facts.mixes is not None and chunks > 1:
         report.add(
             "W0642",
@@ -101,13 +103,39 @@ def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts, repor
     assert facts.host_draws is not None
     ranks = layout.sizes["data"]
     pieces = f"{ranks} ranks" if ranks > 1 else f"{layout.microbatches} micro-batches"
+    place = place_text(facts.host_draws)
+    if facts.draws_from != UNSEEDED:
+        cause = f"the forward pass draws from {facts.draws_from} ({place}), each of {pieces} for itself"
+    else:
+        cause = (
+            f"two passes over the same samples differ ({place}) though all random generators are seeded alike: the "
+            f"forward pass depends on {UNSEEDED}, which differs between {pieces}"
+        )
     report.add(
         "W0641",
-        f"the forward pass draws from {facts.draws_from} ({place_text(facts.host_draws)}), each of {pieces} for "
-        "itself: training agrees with one process in distribution only",
+        f"{cause}: training agrees with one process in distribution only",
         network_span(job),
         help="each step finds out which parameters the ranks have used; the network's parameters are gathered as one "
         "unit under `zero = 2` and 3",
+    )
+
+
+def _check_skipped_norms(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report) -> None:
+    """Reports a batch norm that one rank would run, and wait there for ranks that skip it."""
+    if not facts.skipped_norms or ranks == 1:
+        return
+    name, more = facts.skipped_norms[0], len(facts.skipped_norms) - 1
+    place = facts.host_draws or facts.torch_draws
+    by = facts.draws_from if facts.host_draws is not None else "numbers that the forward pass reads out of tensors"
+    where = f" ({place_text(place)})" if place is not None else ""
+    report.add(
+        "E0644",
+        f"some passes run the batch norm `{name}` and others skip it, by {by}{where}"
+        f": its statistics are those of {ranks} ranks, which would wait for each other",
+        network_span(job),
+        label=_others(more),
+        help="choose the path alike on each rank, by a generator that is seeded the same on all of them; or normalise "
+        "each sample (`GroupNorm`, `LayerNorm`); or one rank of the data axis",
     )
 
 

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +94,7 @@ class HostDraws:
         name = self._moved(before)
         self.holder = "" if name in _GLOBAL else name
         self.source = _GLOBAL.get(name, f"its generator `{name}`") if name else ""
-        owner, _, attribute = name.rpartition(".")
-        held = not self.holder or attribute in vars(dict(self._model.named_modules()).get(owner, self._model))
+        held = not self.holder or has_attribute(self._model, name)
         self.is_seeded = name != "os" and held
         self.is_global = name in ("random", "numpy.random")
 
@@ -182,6 +181,12 @@ def held_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from ((name, value) for name, value in vars(file).items() if not name.startswith("__"))
 
 
+def has_attribute(model: nn.Module, name: str) -> bool:
+    """True for the name of an attribute of a module; false for that of a variable of a Python file."""
+    owner, _, attribute = name.rpartition(".")
+    return attribute in vars(dict(model.named_modules()).get(owner, model))
+
+
 _OF_TORCH = frozenset(
     (
         *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook"),
@@ -190,6 +195,30 @@ _OF_TORCH = frozenset(
         *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
     )
 )
+
+
+@contextmanager
+def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Yields a function that sets the generators which a network holds to their states of now; so does its end."""
+    import numpy
+
+    restores: list[Callable[[], None]] = []
+    for _, value in held_values(model):
+        if isinstance(value, numpy.random.Generator):
+            restores.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+        elif isinstance(value, random.Random):
+            restores.append(partial(value.setstate, value.getstate()))
+        elif isinstance(value, numpy.random.RandomState):
+            restores.append(partial(value.set_state, value.get_state()))
+
+    def restore() -> None:
+        for each in restores:
+            each()
+
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def generator_state(generator: Any) -> Any:

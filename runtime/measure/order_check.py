@@ -4,13 +4,14 @@ Model: collectives of a step follow from the modules that run and from the param
 whose parameters are sharded gathers them, one that is cut over an axis exchanges activations, and the backward pass
 sums the gradients of what was used. Ranks that differ in either would add up tensors that do not belong together, or
 wait for ever. So the tensors of the model are compared once, each such module is announced before it runs, and the
-parameters of a loss before its backward pass: an all-reduce of two numbers, the digest of a text and its negative,
-whose maximum agrees only if all digests do.
+parameters of a loss before its backward pass (or the end of the network, if parameters may differ): an all-reduce of
+two numbers, the digest of a text and its negative, whose maximum agrees only if all digests do.
 
 Contract: a difference is a RankOrderError on each of the ranks, which names the module or the parameter, the ranks and
 the lines of the user's code, before any rank exchanges anything else. In all other steps no hook is there and nothing
 is done: `is_due` is a few comparisons. The steps are the first `FIRST` of a process, those whose number is a power of
-two, and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each.
+two, and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each. All steps of a network
+that is known to vary are compared if it has synchronised batch norms.
 
 Limits: networks that are known to vary agree on the parameters of each step by themselves (parallel/varying.py). What
 torch compiles calls no hooks: only its parameters are compared. A reentrant checkpoint of a user's own hides some.
@@ -63,8 +64,8 @@ class RankOrderError(RuntimeError):
             "or the order of a set differs between ranks"
         )
         self.add_note(
-            "draw such a number as a tensor, `torch.rand(()).item()`, which is seen before the training begins and "
-            "taken into account; or from a generator that has the same seed on each rank"
+            "draw such a number from a generator that has the same seed on each rank; or, without synchronised batch "
+            "norms, as a tensor, `torch.rand(()).item()`, which is seen before the training begins"
         )
 
 
@@ -87,6 +88,8 @@ class OrderCheck:
         # Where each step finds the parameters that it used, ranks may differ in them.
         self._compares_use = job.gradients.kind in ("ddp", "zero1", "fsdp") and not job.gradients.search
         self._announced = self._modules_with_collectives() if self._on and not job.compiled else []
+        varies = job.gradients.search and not job.gradients.unused
+        self._always = varies and any(is_synchronised(module) for module in self._announced)
         self._compare_models()
 
     def is_due(self, step: int) -> bool:
@@ -94,7 +97,7 @@ class OrderCheck:
         if not self._on:
             return False
         self._done += 1
-        return self._done <= FIRST or self._evaluated or step & (step - 1) == 0
+        return self._always or self._done <= FIRST or self._evaluated or step & (step - 1) == 0
 
     def run(self, work: Callable[[B], T], batch: B) -> T:
         """Does a step that is compared."""
@@ -117,14 +120,18 @@ class OrderCheck:
         """Returns `inner`, which is called with each loss before its backward pass, with the comparison of what the
         loss depends on.
         """
-        if not self._on or not self._compares_use or self._parts.pipeline is not None:
+        if not self._on or self._parts.pipeline is not None or not (self._compares_use or self._announced):
             return inner
 
         def both(loss: Tensor) -> None:
             inner(loss)
-            if self._handles:
+            if not self._handles:
+                return
+            if self._compares_use:
                 self._micro += 1
                 self._announce_use([loss])
+            else:
+                self._compare("ends", lambda: {"name": None, "place": "", "used": []})
 
         return both
 

@@ -3,12 +3,13 @@
 Model: each pass runs on a copy of the network, with the same state of every random generator that dslc seeds. Passes
 over equal shapes draw equal numbers, so only their samples can make a difference:
 
-    training     a batch, twice; the second call of one copy; each sample beside itself alone; a part of the batch
+    training     a batch, five times; the second call of one copy; each sample beside itself alone; a part of the batch
     evaluation   the batch; each sample beside itself alone; a part of the batch
 
 A batch is [a, b, c], a sample beside itself [b, b, b], and a part [a, b]. If the output for a sample changes, the
 network mixes samples. Batch norms of torch do not count: they use fixed statistics here, because the
-runtime synchronises them. A loss that the network returns is a sum over samples if
+runtime synchronises them. Where a path varies, `PATHS` more passes with other random numbers or samples tell which of
+them it skips. A loss that the network returns is a sum over samples if
 f(a, b) + f(b, c) = f(a, c) + f(b, b).
 
 Limits: a path that no pass takes is not seen. A batch whose tensors do not begin with the samples is not taken apart.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,20 +27,40 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dslc.compiler.ir.network_facts import GENERATOR, NUMBER, TENSORS, AttributeFacts, CodePlace, NetworkFacts
+from dslc.compiler.ir.network_facts import (
+    GENERATOR,
+    NUMBER,
+    TENSORS,
+    UNSEEDED,
+    AttributeFacts,
+    CodePlace,
+    NetworkFacts,
+)
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.trace.code_place import HostDraws, generator_state, held_values, names_of, place_of
+from dslc.compiler.trace.code_place import (
+    HostDraws,
+    generator_state,
+    has_attribute,
+    held_values,
+    names_of,
+    place_of,
+    restored_generators,
+)
 from dslc.compiler.trace.private_torch import AnyBatchNorm, TorchDispatchMode
 from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
 from dslc.runtime.model.own_losses import OwnSum
 from dslc.runtime.parallel.varying import leaves
 from dslc.runtime.process import random_numbers
+from dslc.runtime.technique.batch_norm import derived_norm
 
 ROWS = 3  # samples of a batch
 _JUMPS = (2, 3, 10, 1_000, 1_000_000)  # calls after which a number that counts them is tried
 _SEED = 20_011
+PATHS = 16  # passes with other random numbers, where a path varies
+_REPEATS = 4  # passes over equal samples, before a difference is said to come from other samples
 
 
 @dataclass(frozen=True)
@@ -55,13 +77,15 @@ class Pass:
 @dataclass
 class NetworkTrial:
     """A network that is tried: `batch` holds input and target of `ROWS` samples, or of two; `loss` is that of a network
-    that returns its own.
+    that returns its own; `reads` is true if its forward pass reads numbers out of tensors.
     """
 
     make: Callable[[], nn.Module]
     batch: tuple[Any, Any]
     loss: LossStep | None = None
+    reads: bool = False
     model: nn.Module = field(init=False)
+    unsteady: bool = field(init=False, default=False)  # equal passes differ, by something that nothing seeds
 
     def __post_init__(self) -> None:
         with random_numbers.aside():
@@ -80,6 +104,10 @@ class NetworkTrial:
                 facts = replace(facts, mixes_evaluation=self._mixing(one, others, training=False))
                 if self.loss is not None and facts.repeats:
                     facts = replace(facts, loss_mixes=self._loss_mixes())
+            if self.unsteady and facts.host_draws is None:
+                facts = replace(facts, host_draws=self._place_of_difference(), draws_from=UNSEEDED)
+            if self.reads or facts.varies:
+                facts = replace(facts, skipped_norms=self._skipped_norms())
         return replace(facts, tried=True)
 
     # ------------------------------------------------------------------------------------------------ one pass
@@ -95,11 +123,11 @@ class NetworkTrial:
         except Exception:  # any kind: an attribute that cannot be copied; the network is made anew
             return self._made()
 
-    def _pass(self, model: nn.Module, batch: tuple[Any, Any], *, training: bool = True) -> Pass:
+    def _pass(self, model: nn.Module, batch: tuple[Any, Any], *, training: bool = True, seed: int = _SEED) -> Pass:
         model.train(training)
         with_fixed_statistics(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        _begin()
+        _begin(seed)
         before = torch.get_rng_state()
         with torch.set_grad_enabled(training):
             output = call(model, model.forward, batch[0])
@@ -134,8 +162,10 @@ class NetworkTrial:
         held = {name: value for name, value in after.items() if not _equal(before.get(name), value)}
         carried = {name: _copied(value) for name, value in held_values(first) if name in held}
         passes = [one, self._pass(self._fresh(), self.batch)]
-        repeats = draws.is_seeded and _alike(*passes)
-        if held:
+        repeats = draws.is_seeded and _alike(*passes) and self._repeats(one, training=True, times=3)
+        variables = any(not has_attribute(first, name) for name in held)  # which no copy puts back
+        self.unsteady = not (repeats or variables or draws.source)
+        if held and not self.unsteady:
             self._restore_buffers(first)
             passes.append(self._pass(first, self.batch))
             names = self._influential(passes, before, held, carried, draws)
@@ -151,6 +181,35 @@ class NetworkTrial:
         with HostDraws(model).line_of() as places:
             self._pass(model, self.batch)
         return places[0] if places else CodePlace(module="", kind=type(model).__name__)
+
+    def _place_of_difference(self) -> CodePlace:
+        """Returns the place at which two passes over the same samples begin to differ."""
+        rows = list(range(self.rows))
+        for _ in range(2 * _REPEATS if rows else 0):
+            place = self._locate(rows, rows, 1e-5, training=True)
+            if place is not None:
+                return place
+        return CodePlace(module="", kind=type(self.model).__name__)
+
+    def _repeats(self, one: Pass, *, training: bool, times: int) -> bool:
+        """True if some more passes over the whole batch are like one."""
+        return all(_alike(one, self._pass(self._fresh(), self.batch, training=training)) for _ in range(times))
+
+    def _skipped_norms(self) -> tuple[str, ...]:
+        """Returns the batch norms that passes with other random numbers, or other samples, do not call alike."""
+        counts: list[Counter[str]] = []
+        chosen = [self.batch, *(self._rows_of([row] * self.rows) for row in range(self.rows))]
+        with restored_generators(self.model) as restore:
+            for number in range(PATHS):
+                restore()
+                # Made anew, so that a generator which the constructor seeds by the system is another one.
+                model = self._made() if number == 1 else self._fresh()
+                calls = _count_calls(model)
+                if not calls:
+                    return ()
+                self._pass(model, chosen[number % len(chosen)] if self.reads else self.batch, seed=_SEED + number)
+                counts.append(calls)
+        return tuple(name for name in counts[0] if len({each[name] for each in counts}) > 1)
 
     def _restore_buffers(self, model: nn.Module) -> None:
         first = dict(self.model.named_buffers())
@@ -230,9 +289,11 @@ class NetworkTrial:
             kept, tolerance = (rows[:1], 1e-5) if len(rows) == self.rows else (rows, 1e-3)
             if self._same_rows(one.outputs, other.outputs, len(rows), kept, tolerance):
                 continue
-            if not _alike(one, self._pass(self._fresh(), self.batch, training=training)):
-                return None  # a pass differs without another sample
-            return self._locate(rows, kept, tolerance, training=training)
+            if not self._repeats(one, training=training, times=_REPEATS):
+                self.unsteady = True
+                return None
+            place = self._locate(rows, kept, tolerance, training=training)
+            return place or CodePlace(module="", kind=type(self.model).__name__)
         return None
 
     def _same_rows(
@@ -245,8 +306,10 @@ class NetworkTrial:
             if a.dim() and a.shape[0] == self.rows and b.dim() and b.shape[0] == rows
         )
 
-    def _locate(self, rows: Sequence[int], kept: Sequence[int], tolerance: float, *, training: bool) -> CodePlace:
-        """Returns the place of the first operation whose numbers for the kept samples differ."""
+    def _locate(
+        self, rows: Sequence[int], kept: Sequence[int], tolerance: float, *, training: bool
+    ) -> CodePlace | None:
+        """Returns the place of the first operation whose numbers for the kept samples differ; None if none do."""
         results = []
         for chosen in (list(range(self.rows)), list(rows)):
             model = self._fresh()
@@ -257,7 +320,7 @@ class NetworkTrial:
         for (place, a), (_, b) in zip(*results, strict=False):
             if a.shape == b.shape and not _near(a, b, tolerance):
                 return place
-        return CodePlace(module="", kind=type(self.model).__name__)
+        return None
 
     def _loss_mixes(self) -> bool:
         """True if the loss is no sum over the samples of a batch."""
@@ -295,7 +358,10 @@ def with_fixed_statistics(model: nn.Module) -> nn.Module:
     """Makes torch's batch norms use their running statistics, in place, so that they mix no samples."""
     for module in model.modules():
         if isinstance(module, AnyBatchNorm):
-            module.training = False
+            if type(module).forward is AnyBatchNorm.forward:
+                module.training = False
+            elif not isinstance(module, _FixedStatistics):
+                module.__class__ = derived_norm("Fixed", _FixedStatistics, type(module))
             if module.running_mean is None:
                 module.running_mean, module.running_var = (
                     torch.zeros(module.num_features),
@@ -304,11 +370,30 @@ def with_fixed_statistics(model: nn.Module) -> nn.Module:
     return model
 
 
-def _begin() -> None:
+class _FixedStatistics(AnyBatchNorm):
+    """A batch norm that a user's class is derived from, and that takes its running statistics in training."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert self.running_mean is not None and self.running_var is not None
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def _count_calls(model: nn.Module) -> Counter[str]:
+    """Returns the calls of each batch norm that a training synchronises, counted from now on."""
+    model.train()
+    calls: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, AnyBatchNorm) and module.training and getattr(module, "sync", True):
+            calls[name] = 0
+            module.register_forward_pre_hook(lambda module, _, name=name: calls.update([name]))
+    return calls
+
+
+def _begin(seed: int = _SEED) -> None:
     """Seeds the generators of the host."""
-    random.seed(_SEED)
-    np.random.seed(_SEED)
-    torch.default_generator.manual_seed(_SEED)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 # ------------------------------------------------------------------------------------------------- comparison

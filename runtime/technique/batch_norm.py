@@ -56,15 +56,18 @@ def widen(module: nn.Module) -> None:
     """Makes the batch normalisations in `module` that are not synchronised accept 16-bit weights, in place."""
     for each in module.modules():
         if isinstance(each, AnyBatchNorm) and not isinstance(each, nn.SyncBatchNorm | _Wide):
-            each.__class__ = _derived("Wide", _Wide, type(each))
+            each.__class__ = derived_norm("Wide", _Wide, type(each))
 
 
 def _synchronised(kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
-    return kind if issubclass(kind, _Synchronised) else _derived("Synchronised", _Synchronised, kind)
+    return kind if issubclass(kind, _Synchronised) else derived_norm("Synchronised", _Synchronised, kind)
 
 
-def _derived(word: str, base: type[AnyBatchNorm], kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
-    return type(f"{word}{kind.__name__}", (base, kind), {"__module__": __name__})
+def derived_norm(word: str, base: type[AnyBatchNorm], kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
+    """Returns a class whose `forward` is that of `base`; a user's class keeps its own, whose `super()` is `base`."""
+    of_torch = next(each for each in kind.__mro__ if each.__module__.startswith("torch."))
+    inner = type(f"{word}{of_torch.__name__}", (base, of_torch), {"__module__": __name__})
+    return inner if kind is of_torch else type(f"{word}{kind.__name__}", (kind, inner), {"__module__": kind.__module__})
 
 
 class _Wide(AnyBatchNorm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import time
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,60 @@ class LayerDrop(nn.Module):
             if not self.training or random.random() >= 0.5:
                 x = x + torch.tanh(block(x))
         return self.leave(x)
+
+
+class SkippedNorms(nn.Module):
+    """Leaves out blocks with a batch norm with probability 1/2, by numbers that `how` draws; `outside`: by no more than
+    a linear map.
+    """
+
+    def __init__(self, how: str = "random", outside: bool = False, first: int = 60, classes: int = 3) -> None:
+        super().__init__()
+        self.how, self.first, self.calls = how, first, 0
+        self.enter, self.leave, self.norm = nn.Linear(6, 8), nn.Linear(8, classes), nn.BatchNorm1d(8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), *(() if outside else (nn.BatchNorm1d(8),))) for _ in range(3)
+        )
+        self.generator = random.Random(0)
+
+    def skip(self, x: Tensor) -> bool:
+        match self.how:
+            case "random":
+                return random.random() < 0.5
+            case "torch":
+                return torch.rand(()).item() < 0.5
+            case "samples":
+                return bool(x[:, 0].mean() > 0)
+            case "generator":
+                return self.generator.random() < 0.5
+            case "variable":
+                return bool(GENERATOR.random() < 0.5)
+            case "late":
+                return self.calls > self.first and random.random() < 0.5
+            case "clock":
+                return bool(time.perf_counter_ns() // 64 % 2)
+        return False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        x = self.norm(torch.tanh(self.enter(x)))
+        for block in self.blocks:
+            if not self.training or not self.skip(x):
+                x = x + torch.tanh(block(x))
+        return self.leave(x)
+
+
+class ScaledNorm(nn.BatchNorm1d):
+    """Doubles the output of torch's batch norm, or (`direct`) of statistics that it takes of its batch itself."""
+
+    def __init__(self, features: int, direct: bool = False) -> None:
+        super().__init__(features)
+        self.direct = direct
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.direct:
+            return 2 * F.batch_norm(input, None, None, training=True)
+        return 2 * super().forward(input)
 
 
 class Block(nn.Module):

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers import own_forward_passes
 from helpers.launcher import Launcher
 from helpers.trained import beside, ready, train_job
 
@@ -86,6 +87,21 @@ def test_ranks_that_use_other_parameters_or_another_order(
     for each in words:
         assert each in message, message
     assert "torch.rand(()).item()" in message and message.count("\n") < 8
+
+
+@pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.long)])
+def test_a_batch_norm_that_a_rank_skips_late_is_named(launcher: Launcher, job: Path, zero: int) -> None:
+    file = Path(own_forward_passes.__file__).with_suffix("")
+    message = failure(
+        launcher,
+        job,
+        f'model.network=python("{file}:SkippedNorms", how = "late", first = 9, classes = 4)',
+        f"parallelism.zero={zero}",
+        "train.steps=40",
+        "evaluate.every=100 steps",
+    )
+    assert "the ranks run different modules: rank 0 " in message and " calls `blocks." in message
+    assert "own_forward_passes.py:" in message
 
 
 @pytest.mark.parametrize("zero", [0, 3])

@@ -10,7 +10,7 @@ import torch
 from helpers import own_forward_passes as own
 from torch import nn
 
-from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
+from dslc.compiler.ir.network_facts import UNSEEDED, CodePlace, NetworkFacts
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.trace import trace_model
@@ -20,13 +20,13 @@ INPUT = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
 LINES = Path(own.__file__).read_text().splitlines()
 
 
-def tried(network: Any, *, traced: bool = False) -> NetworkFacts:
+def tried(network: Any, *, traced: bool = False, reads: bool = False) -> NetworkFacts:
     def make() -> nn.Module:
         made: nn.Module = network() if callable(network) and not isinstance(network, nn.Module) else network
         return made
 
     known = trace_model(make, TensorFact(shape=(6,), dtype="float32")).network if traced else None
-    return NetworkTrial(make, (INPUT, torch.zeros(3))).result(known or NetworkFacts())
+    return NetworkTrial(make, (INPUT, torch.zeros(3)), reads=reads).result(known or NetworkFacts())
 
 
 def code_at(place: CodePlace | None) -> str:
@@ -64,6 +64,31 @@ def test_a_path_that_a_count_of_calls_chooses_is_known(how: str) -> None:
     facts = tried(lambda: own.Path(how))
     assert facts.varies and facts.host_draws is None
     assert [(each.name, each.holds) for each in facts.attributes] == [("calls", "a number")]
+
+
+@pytest.mark.parametrize("how", ["random", "torch", "samples", "clock"])
+def test_batch_norms_that_ranks_would_skip_are_known(how: str) -> None:
+    facts = tried(lambda: own.SkippedNorms(how), reads=how in ("torch", "samples"))
+    assert facts.skipped_norms == tuple(f"blocks.{n}.1" for n in range(3))
+
+
+@pytest.mark.parametrize(
+    ("how", "outside"), [("generator", False), ("variable", False), ("random", True), ("torch", True), ("clock", True)]
+)
+def test_batch_norms_that_all_ranks_run_alike_are_none_of_them(how: str, outside: bool) -> None:
+    assert tried(lambda: own.SkippedNorms(how, outside), reads=how == "torch").skipped_norms == ()
+
+
+def test_a_path_by_the_clock_is_not_said_to_follow_from_other_samples() -> None:
+    facts = tried(lambda: own.SkippedNorms("clock", outside=True))
+    assert facts.varies and facts.draws_from == UNSEEDED and "block(x)" in code_at(facts.host_draws)
+    assert (facts.mixes, facts.mixes_evaluation, facts.attributes) == (None, None, ())
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_batch_norm_of_a_users_own_runs_its_own_code(direct: bool) -> None:
+    facts = tried(lambda: nn.Sequential(nn.Linear(6, 8), own.ScaledNorm(8, direct=direct), nn.Linear(8, 3)))
+    assert (facts.mixes is not None) == direct
 
 
 def test_a_count_that_nothing_depends_on_is_none_of_them() -> None:

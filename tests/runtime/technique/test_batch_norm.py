@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers.gang import gang
+from helpers.own_forward_passes import ScaledNorm
 from torch import nn
 
 from dslc.runtime.technique.batch_norm import _moments, synchronise
@@ -22,6 +23,8 @@ def network(form: str) -> nn.Module:
     torch.manual_seed(0)
     if form == "dense":
         return nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8, momentum=None), nn.Tanh(), nn.Linear(8, 3))
+    if form == "derived":
+        return nn.Sequential(nn.Linear(12, 8), ScaledNorm(8), nn.Tanh(), nn.Linear(8, 3))
     plain = form == "not affine"
     layers = [
         nn.Conv2d(1, 6, 3, padding=1),
@@ -43,7 +46,7 @@ def network(form: str) -> nn.Module:
 
 def data(form: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(1)
-    shape = (STEPS, samples, 12) if form == "dense" else (STEPS, samples, 1, 6, 6)
+    shape = (STEPS, samples, 12) if form in ("dense", "derived") else (STEPS, samples, 1, 6, 6)
     inputs = torch.randn(shape, generator=made) * 3 + 5
     # Unlike shares: the ranks' own statistics differ from those of the batch.
     inputs = inputs + torch.linspace(-4, 4, samples).view(1, samples, *[1] * (len(shape) - 2))
@@ -54,7 +57,7 @@ def train(form: str, shares: list[int], rank: int | None) -> Arrays:
     """Returns losses, parameters and buffers after some steps, and the last step's gradient of the inputs."""
     model = network(form)
     if rank is not None:
-        assert synchronise(model) == (1 if form == "dense" else 2)
+        assert synchronise(model) == (1 if form in ("dense", "derived") else 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     inputs, targets = data(form, sum(shares))
     mine = slice(0, sum(shares)) if rank is None else slice(sum(shares[:rank]), sum(shares[: rank + 1]))
@@ -92,6 +95,7 @@ def worker(rank: int, form: str, shares: list[int]) -> Arrays:
         ("channels last", [6, 3]),
         ("not affine", [3, 5]),
         ("dense", [4, 1, 1, 2]),
+        ("derived", [2, 3]),
         ("autocast", [5, 3]),
     ],
 )
