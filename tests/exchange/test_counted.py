@@ -29,7 +29,7 @@ devices {
 train {
   steps     = 20
   optimizer = sgd(lr = 0.05)
-  hooks     = python("counters:Counters", ranks = all)
+  hooks     = python("counters:SettledCounters", ranks = all)
 }
 log {
   every       = 20 steps
