@@ -90,7 +90,7 @@ def work(
         if job.task == "plain":
             end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
-            parts = assemble(job, device, functools.partial(note, run_dir))
+            parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
             assert mesh_of(job).coordinates == place.coordinates, place
             random_numbers.begin(job.seed, noise_rank(job, place.rank))
             if job.task == "train":

@@ -61,8 +61,10 @@ from dslc.runtime.process.handed_over import HANDED_OVER
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
+    from dslc.compiler.trace.batch import Example
     from dslc.compiler.trace.skipped import Skipped
     from dslc.runtime.pipeline.captured import Seam
+    from dslc.runtime.pipeline.input_form import InputForm
 
 
 def traced(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
@@ -267,19 +269,44 @@ def _told(
     if graph is not None:
         sharded = [unit.name for unit in units(graph) if unit.name]
         try_low_copy(kept[0], given, precision_step(job).dtype, sharded)
-    if source.input is None or facts.structured or facts.looks:
-        return facts
-    if job.parallelism.pipeline == 1:
+    structures = source.structures is not None
+    if job.parallelism.pipeline == 1 or facts.looks or (structures and not _enters_stages(source)):
         return facts
     try:
-        return _with_seams(job, kept[-1], facts, source.input, skipped)
+        return _with_seams(job, kept[-1], facts, given, source, skipped)
     except Exception:  # any kind: blocks that were left out are not alike, or it is raised again with all of them
         if skipped.middle is None:
             raise
-        return _with_seams(job, kept[-1], facts, source.input, Skipped())
+        return _with_seams(job, kept[-1], facts, given, source, Skipped())
 
 
-def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, skipped: Skipped) -> ModelFacts:
+def _enters_stages(source: SourceFacts) -> bool:
+    """True if stages can take the batches; a rule reports why not."""
+    assert source.structures is not None
+    return (
+        not source.stream
+        and source.uneven is None
+        and all(leaf.has_samples_first for leaf in source.structures[0].leaves)
+    )
+
+
+def _input_form(given: TensorFact | Example, source: SourceFacts) -> InputForm:
+    """Returns the form of the batches that stages are recorded with. Raises InputFormError where batches differ."""
+    from dslc.compiler.trace.batch import LARGE, SMALL
+    from dslc.runtime.pipeline.input_form import InputForm
+
+    if isinstance(given, TensorFact):
+        return InputForm(((given.shape, given.dtype),))
+    assert source.structures is not None
+    leaves = tuple((each.shape, each.dtype) for each in source.structures[0].samples)
+    found = InputForm(leaves, given.input(SMALL))
+    found.tensors_of(given.input(LARGE))
+    return found
+
+
+def _with_seams(
+    job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: Skipped
+) -> ModelFacts:
     """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
     from dslc.compiler.graph.constants import precision_step
     from dslc.compiler.ir.module_facts import SeamFacts
@@ -298,19 +325,21 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
     called = [name for name in layers if not skipped.leaves_out(name)]
 
     def looked(
-        shape: tuple[int, ...],
+        input_form: InputForm,
     ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[tuple[str, ...], ...]]:
         takes = facts.pieces is not None and facts.pieces.positions
         with skipped.around(model), given_positions(model, 0) if takes else contextlib.nullcontext():
-            return look(model, called, rest, shape, input.dtype, precision_step(job), axis)
+            return look(model, called, rest, input_form, precision_step(job), axis)
 
-    shape, pieces = input.shape, 1 if facts.pieces is None else facts.pieces.ranks
+    pieces = 1 if facts.pieces is None else facts.pieces.ranks
     if facts.pieces is not None and facts.pieces.fault:
         return facts
     try:
-        ordered, seams, repeated = looked(shape)
+        ordered, seams, repeated = looked(_input_form(given, source))
         if pieces > 1:
-            seams = _of_pieces(seams, looked((shape[0] // pieces, *shape[1:]))[1], pieces)
+            assert isinstance(given, TensorFact)
+            piece = replace(given, shape=(given.shape[0] // pieces, *given.shape[1:]))
+            seams = _of_pieces(seams, looked(_input_form(piece, source))[1], pieces)
     except Exception as error:  # any kind: the user's code runs
         skipped.forbid(first_line(error))
         where = error.where if isinstance(error, CaptureError) else where_in_the_users_code(error)

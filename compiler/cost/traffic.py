@@ -140,7 +140,7 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
     summed = layout.sizes["data"] > 1 and when.until != 0
     if place.workload.counts == "kept" and summed:
         yield replace(_data("all_reduce", "count of what is kept", [8], "int64"), when=when)
-    if place.workload.counts == "own" and summed:
+    if place.workload.counts == "own" and summed and layout.sizes["pipeline"] == 1:
         yield replace(_data("all_reduce", "count of the losses", [8], "float64"), when=when)
     yield from over_outputs(place)
 
@@ -155,6 +155,10 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
     if not wide or (wide == ["data"] and not (shared_out or apart)):
         return
     axis = wide[0] if len(wide) == 1 else "all"
+    if place.workload.counts == "own" and "pipeline" in wide:  # known where the last stage is
+        yield TrafficNode(
+            operation="all_reduce", axis=axis, what="count of the losses", dtype="float64", count=1, bytes=8
+        )
     for asked, what in (
         (place.job.train.clip_norm is not None and not apart, "norm of the gradient"),
         (leaves_out_steps(place.job), "whether a gradient is not finite"),

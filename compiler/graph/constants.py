@@ -124,6 +124,8 @@ def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
     model, pipeline = analysis.model, analysis.pipeline
     assert model is not None and pipeline is not None
     given: tuple[TensorFact, ...] = (model.input,)
+    if analysis.source.structures is not None:
+        given = analysis.source.structures[0].samples
     sizes = analysis.layout.sizes
     assert analysis.staging is not None
     plan = analysis.staging.cuts

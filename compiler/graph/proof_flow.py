@@ -409,11 +409,16 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
         when = When(until=exchange.alone)
     shares = data.size > 1 and when.until != 0
 
+    staged = plan.axis("pipeline").size > 1  # the ranks with the last stage have the losses
+
     def of_samples(action: Action) -> bool:
         return of_parameters(action) and (action.dtypes, action.bytes) == (("int64",), 8) and action.when == when
 
     def of_losses(action: Action) -> bool:
-        return of_parameters(action) and (action.dtypes, action.bytes) == (("float64",), 8) and action.when == when
+        world = plan.axis("pipeline").size * plan.axis("pipeline").stride
+        everywhere = staged and (action.ranks, action.stride, action.count) == (world, 1, 1)
+        numbers = (action.dtypes, action.bytes) == (("float64",), 8)
+        return (everywhere or (not staged and of_parameters(action))) and numbers and action.when == when
 
     def of_parameters(action: Action) -> bool:
         return (action.ranks, action.stride, action.count) == (data.size, data.stride, 1)
@@ -427,7 +432,7 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
 
     return {
         "count of what is kept": (loss.counts == "kept" and shares, True, of_samples),
-        "count of the losses": (loss.counts == "own" and shares, False, of_losses),
+        "count of the losses": (loss.counts == "own" and (shares or staged), False, of_losses),
         "which parameters were used": (searches, False, of_parameters),
         "norm of the gradient": (
             training.clip is not None and spread and gradients.kind != "local",

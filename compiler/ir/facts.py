@@ -36,6 +36,9 @@ class SourceFacts(Record):
     shards: int | None = None  # of a stream whose samples come one after another; `samples` is None if it does not tell
     held_shards: tuple[int, ...] = ()  # the samples of each shard, if the validation set is such a stream, too
     changes: int | None = None  # a user's sample that differed when it was fetched again
+    uneven: tuple[str, tuple[int, ...], tuple[int, ...]] | None = (
+        None  # a place in a structure, and shapes it has there
+    )
     collate_draws: bool = False  # a user's `collate` draws random numbers
     loss_counts: bool = False  # a user's own loss, tried on two samples, gave (sum, count), or further losses
     found: Mapping[str, Any] = field(default_factory=dict)  # files, layouts and sets that the runtime opens

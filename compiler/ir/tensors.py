@@ -53,6 +53,11 @@ class LeafFact(Record):
     dtype: str
 
     @property
+    def has_samples_first(self) -> bool:
+        """True if the first dimension is the samples, and no other depends on them."""
+        return self.grown[:1] == (1,) and self.fixed[:1] == (0,) and not any(self.grown[1:])
+
+    @property
     def numbers(self) -> int:
         """Returns the numbers of one sample."""
         return prod(fixed + grown for fixed, grown in zip(self.fixed, self.grown, strict=True))
@@ -71,6 +76,11 @@ class TreeFact(Record):
     @property
     def bytes(self) -> int:
         return sum(leaf.numbers * DTYPE_BYTES.get(leaf.dtype, 8) for leaf in self.leaves)
+
+    @property
+    def samples(self) -> tuple[TensorFact, ...]:
+        """Returns one sample of each tensor, if all tensors have their samples first."""
+        return tuple(TensorFact(shape=leaf.fixed[1:], dtype=leaf.dtype) for leaf in self.leaves)  # type: ignore[arg-type]
 
     @property
     def flat(self) -> TensorFact:

@@ -45,7 +45,8 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
     if len(report.errors) > before:
         return None
     # A loss of the user's own may leave out a part of a structure, or look at numbers before it takes it.
-    varies = bool(facts.looks) or (facts.structured and isinstance(model.loss, PythonLoss))
+    # Over a pipeline (`seams`) that is an error of the step.
+    varies = bool(facts.looks) or (facts.structured and isinstance(model.loss, PythonLoss) and not facts.seams)
     varies = varies or (facts.network is not None and facts.network.varies)
     return ModelGraph(
         layers=layers,

@@ -164,13 +164,13 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
 
 
 def _fits(job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None, report: Report) -> bool:
-    for why, what, span in _reasons(job, axis, source, model):
+    for why, what, span, remedy in _reasons(job, axis, source, model):
         report.add(
             "E0320",
             f"{why}, which the {axis} axis cannot share out",
             job.parallelism.at(axis),
             notes=[Note(message=what, span=span)],
-            help="use the data axis, with `zero` where memory is short",
+            help=f"{remedy}use the data axis, with `zero` where memory is short",
         )
         return False
     return True
@@ -178,9 +178,10 @@ def _fits(job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None
 
 def _reasons(
     job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None
-) -> Iterator[tuple[str, str, Span | None]]:
+) -> Iterator[tuple[str, str, Span | None, str]]:
+    """Yields each reason, what it concerns, the place of that, and what to do first."""
     if model is not None and model.looks:
-        yield "the network looks at numbers as it runs", "the network", _network(job)
+        yield "the network looks at numbers as it runs", "the network", _network(job), ""
     if model is not None and model.network is not None and model.network.varies:
         place = model.network.host_draws
         drawn = (
@@ -188,15 +189,44 @@ def _reasons(
             if place
             else "takes another path in each pass"
         )
-        yield f"the network's forward pass {drawn}", "the network", _network(job)
+        yield f"the network's forward pass {drawn}", "the network", _network(job), ""
     if axis == "tensor":
         return  # its ranks have the same samples, and each of them the whole output
+    if axis == "pipeline":
+        yield from _not_staged(job, source)
+        return
+    over_stages = "`pipeline`, if the network is too large for a rank; or "
     if source.structures is not None:
-        yield "a batch is a structure of tensors", "the source", job.data.at("source")
+        yield "a batch is a structure of tensors", "the source", job.data.at("source"), over_stages
     if model is not None and model.structured:
-        yield "the network's output is a structure of tensors", "the network", _network(job)
+        yield "the network's output is a structure of tensors", "the network", _network(job), over_stages
     if isinstance(job.model.loss, c.Own) or source.loss_counts:
-        yield "the loss counts by itself", "the loss", job.model.loss.span or job.model.at("loss")
+        loss = job.model.loss.span or job.model.at("loss")
+        yield "the loss counts by itself", "the loss", loss, over_stages
+
+
+def _not_staged(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, str, Span | None, str]]:
+    """Yields the structures that cannot enter a pipeline, whose stages pass on tensors with a row for each sample."""
+    span = job.data.at("source")
+    if source.structures is not None and source.stream:
+        yield "a stream gives structures of tensors", "the source", span, "a data set with `len` and indexing; or "
+    if source.structures is not None and source.uneven is not None:
+        place, one, other = source.uneven
+        yield (
+            f"`{place}` of a batch has shape {one[1:]} for some samples and {other[1:]} for others",
+            "the source",
+            span,
+            "pad all batches to one length; or ",
+        )
+    for leaf in source.structures[0].leaves if source.structures is not None else ():
+        if not leaf.has_samples_first:
+            yield (
+                f"{f'`{leaf.path}` of a batch' if leaf.path else 'a list in a batch'} is no tensor with a row for each "
+                "sample",
+                "the source",
+                span,
+                "let `collate` give tensors whose first dimension is the samples, and all others fixed; or ",
+            )
 
 
 def _network(job: JobSpec) -> Span | None:

@@ -127,7 +127,7 @@ def _totals(ones: list[Any], others: list[Any]) -> Iterator[LeafFact]:
                 found[_name(leaf)][place] += leaf.numel()
     for dtype, (one, other) in found.items():
         each = (other - one) // (LARGE - SMALL)
-        yield LeafFact(path="", fixed=(one - SMALL * each,), grown=(each,), dtype=dtype)
+        yield LeafFact(path="[…]", fixed=(one - SMALL * each,), grown=(each,), dtype=dtype)
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -80,8 +80,8 @@ def trace_source(
         _write_real(train, begin, collate, whole, real)
     if stacked and not whole and all(map(_is_array, sample)):
         return SourceFacts(input=_fact(sample[0], "input"), target=_fact(sample[1], "target"), **common)
-    structures, draws = _structures(train, begin, collate, whole, example)
-    return SourceFacts(structures=structures, collate_draws=draws, **common)
+    structures, draws, uneven = _structures(train, begin, collate, whole, example)
+    return SourceFacts(structures=structures, collate_draws=draws, uneven=uneven, **common)
 
 
 def _write_real(train: Any, begin: Callable[[int], None], collate: Collate, whole: bool, path: str) -> None:
@@ -175,9 +175,9 @@ def _is_array(part: object) -> bool:
 
 def _structures(
     train: Any, begin: Callable[[int], None], collate: Collate, whole: bool, example: str
-) -> tuple[tuple[TreeFact, TreeFact], bool]:
-    """Returns the facts of input and target, from two batches of the largest sample among the first, and whether
-    `collate` draws random numbers.
+) -> tuple[tuple[TreeFact, TreeFact], bool, tuple[str, tuple[int, ...], tuple[int, ...]] | None]:
+    """Returns the facts of input and target, from two batches of the largest sample among the first, whether `collate`
+    draws random numbers, and a place of the input where a batch of the smallest sample has another shape.
     """
     import torch
 
@@ -187,13 +187,13 @@ def _structures(
         begin(index)
         return train[index]
 
-    def batch(samples: int, seed: int = 0) -> Any:
-        made = [sample(largest) for _ in range(samples)]
+    def batch(samples: int, seed: int = 0, index: int | None = None) -> Any:
+        made = [sample(largest if index is None else index) for _ in range(samples)]
         begin(seed)
         return collate(made)
 
     sizes = [_size(sample(n)) for n in range(min(LOOKED_AT, len(train)))]
-    largest = max(range(len(sizes)), key=sizes.__getitem__)
+    largest, smallest = (choose(range(len(sizes)), key=sizes.__getitem__) for choose in (max, min))
     batches = [batch(samples) for samples in (SMALL, LARGE)]
     if not whole and any(not isinstance(batch, tuple | list) or len(batch) != 2 for batch in batches):
         raise TraceError(
@@ -205,7 +205,27 @@ def _structures(
     input, target = (grown(*(pair[n] for pair in pairs)) for n in (0, 1))
     again = [tensors(made) for made in (batches[0], batch(SMALL), batch(SMALL, 1))]
     same, drawn = ([torch.equal(*pair) for pair in zip(again[0], other, strict=True)] for other in again[1:])
-    return (input, target), all(same) and not all(drawn)
+    other = batch(SMALL, index=smallest)
+    uneven = _other_shape(pairs[0][0], other if whole else other[0]) if sizes[smallest] < sizes[largest] else None
+    return (input, target), all(same) and not all(drawn), uneven
+
+
+def _other_shape(large: Any, small: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+    """Returns the first place where one of two structures has a tensor of another shape, and both shapes."""
+    import torch
+
+    from dslc.compiler.trace.structures import flatten, paths
+
+    shapes = [
+        {
+            place: tuple(leaf.shape)
+            for place, leaf in zip(paths(each), flatten(each)[0], strict=True)
+            if isinstance(leaf, torch.Tensor)
+        }
+        for each in (large, small)
+    ]
+    others = ((place, shape, shapes[1].get(place, ())) for place, shape in shapes[0].items())
+    return next((other for other in others if other[1] != other[2]), None)
 
 
 def _size(value: object) -> int:

@@ -50,10 +50,11 @@ from dslc.compiler.trace.private_torch import (
     unset_fake_temporarily,
     without_torch_function,
 )
+from dslc.compiler.trace.structures import flatten
 from dslc.runtime.parallel.tensor_parallel import as_on_a_rank
 from dslc.runtime.pipeline.attributes import ATTRIBUTE, Attributes
+from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import (
-    INPUT,
     LARGE,
     SMALL,
     Call,
@@ -62,6 +63,7 @@ from dslc.runtime.pipeline.recording import (
     Fact,
     Held,
     Recording,
+    Result,
     Value,
     filled,
     full,
@@ -81,12 +83,11 @@ _TORCHS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 def capture(
     model: nn.Module,
     layers: Sequence[str],
-    shape: Sequence[int],
-    dtype: str,
+    input_form: InputForm,
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
 ) -> dict[bool, Recording]:
-    """Returns the forward pass in training (True) and in evaluation (False), for samples of this shape and dtype; with
+    """Returns the forward pass in training (True) and in evaluation (False), for batches of this form; with
     `tensor`, that of a rank of a tensor axis.
 
     `model` is on any device, whole, and stays as it is. `layers` are paths, in any order; "" stands for no layer.
@@ -110,11 +111,8 @@ def capture(
             recorder = _Recorder(
                 model, modules, opened, fake, low if precision.level == "O1" else None, summed, attributes
             )
-            numbers = getattr(torch, dtype)
-            if low is not None and precision.level == "O2" and numbers.is_floating_point:
-                numbers = low
             try:
-                recorder.go((samples, *shape), numbers)
+                recorder.go(input_form, samples, low if precision.level == "O2" else None)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 reason = f"its forward reads numbers out of tensors (`{error.func}`)"
                 raise CaptureError(reason, _line_of(error)) from error
@@ -198,10 +196,12 @@ class _Recorder(TorchFunctionMode):
         self._own: dict[str, set[int]] = {}  # the memory of a layer's parameters
         self._foreign: set[Held] = set()  # parameters that a layer uses and that belong elsewhere
 
-    def go(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def go(self, input_form: InputForm, samples: int, low: torch.dtype | None) -> None:
         with self._fake:
-            input = torch.empty(shape, dtype=dtype)
-        self._number(input, own=True)
+            inputs = input_form.empty(samples, low)
+        self.recording.inputs = len(inputs)
+        for tensor in inputs:
+            self._number(tensor, own=True)
         with contextlib.ExitStack() as around:
             for path, module in self._layers.items():
                 # Runs before other hooks on the way in, and after them on the way out: the hooks belong to the layer.
@@ -218,14 +218,27 @@ class _Recorder(TorchFunctionMode):
             around.enter_context(torch.enable_grad())
             self._ambient = _cast()
             with self:
-                output = self._model(input)
-        reference = self._known.get(id(output)) if isinstance(output, Tensor) else None
-        if not isinstance(reference, Value):
+                output = input_form.run(self._model, inputs)
+        leaves, form = flatten(output)
+        result = Result([self._returned(leaf) for leaf in leaves], form)
+        self.recording.result = result
+        self.recording.outputs = tuple(leaf.number for leaf in result.leaves if isinstance(leaf, Value))
+        if not self.recording.outputs:
             raise CaptureError("what it returns is not a tensor that its forward computes")
-        self._check(output, reference.number)
-        self.recording.output = reference.number
         names = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
         self.recording.repeated = repeated_uses(self.recording, self._alive, names)
+
+    def _returned(self, leaf: object) -> object:
+        """Returns a leaf of the output, or a reference to the tensor that it is."""
+        if isinstance(leaf, Tensor):
+            reference = self._known.get(id(leaf))
+            if not isinstance(reference, Value):
+                raise CaptureError("what it returns is not a tensor that its forward computes")
+            self._check(leaf, reference.number)
+            return reference
+        if leaf is None or isinstance(leaf, _PLAIN + _TORCHS):
+            return leaf
+        raise CaptureError(f"it returns a `{type(leaf).__name__}`, which may hold tensors")
 
     # ------------------------------------------------------------------------------------------------- watching
 
@@ -322,7 +335,7 @@ class _Recorder(TorchFunctionMode):
         for each in changes:
             if isinstance(each, Held):
                 raise CaptureError(f"its forward changes `{full(each)}` outside of a layer", _line())
-            if facts[each.number].memory == facts[INPUT].memory:
+            if any(facts[each.number].memory == facts[n].memory for n in range(self.recording.inputs)):
                 raise CaptureError("its forward writes into its own input", _line())
             self._rewritten.add(facts[each.number].memory)
         takes: set[int] = set()
@@ -414,7 +427,7 @@ class _Recorder(TorchFunctionMode):
                 return None
             chosen.append(call)
             needed |= call.takes
-        if INPUT in needed:
+        if min(needed) < self.recording.inputs:
             return None
         values: dict[int, Tensor] = {}
         with unset_fake_temporarily(), without_torch_function(), torch.no_grad():

@@ -19,7 +19,8 @@ from torch import nn
 from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.pipeline.capture import capture
-from dslc.runtime.pipeline.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
+from dslc.runtime.pipeline.input_form import InputForm
+from dslc.runtime.pipeline.recording import LARGE, SMALL, Call, Held, Recording, Result, full, touches
 from dslc.runtime.pipeline.repeated_uses import Repeated
 
 Crossing = tuple[tuple[tuple[int, ...], str], ...]  # shape of one sample and dtype of each tensor
@@ -36,7 +37,7 @@ class Seam:
 @dataclass(frozen=True, kw_only=True)
 class Code:
     """The code of a stage: the tensors it receives, its calls, and its results. `drops` are, for each call, the values
-    that nothing needs after it; `used` are results that it also works with itself.
+    that nothing needs after it; `used` are results that it also works with itself. `result` is the model's output.
     """
 
     receives: tuple[int, ...]
@@ -44,6 +45,7 @@ class Code:
     drops: tuple[tuple[int, ...], ...]
     gives: tuple[int, ...]
     used: frozenset[int]
+    result: Result
 
 
 # ---------------------------------------------------------------------------------------------------------- cutting
@@ -53,15 +55,14 @@ def look(
     model: nn.Module,
     layers: Sequence[str],
     rest: Sequence[str],
-    shape: Sequence[int],
-    dtype: str,
+    input_form: InputForm,
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
 ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[Repeated, ...]]:
     """Returns the layers in their order, the values that cross each cut between two of them, and the parameters that
     are used again after others. `rest` are the parameters of "". Raises as `capture` does.
     """
-    recordings = capture(model, layers, shape, dtype, precision, tensor)
+    recordings = capture(model, layers, input_form, precision, tensor)
     ordered = order(recordings, layers, rest)
     return ordered, seams(recordings, model, ordered, rest), recordings[True].repeated
 
@@ -169,15 +170,15 @@ def _shared(
 
 def crossing(recording: Recording, at: int) -> tuple[int, ...]:
     """Returns the values that are computed before call `at`, needed from there on, and not own to every stage."""
-    needed = {recording.output}.union(*(call.takes for call in recording.calls[at:]))
-    made = {number for call in recording.calls[:at] for number in call.gives} | {INPUT}
+    needed = set(recording.outputs).union(*(call.takes for call in recording.calls[at:]))
+    made = {number for call in recording.calls[:at] for number in call.gives} | set(range(recording.inputs))
     return tuple(sorted(number for number in needed & made if not recording.facts[number].own))
 
 
 def code(recording: Recording, start: int, stop: int) -> Code:
     """Returns the code of the stage that has the calls `start` to `stop`."""
     last = stop == len(recording.calls)
-    gives = (recording.output,) if last else crossing(recording, stop)
+    gives = recording.outputs if last else crossing(recording, stop)
     receives = crossing(recording, start) if start else ()
     needed, chosen = set(gives) - set(receives), []
     for n in range(stop - 1, -1, -1):
@@ -187,13 +188,20 @@ def code(recording: Recording, start: int, stop: int) -> Code:
             chosen.append(call)
             needed |= call.takes - set(receives)
     chosen.reverse()
-    left, drops = set(gives), []
+    left, drops, inputs = set(gives), [], set(range(recording.inputs))
     for call in reversed(chosen):
-        over = ({*call.takes, *call.gives}) - left - {INPUT}
+        over = ({*call.takes, *call.gives}) - left - inputs
         drops.append(tuple(over))
         left |= over
     used = frozenset(number for call in chosen for number in call.takes if number in gives)
-    return Code(receives=receives, calls=tuple(chosen), drops=tuple(reversed(drops)), gives=gives, used=used)
+    return Code(
+        receives=receives,
+        calls=tuple(chosen),
+        drops=tuple(reversed(drops)),
+        gives=gives,
+        used=used,
+        result=recording.result,
+    )
 
 
 def codes(recordings: Mapping[bool, Recording], firsts: Sequence[str]) -> list[dict[bool, Code]]:

@@ -47,10 +47,12 @@ from dslc.compiler.trace.private_torch import (
     separate_tensors,
 )
 from dslc.runtime.model.blank import Blank, Spot
+from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.names import named_tensors, parameter_names
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.engine import Engine
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
+from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import Recording
 from dslc.runtime.pipeline.stage import CapturedStage, Part, Stage
 from dslc.runtime.technique import compiling, offload
@@ -81,6 +83,7 @@ class Cut:
     whole: Mapping[str, Tensor]
     names: ParameterNames  # of the whole model
     shared: Mapping[str, tuple[int, ...]]
+    input_form: InputForm
     stand_ins: list[tuple[nn.Module, str, tuple[nn.Module, str]]] = field(default_factory=list)
 
     def name_shared(self) -> None:
@@ -89,8 +92,8 @@ class Cut:
             setattr(owner, attribute, getattr(there, original))
 
 
-def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
-    """Removes the layers that are not of `coordinate` from `made.module`, in place."""
+def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) -> Cut:
+    """Removes the layers that are not of `coordinate` from `made.module`, in place. `input_form` is that of a batch."""
     assert job.pipeline is not None
     whole, all_names = named_tensors(made.module), parameter_names(made.module)
     own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
@@ -99,7 +102,7 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     inside = {id(part) for layers in modules.values() for layer in layers.values() for part in layer.modules()}
     between = _between(job.pipeline, made.module) if "" in names else {}
     kept = inside | {id(part) for part in between.values()}
-    parts = {} if job.model.root is not None else _parts(job, made.module, [stage.index for stage in own])
+    parts = {} if job.model.root is not None else _parts(job, made.module, input_form, [stage.index for stage in own])
     mine = {name: [spot for spot in each if id(spot[0]) in kept] for name, each in made.spots.items()}
     spots = {name: each for name, each in mine.items() if each}
     shared = _shared(job.pipeline, made, spots)
@@ -124,6 +127,7 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
         whole=whole,
         names=all_names,
         shared=shared,
+        input_form=input_form,
     )
     for name, spot in elsewhere.items():
         path, _, attribute = name.rpartition(".")
@@ -143,19 +147,18 @@ def _between(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
     return {path: part for path, part in model.named_modules() if not _within(path, layers)}
 
 
-def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[int, Part]:
+def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Sequence[int]) -> dict[int, Part]:
     """Returns the parts of a user's own module that the stages `indices` run."""
     from dslc.runtime.pipeline.capture import capture
     from dslc.runtime.pipeline.captured import codes
 
     assert job.pipeline is not None
     stages = job.pipeline.stages
-    shape, dtype = stages[0].inputs[0]
     layers = [name for stage in stages for name in stage.modules]
     number = mesh_of(job).coordinates["context"]
     takes = job.context is not None and job.context.positions
     with context_parallel.given_positions(model, number) if takes else contextlib.nullcontext():
-        recordings = capture(model, layers, shape, dtype, job.precision, job.tensor)
+        recordings = capture(model, layers, input_form, job.precision, job.tensor)
     if job.context is not None:
         _attend(recordings.values(), context_parallel.torchs_attention(job))
     made = codes(recordings, [stage.modules[0] for stage in stages])
@@ -314,6 +317,7 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
         whole=cut.whole,
         names=cut.names,
         shared=cut.shared,
+        input_form=cut.input_form,
         unused=frozenset(job.gradients.unused),
     )
 
@@ -329,9 +333,11 @@ class Pipeline:
     whole: Mapping[str, Tensor]
     names: ParameterNames  # of the whole model
     shared: Mapping[str, tuple[int, ...]]
+    input_form: InputForm
     unused: frozenset[str] = frozenset()  # parameters without a gradient
     schedule: Schedule | None = None  # of a training
     _sent: list[tuple[Any, Tensor]] = field(default_factory=list)
+    _loss_names: list[str] | None = None  # the further losses of the first step
 
     def engine(self, engine: Engine, plain: nn.Module) -> Engine:
         """Returns the engine of this rank's stages as that of a pipeline: the norm of a gradient is that of all
@@ -396,26 +402,32 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------------------ without gradients
 
-    def forward(self, input: Tensor) -> Tensor | None:
-        """Returns the model's output for `input` on the ranks with the last stage; None elsewhere.
+    def forward(self, input: Any) -> Any:
+        """Returns the model's output for the batch `input` on the ranks with the last stage; None elsewhere.
 
         All ranks of the pipeline call it with the same number of samples.
         """
         self.finish()
-        given: tuple[Tensor, ...] = (input,)
+        leaves = given = self.input_form.tensors_of(input)
+        samples = len(leaves[0])
         for index in sorted(self.stages):
             stage = self.stages[index]
             if index > 0 and index - 1 not in self.stages:
                 source = self.peer(self.step.stages[index - 1].rank)
-                given = tuple(self._received(len(input), fact, source) for fact in stage.step.inputs)
-            made = stage(*given, **self.beside(input))
+                given = tuple(self._received(samples, fact, source) for fact in stage.step.inputs)
+            made = stage(*given, **self.beside(leaves))
             given = made if isinstance(made, tuple) else (made,)
             if index != self.last and index + 1 not in self.stages:
                 to = self.peer(self.step.stages[index + 1].rank)
                 self._sent += [(dist.isend(tensor, to, group=self.group), tensor) for tensor in given]
-        return given[0] if self.ends else None
+        return self.restored(made, samples) if self.ends else None
 
-    def beside(self, input: Tensor) -> dict[str, Tensor]:
+    def restored(self, output: Any, samples: int) -> Any:
+        """Returns what the last stage gives in the form in which the model gives it."""
+        last = self.stages[self.last]
+        return last.restored(output, samples) if isinstance(last, CapturedStage) else output
+
+    def beside(self, input: tuple[Tensor, ...]) -> dict[str, tuple[Tensor, ...]]:
         """Returns the arguments of each stage besides the tensors it receives."""
         return {"input": input} if any(isinstance(stage, CapturedStage) for stage in self.stages.values()) else {}
 
@@ -449,6 +461,21 @@ class Pipeline:
         taken = torch.empty(about.shape, dtype=about.dtype, device=self.device)
         dist.recv(taken, self.peer(owner), group=self.group)
         return taken
+
+    def further_losses(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the further losses that the last stage has logged in a step; zeros under their names elsewhere."""
+        if self._loss_names is None:
+            names = [sorted(losses)]
+            source = self.peer(self.step.stages[self.last].rank)
+            dist.broadcast_object_list(names, source, group=self.group, device=self.device)
+            self._loss_names = names[0]
+        if self.ends and sorted(losses) != self._loss_names:
+            raise LossError(
+                f"the losses {', '.join(sorted(losses)) or 'none'} are logged beside the loss, and in the first step "
+                f"{', '.join(self._loss_names) or 'none'}",
+                remedy="over a pipeline a loss gives the same further losses in each step",
+            )
+        return {name: losses.get(name, torch.zeros((), device=self.device)) for name in self._loss_names}
 
     # ---------------------------------------------------------------------------------------------- shared weights
 
@@ -491,14 +518,14 @@ def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
 
 
 class Schedule:
-    """The passes of one step: torch runs the program's table. `loss` takes the output and the target of a micro-batch,
-    and returns the tensor from which the backward pass starts.
+    """The passes of one step: torch runs the program's table. `loss` takes the model's output and the target of a
+    micro-batch, and returns the tensor from which the backward pass starts.
     """
 
-    def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]):
+    def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[Any, Any], Tensor]):
         from torch.distributed.pipelining import PipelineStage
 
-        step, self._beside = pipeline.step, pipeline.beside
+        step, self._pipeline = pipeline.step, pipeline
         self._stages = [
             PipelineStage(
                 stage,
@@ -511,7 +538,11 @@ class Schedule:
             )
             for index, stage in sorted(pipeline.stages.items())
         ]
-        self._runtime = pipeline_runtime(self._stages, microbatches, loss, step.rows)
+
+        def of_output(output: Any, target: Any) -> Tensor:
+            return loss(pipeline.restored(output, samples), target)
+
+        self._runtime = pipeline_runtime(self._stages, microbatches, of_output, step.rows)
         pipeline.schedule = self
         if pipeline.device.type == "cuda":
             # NCCL connects a group at its first use, which takes all of its ranks; those that share a weight exchange
@@ -525,14 +556,17 @@ class Schedule:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 yield from (info.buffer for info in infos if info.buffer is not None)
 
-    def run(self, micro: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def run(self, micro: Sequence[tuple[Any, Any]]) -> None:
         """Runs the forward and backward passes of all micro-batches, which are of equal size."""
         # torch's `step` takes a whole batch, which it would cut into these again.
         for stage in self._stages:
             stage.has_backward = True
             stage.clear_runtime_states()
-        inputs, targets = [(input,) for input, _ in micro], [target for _, target in micro]
-        beside = [self._beside(input) for input, _ in micro]
+        inputs, targets = (
+            [self._pipeline.input_form.tensors_of(input) for input, _ in micro],
+            [target for _, target in micro],
+        )
+        beside = [self._pipeline.beside(input) for input in inputs]
         run_microbatches(self._runtime, inputs, beside, targets)
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import tree_leaves
+from dslc.compiler.trace.structures import unflatten
 
 SMALL, LARGE = 2, 4  # samples of the two runs that are compared; a single one would make batch norm fail
-INPUT = 0  # number of the value that is the input
 
 
 class CaptureError(Exception):
@@ -82,16 +82,35 @@ class Fact:
     own: bool
 
 
+class Result(NamedTuple):
+    """The output of a forward pass: its leaves, with references in the place of tensors, and its form."""
+
+    leaves: list[Any]
+    form: Any
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.form is not None and self.form.is_leaf()
+
+    def restored(self, values: Mapping[int, Tensor], samples: int) -> Any:
+        """Returns the output with these tensors, of a batch of so many samples."""
+        return unflatten(filled(self.leaves, values, {}, samples, None), self.form)
+
+
 @dataclass(kw_only=True)
 class Recording:
     """The calls of one forward pass, in order. `starts` is the index of each layer's first call; `repeated` are the
     parameters that are used again after others, each with the layers of both uses and one of the others.
+
+    The first `inputs` values are the tensors of a batch. `result` is the output, `outputs` are its tensors.
     """
 
     calls: list[Call] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
     facts: dict[int, Fact] = field(default_factory=dict)
-    output: int = INPUT
+    inputs: int = 1
+    outputs: tuple[int, ...] = ()
+    result: Result = field(default_factory=lambda: Result([], None))
     repeated: tuple[tuple[str, ...], ...] = ()
 
 
@@ -158,8 +177,11 @@ def merged(small: Recording, large: Recording) -> Recording:
             raise CaptureError("its forward does different things for different numbers of samples", one.where)
         one.args = _joined(one.args, other.args, one.where)
         one.kwargs = _joined(one.kwargs, other.kwargs, one.where)
-    if len(small.calls) != len(large.calls) or small.output != large.output:
+    if len(small.calls) != len(large.calls) or small.outputs != large.outputs:
         raise CaptureError("its forward does different things for different numbers of samples")
+    if small.result.form != large.result.form:
+        raise CaptureError("its output has another form for another number of samples")
+    small.result = Result(_joined(small.result.leaves, large.result.leaves, ""), small.result.form)
     for number, fact in small.facts.items():
         fact.large = large.facts[number].small
     _settle(small)
@@ -198,7 +220,7 @@ def _settle(recording: Recording) -> None:
     facts = recording.facts
     while True:
         spoilt = {facts[number].memory for call in recording.calls if not call.own for number in call.changes}
-        lost = [number for number, fact in facts.items() if fact.own and fact.memory in spoilt and number != INPUT]
+        lost = [n for n, fact in facts.items() if fact.own and fact.memory in spoilt and n >= recording.inputs]
         for number in lost:
             facts[number].own = False
         changed = False

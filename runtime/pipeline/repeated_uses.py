@@ -23,8 +23,7 @@ def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[in
     """Returns the parameters that are used again after others. `tensors` are those of the recording by their number,
     `names` the parameters by identity.
     """
-    output = tensors[recording.output].grad_fn
-    order = _upstream_first(output)
+    order = _upstream_first(*(tensors[number].grad_fn for number in recording.outputs))
     owners = _owners(recording, tensors)
     leaves: dict[Any, frozenset[int]] = {}  # parameters from which alone a node is computed
     origins: dict[Any, dict[str, None]] = {}  # the layers of these nodes, which have the parameter, too
@@ -82,11 +81,11 @@ def _between(earlier: Any, upstream: list[Any]) -> list[Any]:
     return found
 
 
-def _upstream_first(end: Any) -> list[Any]:
-    """Returns the nodes of the graph of autograd that `end` depends on, and itself, each after those it depends on."""
+def _upstream_first(*ends: Any) -> list[Any]:
+    """Returns the nodes of the graph of autograd that `ends` depend on, and these, each after those it depends on."""
     order: list[Any] = []
     visited: set[Any] = set()
-    pending = [(end, False)] if end is not None else []
+    pending = [(end, False) for end in reversed(ends) if end is not None]
     while pending:
         node, ready = pending.pop()
         if ready:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import StageStep
 from dslc.compiler.trace.private_torch import is_view
 from dslc.runtime.model.blank import Spot
-from dslc.runtime.pipeline.recording import INPUT, Call, Held, filled, tensors_of
+from dslc.runtime.pipeline.recording import Call, Held, filled, tensors_of
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline.captured import Code
@@ -77,7 +77,7 @@ class CapturedStage(nn.Module):
         self._whole = [whole]  # in a list, so that it is no submodule of the stage
         self._sent = [getattr(torch, dtype) for _, dtype in step.outputs]
 
-    def forward(self, *given: Tensor, input: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *given: Tensor, input: tuple[Tensor, ...] = ()) -> Tensor | tuple[Tensor, ...]:
         code = self._codes[self._whole[0].training]
         values: dict[int, Tensor] = {}
         if code.receives:
@@ -85,9 +85,8 @@ class CapturedStage(nn.Module):
                 given = _Dense.apply(*given)
             values.update(zip(code.receives, given, strict=True))
         else:
-            input = given[0]
-        if input is not None:
-            values[INPUT] = input
+            input = given
+        values.update(enumerate(input))
         samples = len(given[0])
         with self._around():
             for call, over in zip(code.calls, code.drops, strict=True):
@@ -95,11 +94,19 @@ class CapturedStage(nn.Module):
                 for number in over:
                     values.pop(number, None)
         if self.last:
-            return values[code.gives[0]]
+            made = tuple(values[number] for number in code.gives)
+            return made[0] if code.result.is_tensor else made
         return tuple(
             _ready(values[number], dtype, used=number in code.used)
             for number, dtype in zip(code.gives, self._sent, strict=True)
         )
+
+    def restored(self, output: Any, samples: int) -> Any:
+        """Returns the output of the last stage in the form in which the model gives it."""
+        code = self._codes[self._whole[0].training]
+        if code.result.is_tensor:
+            return output
+        return code.result.restored(dict(zip(code.gives, output, strict=True)), samples)
 
     def _do(self, call: Call, values: dict[int, Tensor], samples: int) -> None:
         args = filled(call.args, values, self._places, samples, self._device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.runtime.data.samples import Samples, batch_aside
 from dslc.runtime.exchange.build import exchange_of, local_engine
 from dslc.runtime.exchange.compressed_adam import compressed
 from dslc.runtime.exchange.exchange import Exchange, GradientExchange
@@ -23,6 +24,8 @@ from dslc.runtime.parallel.evaluation_weights import weights_in_place
 from dslc.runtime.parallel.mesh import mesh_of, several_axes
 from dslc.runtime.parallel.optimizers import build_optimizer
 from dslc.runtime.pipeline import pipeline
+from dslc.runtime.pipeline.input_form import InputForm
+from dslc.runtime.pipeline.recording import SMALL
 from dslc.runtime.process.job_line import at
 from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute
 from dslc.runtime.technique.ema import Average, WeightsInPlace
@@ -48,14 +51,19 @@ class Parts:
     average: WeightsInPlace | None = None
 
 
-def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell = lambda line, whole: None) -> Parts:
+def assemble(
+    job: JobProgram,
+    device: torch.device,
+    tell: initial_weights.Tell = lambda line, whole: None,
+    samples: Samples | None = None,
+) -> Parts:
     """Makes the parts on `device`. With several ranks or shards, the process group must be open. `tell` is given lines
-    for whoever watches the training.
+    for whoever watches the training. Stages that take structures are recorded with a batch of `samples`.
     """
     axis: pipeline.Pipeline | None = None
     exchange: Exchange | None = None
     if job.pipeline is not None:
-        plain, engine, axis = _staged(job, device, tell)
+        plain, engine, axis = _staged(job, device, tell, samples)
     else:
         parts = job.gradients.kind == "fsdp" or job.tensor is not None
         if parts:
@@ -126,12 +134,14 @@ def _sharded(job: JobProgram, device: torch.device, tell: initial_weights.Tell) 
 
 
 def _staged(
-    job: JobProgram, device: torch.device, tell: initial_weights.Tell
+    job: JobProgram, device: torch.device, tell: initial_weights.Tell, samples: Samples | None
 ) -> tuple[nn.Module, Engine, pipeline.Pipeline]:
     """Builds the stages of this rank, cut out of the model before they have numbers."""
     made, mesh = blank(job.model), mesh_of(job)
     frozen.freeze(job.model, made.module)  # while each pattern still finds all its parameters
-    cut = pipeline.cut(job, made, mesh.coordinates["pipeline"])
+    with at(job.data.line):
+        input_form = _input_form(job, samples)
+    cut = pipeline.cut(job, made, mesh.coordinates["pipeline"], input_form)
     plain = cut.made.module
     _apply(cut.job, plain, device)
     axis = pipeline.join(job, cut, mesh, device)
@@ -140,6 +150,17 @@ def _staged(
     cut.name_shared()
     initial_weights.load(job.model, plain, cut.whole, tell)
     return plain, axis.engine(engine, plain), axis
+
+
+def _input_form(job: JobProgram, samples: Samples | None) -> InputForm:
+    """Returns the form of a batch: what the plan says, and for structures what the data give."""
+    assert job.pipeline is not None
+    leaves = job.pipeline.stages[0].inputs
+    if not job.data.structured:
+        return InputForm(leaves)
+    assert samples is not None
+    example, _ = batch_aside(samples, torch.zeros(SMALL, dtype=torch.int64))
+    return InputForm(leaves, example)
 
 
 def _widen(job: JobProgram, model: nn.Module) -> None:

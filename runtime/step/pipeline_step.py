@@ -11,17 +11,21 @@ itself, as all of them get the targets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.structures import named as named_leaves
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.parallel.varying import graph_nodes
 from dslc.runtime.pipeline.pipeline import Schedule
 from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import UNSEEN, Done, Looks, global_count, share_of_mean, updater
+from dslc.runtime.step.stepper import UNSEEN, Done, Looks, connected, global_count, own_count, share_of_mean, updater
 from dslc.runtime.technique.precision import autocast
 
 
@@ -30,7 +34,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     axis, engine, loss_sum, scaler = parts.pipeline, parts.engine, parts.loss, parts.scaler
     assert axis is not None
     precision, device, update = job.precision, parts.device, updater(job, parts, looks)
-    tensors = named_tensors(parts.plain)
+    named, counted, parameters = named_tensors(parts.plain), own_count(job, parts), list(parts.plain.parameters())
     cut = piece_of(job)
     scaler.scale(torch.zeros((), device=device))  # gives a rank that never scales a loss its scale
 
@@ -38,9 +42,11 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     number: int | Tensor = 1
     totals: list[Tensor] = []
 
-    def loss(output: Tensor, target: Tensor) -> Tensor:
+    def loss(output: Any, target: Any) -> Tensor:
         with autocast(precision, device):
             summed = loss_sum(output, target)
+        if not isinstance(output, Tensor):
+            summed = _over_all_parts(summed, output, job)
         looks.loss(summed)
         totals.append(summed.detach())
         agreed()
@@ -57,9 +63,35 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         schedule.run([(cut(input), cut(target)) for input, target in batch.micro])
         agreed()
         engine.complete()
-        axis.add_up_shared(tensors)
+        axis.add_up_shared(named)
+        if counted is not None:
+            number = counted(batch.samples, parameters, False)
         total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
         looks.between(batch, total, number)
         return Done(total, number, update())
 
     return step
+
+
+def _over_all_parts(loss: Tensor, output: Any, job: JobProgram) -> Tensor:
+    """Returns a loss of an output that is a structure. A loss that nothing of the batch counts for may be a constant.
+
+    Raises LossError if parameters or tensors of earlier stages have a gradient by a part of the output alone that a
+    user's loss leaves out: in one process they have none, and stages wait for one.
+    """
+    parts = {name: tensor for name, tensor in named_leaves(output).items() if tensor.requires_grad}
+    if not parts:
+        return loss
+    if not loss.requires_grad:
+        return connected(loss, next(iter(parts.values())))
+    if job.loss.kind != "python":
+        return loss
+    reached = set(graph_nodes(loss))
+    for name, tensor in parts.items():
+        if any(hasattr(node, "variable") for node in set(graph_nodes(tensor)) - reached):
+            raise LossError(
+                f"{job.loss.line}: the loss leaves out `{name}` of the output, whose gradient the stages of a pipeline "
+                "wait for",
+                remedy=f"let the loss take `{name}`, or the network leave it out in training; or use the data axis",
+            )
+    return loss

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import lower_all, raise_all, scale_all
 from dslc.compiler.trace.structures import call
@@ -186,11 +187,15 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor],
     if job.loss.counts != "own":
         return None
     assert isinstance(parts.loss, OwnSum)
-    loss, group = parts.loss, mesh_of(job).group("data") if job.world_size > 1 else None
+    loss, axis, mesh = parts.loss, parts.pipeline, mesh_of(job)
+    # Of a pipeline only the ranks with the last stage have losses.
+    group = mesh.group(*(AXES if axis is not None else ("data",))) if job.world_size > 1 else None
 
     @torch.no_grad()
     def counted(samples: int, parameters: Sequence[Tensor], by_itself: bool) -> int | Tensor:
         number, further = loss.taken()
+        if axis is not None:
+            number, further = number * mesh.leads, axis.further_losses(further)
         parts.further.update(further)
         if group is None and isinstance(number, int) and number == samples:
             return number

@@ -172,6 +172,35 @@ class Teller(nn.Module):
         return {"loss": losses.sum() / number.clamp(min=1), "scores": scores}
 
 
+class Layered(nn.Module):
+    """Blocks that can be stages. It takes words and, if it is given them, labels, and returns its scores and loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, words: Tensor, labels: Tensor | None = None, mask: Tensor | None = None) -> Any:
+        hidden = self.embedding(words)
+        for block in self.blocks:
+            hidden = hidden + block(hidden).cumsum(1)
+            if mask is not None:
+                hidden = hidden * mask[..., None]
+        scores = self.head(hidden)
+        if labels is None:
+            return {"scores": scores, "size": hidden.square().mean((1, 2))}
+        return {"scores": scores, "loss": F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)}
+
+
+class Masked(Texts):
+    """Pairs of structures: words with a mask, and labels with another part."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return {"words": sample["words"], "mask": (sample["words"] % 5 > 0).float()}, {"label": sample["labels"]}
+
+
 class Uncertain(Mixed):
     """Returns a parameter beside its scores, by which the losses are weighted."""
 
@@ -293,6 +322,12 @@ class Spread:
 
     def compute(self) -> dict[str, Tensor]:
         return {"spread": self.scale * self.total / self.seen, "most": self.most}
+
+
+def sized(output: Any, target: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """A sum and a count over all parts of an output, and a further loss."""
+    total, number = weighed(output, target)
+    return total + 0.1 * output["size"].sum(), number, {"size": output["size"]}
 
 
 # ------------------------------------------------------------------------------------------------------------ steps

@@ -11,7 +11,7 @@ data {
 }
 
 parallelism {
-  pipeline = 2 #! E0320
+  context = 2 #! E0320
 }
 
 evaluate {

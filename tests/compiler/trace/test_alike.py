@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.alike import find_middle
@@ -216,7 +217,7 @@ def test_a_pipeline_is_cut_over_a_tensor_axis_as_with_all_blocks() -> None:
 
         plan = ("blocks.*.up: column", "blocks.*.down: row")
         found = trace_model(make, TOKENS, skipped=skipped, tensor=2, tensor_plan=plan)
-        facts.append(_with_seams(make_job(), made[-1], found, TOKENS, skipped))
+        facts.append(_with_seams(make_job(), made[-1], found, TOKENS, SourceFacts(input=TOKENS), skipped))
     # Uses of one parameter in two blocks are seen in the blocks that are traced, and not in those that are left out.
     assert replace(facts[0], repeated=()) == replace(facts[1], repeated=())
     assert not facts[0].uncut and any(not seam.refused for seam in facts[0].seams)

@@ -16,10 +16,12 @@ from dslc.compiler.ir.program import PrecisionStep, StageStep, TensorParallelSte
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.runtime.pipeline.capture import capture
 from dslc.runtime.pipeline.captured import codes, held_by, look
+from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import CaptureError
 from dslc.runtime.pipeline.stage import CapturedStage, Part
 
 FP32 = PrecisionStep()
+SIX = InputForm((((6,), "float32"),))
 
 
 def blocks(count: int = 3, width: int = 8) -> nn.ModuleList:
@@ -145,10 +147,13 @@ def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: 
     rest = [name for name, _ in model.named_parameters() if not any(name.startswith(f"{n}.") for n in layers if n)]
     names = [*layers, ""] if rest else list(layers)
     dtype = str(example.dtype).removeprefix("torch.")
-    ordered, seams, _ = look(model, names, rest, tuple(example.shape[1:]), dtype, precision)
+    ordered, seams, _ = look(model, names, rest, InputForm(((tuple(example.shape[1:]), dtype),)), precision)
     ends = [n + 1 for n, seam in enumerate(seams) if not seam.refused]
     groups = [ordered[a:b] for a, b in zip([0, *ends], [*ends, len(ordered)], strict=True)]
-    made = codes(capture(model, names, tuple(example.shape[1:]), dtype, precision), [group[0] for group in groups])
+    made = codes(
+        capture(model, names, InputForm(((tuple(example.shape[1:]), dtype),)), precision),
+        [group[0] for group in groups],
+    )
     found = []
     for n, (group, code) in enumerate(zip(groups, made, strict=True)):
         sent = seams[ends[n] - 1].sent if n < len(ends) else (((4,), "float32"),)
@@ -167,7 +172,7 @@ def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: 
 def composed(parts: Sequence[CapturedStage], x: Tensor) -> Tensor:
     given: tuple[Tensor, ...] = (x,)
     for part in parts:
-        made = part(*given, input=x)
+        made = part(*given, input=(x,))
         given = made if isinstance(made, tuple) else (made,)
     return given[0]
 
@@ -208,7 +213,7 @@ def test_in_16_bits_the_dtypes_are_those_of_the_training() -> None:
     assert len(set(made)) == 2
     for level, kinds in (("O1", made[:-1]), ("O2", ["bfloat16"] * 3)):
         precision = PrecisionStep(dtype="bfloat16", level=level)  # type: ignore[arg-type]
-        _, seams, _ = look(model, ("0", "1", "2", "3"), (), (6,), "float32", precision)
+        _, seams, _ = look(model, ("0", "1", "2", "3"), (), SIX, precision)
         assert [seam.sent[0][1] for seam in seams] == kinds
 
 
@@ -245,7 +250,7 @@ def test_what_crosses_is_what_a_rank_of_a_tensor_axis_has(styles: dict[str, str]
     model = Gated()
     before = [(name, id(tensor), tensor.shape) for name, tensor in model.named_parameters()]
     layers = ("gate", *LAYERS, "down")
-    _, seams, _ = look(model, layers, (), (6,), "float32", FP32, on_two_ranks(**styles))
+    _, seams, _ = look(model, layers, (), SIX, FP32, on_two_ranks(**styles))
     assert [seam.sent for seam in seams[1:4]] == [((shape, "float32"), ((8,), "float32"))] * 3
     assert [(name, id(tensor), tensor.shape) for name, tensor in model.named_parameters()] == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -267,10 +272,10 @@ class Holder(nn.Module):
 def test_what_is_summed_has_to_be_in_a_layer() -> None:
     model = nn.Sequential(nn.Linear(6, 8), Holder())
     layers = ("0", "1.parts.0", "1.parts.1", "1.parts.2", "")
-    capture(model, layers, (6,), "float32", FP32)
+    capture(model, layers, SIX, FP32)
     step = TensorParallelStep(size=2, sequence=False, styles=(("1", TensorStyle.SUMMED),), loss_parallel=False)
     with pytest.raises(CaptureError, match=r"`1\.scale` is used outside of a layer") as raised:
-        capture(model, layers, (6,), "float32", FP32, step)
+        capture(model, layers, SIX, FP32, step)
     assert raised.value.where.startswith("test_captured.py, line ")
 
 
@@ -278,7 +283,7 @@ def test_nothing_of_the_module_is_changed() -> None:
     model = Loose()
     before = {name: id(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     model.enter.eval()
-    capture(model, (*LAYERS, ""), (6,), "float32", FP32)
+    capture(model, (*LAYERS, ""), SIX, FP32)
     assert {n: id(t) for n, t in (*model.named_parameters(), *model.named_buffers())} == before
     assert model.training and not model.enter.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -395,7 +400,7 @@ class Inward(Base):
 )
 def test_what_cannot_be_written_down_is_said_with_its_line(kind: type[Base], reason: str) -> None:
     with pytest.raises(CaptureError, match=reason) as raised:
-        capture(kind(), LAYERS[:1] + LAYERS[-1:], (6,), "float32", FP32)
+        capture(kind(), LAYERS[:1] + LAYERS[-1:], SIX, FP32)
     assert raised.value.where.startswith("test_captured.py, line "), raised.value.where
 
 
@@ -448,7 +453,7 @@ def test_where_there_can_be_no_cut_is_said(kind: type[Base], before: str, reason
     model = kind()
     called = ("enter", "blocks.0", *(("blocks.1",) if kind is Around else ()), "leave")
     rest = ("before", "after") if kind is Sides else ()
-    layers, seams, _ = look(model, (*called, *(("",) if rest else ())), rest, (6,), "float32", FP32)
+    layers, seams, _ = look(model, (*called, *(("",) if rest else ())), rest, SIX, FP32)
     assert reason in seams[layers.index(before) - 1].refused
 
 
@@ -490,7 +495,7 @@ class Uses(Base):
 def test_a_parameter_used_again_is_found_where_torch_cannot_split(use: str, wrong: bool) -> None:
     """torch itself is asked: it halves the backward pass of what comes after `enter`."""
     model = Uses(use)
-    _, _, repeated = look(model, ("enter", "blocks.0", "blocks.1", "leave"), (), (6,), "float32", FP32)
+    _, _, repeated = look(model, ("enter", "blocks.0", "blocks.1", "leave"), (), SIX, FP32)
     assert bool(repeated) == wrong, repeated
     given = torch.randn(3, 8, requires_grad=True)
     result, weights = model.part(given), list(model.parameters())

@@ -19,6 +19,7 @@ from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.model import initial_value
 from dslc.runtime.model.names import named_tensors
+from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.pipeline import cut
 from dslc.runtime.step.assemble import Parts, assemble
 
@@ -65,9 +66,10 @@ def pipelined(stages: Any, folder: Path, **changed: Any) -> JobProgram:
 def test_a_rank_keeps_its_own_layers_under_their_own_names(tmp_path: Path) -> None:
     job = pipelined(LOOP, tmp_path)
     whole = list(named_tensors(build_model(job.model, "cpu")))
+    assert job.pipeline is not None
     kept = []
     for coordinate in (0, 1):
-        part = cut(job, blank(job.model), coordinate)
+        part = cut(job, blank(job.model), coordinate, InputForm(job.pipeline.stages[0].inputs))
         assert list(part.whole) == whole
         assert part.shared == {"0.weight": (0, 1)}
         part.made.fill(lambda value, _: value.clone(), "cpu")
@@ -87,7 +89,9 @@ def test_what_is_not_here_is_not_drawn(tmp_path: Path, monkeypatch: pytest.Monke
         return initial_value(init, seed)
 
     monkeypatch.setattr("dslc.runtime.model.blank.initial_value", noted)
-    part = cut(pipelined(LOOP, tmp_path), blank(made.gpt_model()), 0)
+    job = pipelined(LOOP, tmp_path)
+    assert job.pipeline is not None
+    part = cut(job, blank(made.gpt_model()), 0, InputForm(job.pipeline.stages[0].inputs))
     part.made.fill(lambda value, _: value, "cpu")
     assert sorted(drawn) == ["0.weight", "1.weight"]
 

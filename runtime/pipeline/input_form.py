@@ -1,0 +1,94 @@
+"""The form of the batches that a recorded forward pass takes: one tensor, or a structure of tensors.
+
+Model: stages exchange plain tensors, and a batch that is a structure enters a pipeline as its tensors. A recording
+restores the structure once, for the call of the user's module.
+
+Contract: the tensors of all micro-batches have the shapes and dtypes of the recording, samples first. What is no tensor
+is a constant. Other batches raise InputFormError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.trace.structures import call, flatten, paths, unflatten
+
+Leaf = tuple[tuple[int, ...], str]  # shape of one sample, and dtype
+
+
+class InputFormError(RuntimeError):
+    """A batch that differs in form from the batch that stages were recorded with."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+_REMEDY = "let each batch have the same parts and shapes, as by padding to one length; or use the data axis"
+
+
+@dataclass(frozen=True)
+class InputForm:
+    """`leaves` are the tensors of a batch. `example` is any batch of the data, None where a batch is one tensor."""
+
+    leaves: tuple[Leaf, ...]
+    example: Any = None
+
+    def __post_init__(self) -> None:
+        if self.example is not None and (found := len(self._places(self.example)[0])) != len(self.leaves):
+            raise InputFormError(f"a batch has {found} tensors, and the plan {len(self.leaves)}", _REMEDY)
+
+    def tensors_of(self, batch: Any) -> tuple[Tensor, ...]:
+        """Returns the tensors of a batch, in the order of the example."""
+        if self.example is None:
+            return (batch,)
+        (tensors, constants), (expected, known) = self._places(batch), self._places(self.example)
+        if tensors.keys() != expected.keys() or constants != known:
+            raise InputFormError(f"a batch has {_named(tensors, constants)}, not {_named(expected, known)}", _REMEDY)
+        ordered = tuple(tensors[place] for place in expected)
+        samples = len(ordered[0]) if ordered[0].dim() else 0
+        for place, tensor, (shape, dtype) in zip(expected, ordered, self.leaves, strict=True):
+            if tuple(tensor.shape) != (samples, *shape) or tensor.dtype != getattr(torch, dtype):
+                raise InputFormError(
+                    f"{_name(place)} of a batch has shape {tuple(tensor.shape)} and {tensor.dtype}, and its stages "
+                    f"were recorded for {(samples, *shape)} and torch.{dtype}",
+                    _REMEDY,
+                )
+        return ordered
+
+    def empty(self, samples: int, low: torch.dtype | None) -> tuple[Tensor, ...]:
+        """Returns tensors of this form; those of floating-point numbers have the dtype `low`, if there is one."""
+        dtypes = [getattr(torch, dtype) for _, dtype in self.leaves]
+        return tuple(
+            torch.empty((samples, *shape), dtype=low if low is not None and dtype.is_floating_point else dtype)
+            for (shape, _), dtype in zip(self.leaves, dtypes, strict=True)
+        )
+
+    def run(self, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
+        """Returns what the module gives for a batch with these tensors."""
+        if self.example is None:
+            return module(*tensors)
+        leaves, form = flatten(self.example)
+        rest = iter(tensors)
+        batch = unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+        return call(module, module.forward, batch)
+
+    @staticmethod
+    def _places(batch: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns the tensors of a batch, and its other leaves, by their places."""
+        places = dict(zip(paths(batch), flatten(batch)[0], strict=True))
+        tensors = {place: leaf for place, leaf in places.items() if isinstance(leaf, Tensor)}
+        return tensors, {place: leaf for place, leaf in places.items() if place not in tensors}
+
+
+def _named(tensors: dict[str, Tensor], constants: dict[str, Any]) -> str:
+    parts = [_name(place) for place in tensors] + [f"{_name(place)} = {leaf!r}" for place, leaf in constants.items()]
+    return ", ".join(parts) or "nothing"
+
+
+def _name(place: str) -> str:
+    return f"`{place}`" if place else "the one tensor"

@@ -1,0 +1,82 @@
+"""Structures of tensors over a pipeline: inputs, targets and outputs, and losses that count by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import Trained, agree, beside, exchanges_as_planned, staged, train_job
+
+JOB = """
+model { network = python("own_parts:Layered"), loss = LOSS }
+data { source = python("own_parts:SOURCE"), batch = 8, validation = 25% }
+devices { cpus = 1 }
+train { steps = 4, optimizer = adamw(lr = 0.05), clip = 1.0 }
+log { every = 1 step, tensorboard = false }
+"""
+JOBS = {
+    # A network that returns its loss, of a whole batch of which some tokens do not count.
+    "own": ('own(mean_of = "labels")', "Texts"),
+    # Dicts as input, target and output, and a loss that gives (sum, count, further losses).
+    "pair": ('python("own_parts:sized")', "Masked"),
+}
+PLANS = [
+    ("own", staged("1f1b", 2, 1, 2)),
+    ("pair", staged("gpipe", 2, 2, 2, "parallelism.zero=2")),
+]
+MORE = [
+    ("own", staged("gpipe", 2, 2, 2, "parallelism.zero=3")),
+    ("own", staged("zbv", 2, 1, 2, "parallelism.stages=[1, 1, 1, 2]")),
+    ("pair", staged("1f1b", 2, 1, 2)),
+    ("pair", staged("interleaved_1f1b", 2, 1, 2)),
+]
+
+Run = Callable[..., Trained]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def written(name: str) -> Path:
+        loss, source = JOBS[name]
+        return beside(
+            "own_parts.py", tmp_path_factory.mktemp(name), JOB.replace("LOSS", loss).replace("SOURCE", source)
+        )
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def trained(job: Callable[[str], Path], launcher: Launcher) -> Run:
+    @cache
+    def run(name: str, *settings: str) -> Trained:
+        return train_job(launcher, job(name), *settings)
+
+    return run
+
+
+def _id(plan: object) -> str:
+    return plan if isinstance(plan, str) else ""
+
+
+@pytest.mark.parametrize("name, plan", PLANS, ids=_id)
+def test_structures_train_as_in_one_process(name: str, plan: tuple[str, ...], trained: Run) -> None:
+    one, two = trained(name), trained(name, *plan)
+    assert ("validation", 4) in one.records and len(set(one.losses())) == 4
+    agree(one, two)
+    further = [[record["size"] for record in run.records.values() if "size" in record] for run in (one, two)]
+    assert len(further[0]) == (4 if name == "pair" else 0)
+    assert further[1] == pytest.approx(further[0], rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, plan", MORE, ids=_id)
+def test_and_in_more_ways(name: str, plan: tuple[str, ...], trained: Run) -> None:
+    test_structures_train_as_in_one_process(name, plan, trained)
+
+
+def test_the_count_of_the_losses_is_planned(tmp_path: Path, job: Callable[[str], Path], launcher: Launcher) -> None:
+    exchanges_as_planned(launcher, tmp_path, job("own"), *staged("1f1b", 2, 1, 2))
