@@ -84,6 +84,6 @@ def mean_distance(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def per_batch(samples: list[tuple[dict[str, Tensor], Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
-    """Has one number for a whole batch."""
+    """Has one row for a whole batch."""
     inputs, targets = stacked(samples)
-    return {**inputs, "right": inputs["right"].sum()}, targets
+    return {**inputs, "right": inputs["right"].sum(0)}, targets
