@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NUMBERS = 1 << 25  # of the parameters of a network that is tried, at most
 FLOPS = 31e9  # of all passes of a trial, at most: about a second on one core
 MEMORY = 1 << 30  # bytes that the forward pass of a batch keeps, at most
-_FORWARD_PASSES = 45  # of one sample
+_FORWARD_PASSES = 48  # of one sample
 
 
 def modules_in_evaluation(model: Any) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ over equal shapes draw equal numbers, so only their samples can make a differenc
 A batch is [a, b, c], a sample beside itself [b, b, b], and a part [a, b]. If the output for a sample changes, the
 network mixes samples. Batch norms of torch do not count: they use fixed statistics here, because the
 runtime synchronises them. Where a path varies, `PATHS` more passes with other random numbers or samples tell which of
-them it skips. A loss that the network returns is a sum over samples if
-f(a, b) + f(b, c) = f(a, c) + f(b, b).
+them it skips. A loss that the network returns is a sum over samples if f(a, b) + f(b, a) = f(a, a) + f(b, b), also
+where the numbers drawn for a row depend on its position. Of a square of a mean the two sides differ by (a - b)^2.
 
 Limits: a path that no pass takes is not seen. A batch whose tensors do not begin with the samples is not taken apart.
 """
@@ -60,6 +60,7 @@ ROWS = 3  # samples of a batch
 _JUMPS = (2, 3, 10, 1_000, 1_000_000)  # calls after which a number that counts them is tried
 _SEED = 20_011
 PATHS = 16  # passes with other random numbers, where a path varies
+_ROUNDING = 1e-5  # of float32, between losses of as many samples
 _REPEATS = 4  # passes over equal samples, before a difference is said to come from other samples
 
 
@@ -324,12 +325,16 @@ class NetworkTrial:
 
     def _loss_mixes(self) -> bool:
         """True if the loss is no sum over the samples of a batch."""
-        last = self.rows - 1
-        passes = [
-            self._pass(self._fresh(), self._rows_of(rows)).loss for rows in ([0, 1], [1, last], [0, last], [1, 1])
-        ]
-        (a, b, c, d) = (torch.tensor(each, dtype=torch.float64) for each in passes)
-        return not torch.allclose(a + b, c + d, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+        def loss(*rows: int) -> Tensor:
+            return torch.tensor(self._pass(self._fresh(), self._rows_of(rows)).loss, dtype=torch.float64)
+
+        first = loss(0, 0)
+        for row in range(1, self.rows):
+            apart, together = first + loss(row, row), loss(0, row) + loss(row, 0)
+            if not torch.allclose(together, apart, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True):
+                return True
+        return False
 
 
 class _Operations(TorchDispatchMode):

@@ -151,7 +151,9 @@ def test_a_state_that_is_carried_is_told_from_a_tensor_that_is_kept_for_a_look()
     assert tried(lambda: own.Carrying("look")).attributes == ()
 
 
-@pytest.mark.parametrize(("how", "mixes"), [("balance", True), ("contrast", True), ("mean", False)])
+@pytest.mark.parametrize(
+    ("how", "mixes"), [("balance", True), ("slight", True), ("contrast", True), ("mean", False), ("dropout", False)]
+)
 def test_a_loss_that_a_network_returns_is_tried(how: str, mixes: bool) -> None:
     batch = {"x": INPUT, "y": torch.tensor([0, 1, 2])}
     arguments = {"mean_of": None, "ignore": -100, "shift": 0}
