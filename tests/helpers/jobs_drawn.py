@@ -9,7 +9,7 @@ files that the jobs name; the jobs are to be written beside them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from helpers import odd_parts_drawn, own_parts_drawn
@@ -46,15 +46,15 @@ AUGMENTATIONS = (
 )
 OWN = 0.4  # the share of jobs whose data, network, loss or step is a user's own
 RESUMED = 0.25  # the share of these that go on under another plan
-ODD = 0.25  # the share of jobs over what public bug reports are about
+ODD = 0.35  # the share of jobs over what public bug reports are about
 
 
 def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD) -> Drawn:
     """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each."""
     others = random.Random(f"odd {seed}")
     if others.random() < odd:
-        blocks = odd_parts_drawn.draw(others, *_Drawing(others, compile).parallelism())
-        return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
+        drawing = _Drawing(others, compile)
+        return _resumed(seed, others, odd_parts_drawn.draw(others, *drawing.parallelism(), drawing.train(50)))
     others = random.Random(f"own {seed}")  # of their own, so that jobs stay as they were
     if others.random() < own:
         return _draw_own(seed, others, compile)
@@ -85,6 +85,11 @@ def _draw_own(seed: int, rng: random.Random, compile: float) -> Drawn:
     if "shuffle" not in blocks["data"] and rng.random() < SAMPLERS:
         length = 'python("own_parts:length"), ' if "Sentences" in blocks["data"]["source"] else ""
         blocks["data"]["sampler"] = rng.choice(("balanced()", f"by_length({length}window = 2)"))
+    return _resumed(seed, rng, blocks)
+
+
+def _resumed(seed: int, rng: random.Random, blocks: Blocks) -> Drawn:
+    """Returns a job that goes on under another plan now and then."""
     if not rng.random() < RESUMED:
         return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
     blocks["checkpoint"] |= {"every": "2 steps", "keep": "9"}
@@ -154,7 +159,7 @@ class _Drawing:
             "devices": devices,
             "parallelism": parallelism,
             "memory": self.memory(),
-            "train": self.train(task),
+            "train": self.train(task.samples),
             "evaluate": self.evaluate(task),
             "checkpoint": self.checkpoint(),
             "launch": {"timeout": "1 min"},
@@ -177,7 +182,7 @@ class _Drawing:
             "devices": devices,
             "parallelism": parallelism,
             "memory": self.memory() if self.chance(0.3) else {},
-            "train": self.train(task) | own.train,
+            "train": self.train(task.samples) | own.train,
             "checkpoint": self.checkpoint(),
             "launch": {"timeout": "1 min"},
         }
@@ -506,9 +511,9 @@ class _Drawing:
 
     # --------------------------------------------------------------------------------------------------- the training
 
-    def train(self, task: _Task) -> dict[str, str]:
+    def train(self, samples: int) -> dict[str, str]:
         body = {"optimizer": self.optimizer()}
-        if task.samples <= 64 and self.chance(0.15):
+        if samples <= 64 and self.chance(0.15):
             body["epochs"] = "1"
         else:
             body["steps"] = str(self.number(3, 5))
@@ -516,6 +521,7 @@ class _Drawing:
             body["lr_schedule"] = self.one(
                 "constant", "warmup_cosine(warmup = 2 steps)", "warmup_linear(warmup = 20%, floor = 0.1)",
                 "warmup_constant(warmup = 1 step)", "step(every = 2 steps)", "exponential(0.9, every = 1 step)",
+                "warmup_cosine(warmup = 3 steps, from = 0)", "warmup_linear(warmup = 2 steps, from = 0.3)",
                 "one_cycle(rise = 40%)", "multistep([1 step, 3 steps])", "cosine_restarts(every = 2 steps)",
                 "warmup_stable_decay(warmup = 1 step, decay = 2 steps, shape = sqrt)",
                 "warmup_cosine(warmup = 50 steps)" if self.chance(0.2) else "constant",
@@ -530,7 +536,13 @@ class _Drawing:
         if self.chance(0.1):
             body["max_time"] = self.one("1 h", "0.5d")
         if self.chance(0.15):
-            body["ema"] = self.one("0.9", "ema(0.5, every = 2 steps)", "ema(warmup = true)")
+            body["ema"] = self.one(
+                "0.9",
+                "ema(0.5, every = 2 steps)",
+                "ema(warmup = true)",
+                "ema(0.9, after = 1 step)",
+                "ema(0.9, power = 0.7, inv_gamma = 2, min_decay = 0.1)",
+            )
         if self.chance(0.25):
             body["clip"] = self.one("0.05", "norm(0.5)", "10", "value(0.01)")
         if self.chance(0.25):
@@ -582,10 +594,3 @@ class _Drawing:
         if not self.chance(0.2):
             return {}
         return {"every": self.one("2 steps", "1 step", "1 epoch"), "asynchronous": self.one("true", "false")}
-
-
-def drawn(first: int, *, compile: float = 0.0) -> Iterator[Drawn]:
-    seed = first
-    while True:
-        yield draw(seed, compile=compile)
-        seed += 1

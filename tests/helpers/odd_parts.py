@@ -1,6 +1,7 @@
 """Networks, losses and optimizers that public bug reports are about, for the jobs that odd_parts_drawn.py draws.
 
-A network takes 6 numbers, as a tensor or in a dict, and gives scores of 4 classes, alone or beside a loss.
+A network takes 6 numbers, as a tensor or in a dict, and gives scores of 4 classes: alone, beside a loss, or for each
+place of a mask, with the classes first. Or it takes the class as well, and gives its loss.
 """
 
 from __future__ import annotations
@@ -9,26 +10,35 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-CLASSES, WIDTH = 4, 8
+CLASSES, WIDTH, PLACES = 4, 8, 5
 
 
 class Samples:
-    """Samples (x, class), or ({"x": x}, class)."""
+    """Samples (x, class) or ({"x": x}, class); `form`: with a mask of classes instead, or in one dict."""
 
-    def __init__(self, samples: int = 50, named: bool = False) -> None:
-        self.samples, self.named = samples, named
+    def __init__(self, samples: int = 50, named: bool = False, form: str = "class", unseeded: bool = False) -> None:
+        self.samples, self.named, self.form = samples, named, form
+        self.shift = np.random.default_rng().random() if unseeded else 0.0
 
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        x = torch.randn(6, generator=torch.Generator().manual_seed(index))
-        return ({"x": x} if self.named else x), int(x[:CLASSES].argmax())
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(6, generator=torch.Generator().manual_seed(index)) + self.shift
+        label: Any = torch.arange(PLACES).add(int(x[:CLASSES].argmax())) % CLASSES
+        if self.form == "mask":
+            label[index % PLACES :] = -100
+        else:
+            label = int(label[0])
+        if self.form == "whole":
+            return {"x": x, "label": label}
+        return ({"x": x} if self.named else x), label
 
 
 def weights() -> list[float]:
@@ -63,7 +73,9 @@ class Block(nn.Module):
 class Odd(nn.Module):
     """`blocks` says how they are held, `path` how one is chosen, `buffer` what a forward pass moves.
 
-    `again`: the first block is used once more after the others; `tied`: two layers share a weight under two names.
+    `again`: the first block is used once more after the others; `tied`: two layers share a weight under two names;
+    `table`: a plain attribute that each pass needs; `keeps`: a plain attribute that each pass moves; `mixes`: samples
+    see the mean of their batch.
     """
 
     seen: Tensor
@@ -79,6 +91,10 @@ class Odd(nn.Module):
         output: str = "scores",
         again: bool = False,
         tied: bool = False,
+        table: bool = False,
+        keeps: bool = False,
+        mixes: bool = False,
+        double: bool = False,
     ) -> None:
         super().__init__()
         made = [Block(weight if n == 1 else "plain", norm if n == 0 else "none") for n in range(depth)]
@@ -93,9 +109,21 @@ class Odd(nn.Module):
         self.path, self.kind, self.output, self.again = path, buffer, output, again
         if buffer != "none":
             self.register_buffer("seen", torch.ones(1))
+        self.table = torch.linspace(0.5, 1.5, WIDTH) if table else None
+        self.calls, self.mixes = 0 if keeps else None, mixes
+        if output == "map":
+            self.head = nn.Linear(WIDTH, CLASSES * PLACES)
+        self.is_double = double
+        if double:
+            self.double()
 
-    def forward(self, x: Tensor) -> Any:
-        hidden = torch.tanh(self.enter(x))
+    def forward(self, x: Tensor, label: Tensor | None = None) -> Any:
+        hidden = torch.tanh(self.enter(x.double() if self.is_double else x))
+        if self.calls is not None and self.training:
+            self.calls += 1
+            hidden = hidden / self.calls
+        if self.mixes:
+            hidden = hidden - hidden.mean(0)
         made = list(self.blocks.values()) if isinstance(self.blocks, nn.ModuleDict) else list(self.blocks)
         if self.path == "one" and self.training:
             made = [made[random.randrange(len(made))]]
@@ -103,6 +131,7 @@ class Odd(nn.Module):
             if self.path == "drop" and self.training and random.random() < 0.3:
                 continue
             hidden = block(hidden)
+            hidden = hidden if self.table is None else hidden * self.table
         if self.again:
             hidden = made[0](hidden)
         hidden = torch.tanh(self.back(torch.tanh(self.mix(hidden))))
@@ -111,6 +140,12 @@ class Odd(nn.Module):
         elif self.kind == "count" and self.training:
             self.seen.add_(1)
         scores: Tensor = self.head(hidden / self.seen if self.kind == "maximum" else hidden)
+        if self.output == "map":
+            return scores.unflatten(1, (CLASSES, PLACES))
+        if self.output in ("loss", "balanced"):
+            assert label is not None
+            balance = scores.softmax(1).mean(0).square().sum() if self.output == "balanced" else 0.0
+            return {"loss": F.cross_entropy(scores, label) + balance, "scores": scores}
         return (scores, scores.square().mean(1)) if self.output == "pair" else scores
 
 
@@ -119,6 +154,11 @@ def classified(output: Any, target: Tensor) -> Tensor:
     scores, penalty = output if isinstance(output, tuple) else (output, None)
     losses = F.cross_entropy(scores, target, reduction="none")
     return losses if penalty is None else losses + 0.01 * penalty
+
+
+def of_masks(output: Tensor, target: Tensor) -> Tensor:
+    """A loss for each place, of scores with the classes first."""
+    return F.cross_entropy(output, target, reduction="none")
 
 
 class Margin(nn.Module):

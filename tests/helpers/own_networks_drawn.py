@@ -68,6 +68,19 @@ def families(rng: random.Random, shape: tuple[int, ...], output: tuple[int, ...]
         ),
         Family(
             call=f'python("own_transformer:network", vocab = {vocab}, width = {4 * heads}, heads = {heads}, '
+            f"blocks = {layers}, tie = {flag}, joined = true)",
+            groups=(
+                (
+                    "blocks.*.attention.qkv: column in 3 parts",
+                    "blocks.*.attention.norm: summed",
+                    "blocks.*.attention.out: row",
+                ),
+                ("blocks.*.both: column in parts [1, 1]", "blocks.*.down: row"),
+                *groups,
+            ),
+        ),
+        Family(
+            call=f'python("own_transformer:network", vocab = {vocab}, width = {4 * heads}, heads = {heads}, '
             f"blocks = {layers}, tie = {flag}, by_hand = {rng.choice(('true', 'false'))})",
             groups=(
                 ("blocks.*.attention.[qkv]: column", "blocks.*.attention.norm: summed", "blocks.*.attention.out: row"),
@@ -91,10 +104,13 @@ def families(rng: random.Random, shape: tuple[int, ...], output: tuple[int, ...]
 def draw_adapter(rng: random.Random, network: str) -> str:
     """Returns an expression of `model.adapter` for a network of a job; "" for none."""
     layers = next((each for name, each in ADAPTED.items() if f'("{name}"' in network), ())
+    layers = ("qkv", "out", "*.1.both") if "joined = true" in network else layers
     if not layers or rng.random() >= ADAPTERS:
         return ""
     targets = json.dumps(rng.sample(layers, rng.randint(1, len(layers))))
-    more = rng.choice(("", "", ", alpha = 2, rslora = true", ', save = ["*norm*", "nothing"]'))
+    more = rng.choice(
+        ("", "", ", alpha = 2, rslora = true", ', save = ["*norm*", "nothing"]', ', save = ["*head", "table"]')
+    )
     return f"lora({rng.choice((1, 2, 4))}, {targets}{more})"
 
 

@@ -23,16 +23,20 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, size: int, by_hand: bool) -> None:
+    def __init__(self, width: int, size: int, by_hand: bool, joined: bool) -> None:
         super().__init__()
-        self.size, self.by_hand = size, by_hand
-        self.q, self.k, self.v = (nn.Linear(width, width, bias=n == 0) for n in range(3))
+        self.size, self.by_hand, self.joined = size, by_hand, joined
+        if joined:
+            self.qkv = nn.Linear(width, 3 * width)
+        else:
+            self.q, self.k, self.v = (nn.Linear(width, width, bias=n == 0) for n in range(3))
         self.norm = HeadNorm(size)
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = (part(x).view(batch, length, -1, self.size).transpose(1, 2) for part in (self.q, self.k, self.v))
+        parts = self.qkv(x).chunk(3, dim=-1) if self.joined else (self.q(x), self.k(x), self.v(x))
+        q, k, v = (part.reshape(batch, length, -1, self.size).transpose(1, 2) for part in parts)
         q, k = self.norm(q), self.norm(k)
         if self.by_hand:
             mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
@@ -44,24 +48,29 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, size: int, by_hand: bool) -> None:
+    def __init__(self, width: int, size: int, by_hand: bool, joined: bool) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, size, by_hand)
-        self.up, self.gate, self.down = nn.Linear(width, 48), nn.Linear(width, 48), nn.Linear(48, width)
+        self.attention, self.joined = Attention(width, size, by_hand, joined), joined
+        if joined:
+            self.both = nn.Linear(width, 96)
+        else:
+            self.up, self.gate = nn.Linear(width, 48), nn.Linear(width, 48)
+        self.down = nn.Linear(48, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         y = self.mlp_norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        gate, up = self.both(y).chunk(2, dim=-1) if self.joined else (self.gate(y), self.up(y))
+        return x + self.down(F.silu(gate) * up)
 
 
 class Transformer(nn.Module):
-    def __init__(self, width: int, heads: int, blocks: int, tie: bool, by_hand: bool, vocab: int) -> None:
+    def __init__(self, width: int, heads: int, blocks: int, tie: bool, by_hand: bool, vocab: int, joined: bool) -> None:
         super().__init__()
         self.table = nn.Embedding(vocab, width)
         self.places = nn.Parameter(torch.randn(16, width))
-        self.blocks = nn.ModuleList(Block(width, width // heads, by_hand) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(width, width // heads, by_hand, joined) for _ in range(blocks))
         self.head = nn.Linear(width, vocab, bias=False)
         if tie:
             self.head.weight = self.table.weight
@@ -96,9 +105,15 @@ def flat(width: int = 32, size: int = 8) -> nn.Module:
 
 
 def network(
-    width: int = 32, heads: int = 4, blocks: int = 2, tie: bool = True, by_hand: bool = False, vocab: int = 256
+    width: int = 32,
+    heads: int = 4,
+    blocks: int = 2,
+    tie: bool = True,
+    by_hand: bool = False,
+    vocab: int = 256,
+    joined: bool = False,
 ) -> nn.Module:
-    return Transformer(width, heads, blocks, tie, by_hand, vocab)
+    return Transformer(width, heads, blocks, tie, by_hand, vocab, joined)
 
 
 def plain() -> nn.Module:
