@@ -169,7 +169,7 @@ def bench_stages(pairs: int) -> None:
     def length(stages: str) -> float:
         """Returns the length of a step by its plan, where the work of both ranks together is 1."""
         job = os.path.join(HERE, "jobs", "heavy_head.plt")
-        plan = json.loads(finish(dslc("plan", job, "--json", "--set", f"parallelism.stages={stages}")))
+        plan = json.loads(finish(dslc("plan", job, "--summary", "--set", f"parallelism.stages={stages}")))
         return float(1 / (1 - plan["schedule"]["bubble"]))
 
     name = f"step, heavy head, balanced stages over {equal}"
@@ -278,7 +278,7 @@ def bench_gpt2(pairs: int) -> None:
 
     ratio = compare("step, gpt2 on a GPU", lambda: step_of_dslc("gpt2"), by_hand, pairs=pairs, unit="ms", target=1)
     show(ratio)
-    plan = json.loads(finish(dslc("plan", os.path.join(HERE, "jobs", "gpt2.plt"), "--json")))
+    plan = json.loads(finish(dslc("plan", os.path.join(HERE, "jobs", "gpt2.plt"), "--summary")))
     speed = plan["ranks"][0]["flops"] / (ratio.ours / 1000)
     name = torch.cuda.get_device_name()
     kind = next((k for k in CATALOGUE.values() if k.flops_bf16 and k.kind.partition("_")[0] in name.lower()), None)

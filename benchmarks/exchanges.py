@@ -168,7 +168,7 @@ def _predicted(folder: Path, settings: Sequence[str], rate: str, alone: float) -
 
     def plan(fp32: float) -> dict[str, Any]:
         catalogue.write_text(f'[cpu]\nfp32 = "{fp32:.6f}TFLOPS"\nlink = "10GBps"\nnetwork = "{network}"\n')
-        words = ["plan", str(HERE / "jobs" / "wide.plt"), "--json", "--set", f"devices.catalogue={catalogue}"]
+        words = ["plan", str(HERE / "jobs" / "wide.plt"), "--summary", "--set", f"devices.catalogue={catalogue}"]
         for setting in settings:
             words += ["--set", setting]
         made = subprocess.run(here(words), check=True, capture_output=True, text=True)
@@ -177,7 +177,7 @@ def _predicted(folder: Path, settings: Sequence[str], rate: str, alone: float) -
 
     step = plan(1.0)["step"]
     found = plan(step["arithmetic"] / alone)  # the rate at which one process works
-    return float(found["step_time"]), float(found["step"]["between"])
+    return float(found["step"]["step_time"]), float(found["step"]["between"])
 
 
 # --------------------------------------------------------------------------------------------------------- results

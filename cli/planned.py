@@ -98,7 +98,7 @@ def prepare_plan(
     program = made.program(analysis.job.folder, analysis.job.source.name)
     return Ready(
         loaded=loaded,
-        compiled=Compiled(analysis=analysis, graph=made.graph, plan=made.plan),
+        compiled=Compiled(analysis=analysis, graph=made.graph),
         program=dataclasses.replace(program, profile=profile),
         places=made.places(),
         world=world,

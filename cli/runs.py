@@ -139,7 +139,7 @@ def file_of(compiled: Compiled, loaded: Loaded) -> PlanFile:
         beside=os.path.relpath(loaded.beside, job.folder) if settings else ".",
     )
     facts = facts_of(compiled.analysis)
-    return PlanFile(plan=compiled.plan, graph=compiled.graph, source=source, facts=facts, dslc=__version__)
+    return PlanFile(graph=compiled.graph, source=source, facts=facts, dslc=__version__)
 
 
 def job_text(ready: Ready) -> str:

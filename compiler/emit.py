@@ -10,19 +10,19 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.graph.graph import COMPUTE, PlanGraph
+from dslc.compiler.graph.graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.records import Action, Batches, Devices, Placed, Process, Schedule, Stage, Training
+from dslc.compiler.ir.records import Action, Batches, Devices, Job, Placed, Process, Schedule, Stage, Training
 from dslc.dsl.paths import is_path, resolved
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
     """Returns the program of a job whose sizes are all known; `plan_hash` names the plan in checkpoints and reports."""
-    devices, training = plan.one(Devices), plan.one(Training)
+    job, devices, training = plan.one(Job), plan.one(Devices), plan.one(Training)
     return p.JobProgram(
-        job=training.job,
-        file=training.file,
+        job=job.name,
+        file=job.file,
         plan_hash=plan_hash,
         world_size=devices.count,
         axes={axis.name: axis.size for axis in devices.axes},
@@ -181,17 +181,5 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
         )
     lines, broken = plan.lines()
     assert not broken, broken
-    rows = tuple(_row([plan.at(name, Action) for name in lines[process]]) for process in sorted(lines))
+    rows = tuple(passes_in([plan.at(name, Action) for name in lines[process]]) for process in sorted(lines))
     return p.PipelineStep(schedule=schedule.name, stages=tuple(stages), rows=rows)
-
-
-def _row(line: list[Action]) -> tuple[str, ...]:
-    """Returns the passes of a process in torch's notation: `3F0` is the forward of micro-batch 0 at stage 3; two that
-    overlap are one, `(3F1;3B0)OVERLAP_F_B`.
-    """
-    row: list[str] = []
-    for action in line:
-        if action.what in COMPUTE:
-            shown = f"{action.stage}{action.what}{action.microbatch}"
-            row.append(f"({row.pop()};{shown})OVERLAP_F_B" if action.overlaps else shown)
-    return tuple(row)

@@ -1,8 +1,8 @@
-"""A plan file, `plan.json`: the plan graph itself, beside what is shown of it and what it rests on.
+"""A plan file, `plan.json`: the plan graph, and what it rests on.
 
-A file holds the plan as it is shown (ir/plan.py), the graph that the programs of the ranks are emitted from, the text
-of the job with its imports and settings, and the facts that were found. `hash` is the identity of the plan, `checksum`
-that of the whole file. `folder` leads from the file to the job's folder, from which all relative paths start: the file
+A file holds the graph that the programs of the ranks are emitted from and that a view is computed from, the text of the
+job with its imports and settings, and the facts that were found. `hash` is the identity of the plan, `checksum` that of
+the whole file. `folder` leads from the file to the job's folder, from which all relative paths start: the file
 that `dslc plan --json` prints lies beside its job.
 
 Contract: `read_plan(text).text() == text`, and the programs emitted from the graph that was read are those emitted from
@@ -14,20 +14,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from dslc.compiler.emit import emit, located, places
 from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.stored import restore, store
+from dslc.compiler.graph.plan_view import plan_view
+from dslc.compiler.graph.stored import plan_hash, restore, store
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
-from dslc.compiler.ir.plan import BESIDE, Plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.ir.records import Training
 from dslc.compiler.plan_facts import PlanFacts
 from dslc.dsl.record import Record, record
 
-FORMAT = 2  # 1 had no graph
+FORMAT = 3  # 1 had no graph, 2 also what was shown
 _LINES = {"graph": ("nodes", "edges"), "facts": ("files",), "source": ("files",)}  # written one item a line
 
 
@@ -58,15 +60,19 @@ class JobText(Record):
 class PlanFile(Record):
     """A plan, ready to be written, shown, or run."""
 
-    plan: Plan
     graph: PlanGraph
     source: JobText
     facts: PlanFacts
     dslc: str  # the version that made it
     folder: str = "."
 
+    @cached_property
+    def plan(self) -> PlanView:
+        """The plan as it is shown."""
+        return plan_view(self.graph)
+
     def program(self, folder: str, file: str) -> p.JobProgram:
-        """Returns the program of the ranks, from the graph, for a job in `folder` that messages call `file`."""
+        """Returns the program of the ranks, for a job in `folder` that messages call `file`."""
         return located(emit(self.graph, self.plan.hash), folder, file)
 
     def places(self) -> tuple[p.RankPlace, ...]:
@@ -79,8 +85,9 @@ class PlanFile(Record):
 
     def text(self) -> str:
         """The bytes of the file."""
-        data = self.plan.to_json() | {
+        data = {
             "format": FORMAT,
+            "hash": plan_hash(self.graph),
             "dslc": self.dslc,
             "folder": self.folder,
             "source": to_json(self.source),
@@ -94,7 +101,7 @@ def read_plan(text: str) -> PlanFile:
     """Returns the plan of a file. Raises Refused."""
     try:
         data = parse(text)
-        if not isinstance(data, dict) or not isinstance(data.get("axes"), list) or "hash" not in data:
+        if not isinstance(data, dict) or not isinstance(data.get("graph"), dict) or "hash" not in data:
             raise Refused("E1001", "it is not a plan", "`dslc plan JOB --json` writes one")
         found = data.get("format", 1)
         if found != FORMAT:
@@ -106,7 +113,7 @@ def read_plan(text: str) -> PlanFile:
         made = _read(data)
     except DecodeError as error:
         raise Refused("E1001", f"it is not a plan: {error}", "`dslc plan JOB --json` writes one") from None
-    if data.get("checksum") != _checksum(data) or data["hash"] != made.plan.hash:
+    if data.get("checksum") != _checksum(data) or data["hash"] != plan_hash(made.graph):
         raise Refused(
             "E1002",
             f"its contents are not those of plan {data['hash']}: something in it was changed",
@@ -127,7 +134,6 @@ def _read(data: Mapping[str, Any]) -> PlanFile:
     if not source.files:
         raise DecodeError("`source.files` is empty")
     return PlanFile(
-        plan=from_json(Plan, {name: value for name, value in data.items() if name not in BESIDE}),
         graph=restore(data.get("graph")),
         source=source,
         facts=from_json(PlanFacts, data.get("facts")),

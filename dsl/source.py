@@ -55,3 +55,10 @@ class Span:
     def __str__(self) -> str:
         line, column = self.source.position(self.start)
         return f"{self.source.name}:{line}:{column}"
+
+
+def short_line(span: Span | None) -> str:
+    """Formats a span as `digits.plt:6:5`: the same on any machine."""
+    if span is None:
+        return ""
+    return str(span).replace("\\", "/").rsplit("/", 1)[-1]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from dslc.compiler.compile import compile_plan
-from dslc.compiler.ir.plan import Plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.rules.own_optimizer import tell_of_memory
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
@@ -20,7 +20,7 @@ from dslc.runs import file_of
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
-def planned_or_shown(arguments: argparse.Namespace) -> tuple[Plan, Callable[[], str]] | None:
+def planned_or_shown(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]] | None:
     """Returns the plan of a job or of a plan file, and what makes the contents of its file; or shows the mistakes and
     returns None.
     """
@@ -57,6 +57,8 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     if arguments.json:
         sys.stdout.write(text())
+    elif arguments.summary:
+        sys.stdout.write(plan.text())
     elif arguments.rank is not None:
         print(plain_lines(explain_rank(plan, arguments.rank, _width()).rstrip()))
     else:

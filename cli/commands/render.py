@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from dslc.compiler.ir.plan import load_plan
+from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.picture import write
 from dslc.dsl.plain import plain
@@ -30,4 +30,4 @@ def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     os.nice(19)  # a training beside it comes first
     with open(sys.argv[1], encoding="utf-8") as kept:
-        write(draw(load_plan(kept.read()), "placement"), sys.argv[2])
+        write(draw(read_plan(kept.read()).plan, "placement"), sys.argv[2])

@@ -45,7 +45,7 @@ def is_of_plan(folder: str, plan_of: Callable[[int], str]) -> bool:
     """True if the run directory holds a training of the job's plan, on as many nodes as it has had last."""
     try:
         plan = read_json(os.path.join(folder, "plan.json"), PLAN.most)
-        nodes, told = int(plan["topology"]["nodes"]), str(plan["hash"])
+        nodes, told = int(dict(plan["graph"]["nodes"])["nodes"]["count"]), str(plan["hash"])
     except (OSError, ValueError, TypeError, KeyError):
         return False
     return told == plan_of(nodes)

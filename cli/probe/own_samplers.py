@@ -29,7 +29,8 @@ def try_sampler(job: JobSpec, source: SourceFacts, report: Report) -> None:
 
 
 def _try_weights(job: JobSpec, sampler: Weighted, source: SourceFacts, report: Report) -> None:
-    from dslc.compiler.graph.constants import sampler_step, short_line
+    from dslc.compiler.graph.constants import sampler_step
+    from dslc.dsl.source import short_line
 
     samples = source.samples
     step = sampler_step(job, sampler.samples or samples or 1, folder=job.folder)

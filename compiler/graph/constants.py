@@ -47,7 +47,7 @@ from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.language.samplers import PythonNumbers
 from dslc.dsl.paths import Located, portable
-from dslc.dsl.source import Span
+from dslc.dsl.source import short_line
 
 HERE = "."  # the job's folder, from which paths in a plan start
 Ends = tuple[tuple[tuple[Shape, str], ...], tuple[tuple[Shape, str], ...]]  # inputs and outputs of a stage
@@ -84,8 +84,6 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
     job, layout, workload = analysis.job, analysis.layout, analysis.workload
     every = job.evaluate.every
     return Training(
-        job=job.name,
-        file=os.path.basename(job.source.name),
         timeout=job.launch.timeout,
         restarts=job.launch.restarts,
         steps=steps,
@@ -202,13 +200,6 @@ def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
         resume=portable(checkpoint.resume, analysis.job.folder) if checkpoint.resume else "none",
         line=short_line(checkpoint.at("every") if checkpoint.is_set("every") else None),
     )
-
-
-def short_line(span: Span | None) -> str:
-    """Formats a span as `digits.plt:6:5`: the same on any machine."""
-    if span is None:
-        return ""
-    return str(span).replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -495,6 +486,12 @@ def _scaled(job: JobSpec, lr: float) -> float:
             return lr
 
 
+def _base_lr(job: JobSpec) -> float | None:
+    """Returns the learning rate before `scale_lr`; None if that leaves it as it is."""
+    lr = job.train.optimizer.lr
+    return lr if _scaled(job, lr) != lr else None
+
+
 def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
     job, optimizer = analysis.job, analysis.job.train.optimizer
     if isinstance(optimizer, PythonOptimizer):
@@ -502,6 +499,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         return p.OptimizerStep(
             kind=own.function,
             lr=scaled_lr(analysis),
+            base_lr=_base_lr(job),
             state=tuple(sorted({fact.name for kind in facts.kinds for fact in kind})),
             counts=(),
             fused=(),
@@ -514,6 +512,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
     return p.OptimizerStep(
         kind=optimizer.torch_class or type(optimizer).__name__,
         lr=scaled_lr(analysis),
+        base_lr=_base_lr(job),
         state=(*optimizer.counts, *optimizer.state),
         counts=optimizer.counts,
         fused=fused_on(job, analysis.layout, analysis.sharding, analysis.model),

@@ -6,7 +6,7 @@ constants are nodes too, so that the programs of the ranks are made from the gra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -121,3 +121,15 @@ class PlanGraph:
 def unknown(plan: PlanGraph) -> bool:
     """True if the stages of a model are unknown because it was not traced."""
     return plan.find(Network) is None and plan.axis("pipeline").size > 1
+
+
+def passes_in(line: Iterable[Action]) -> tuple[str, ...]:
+    """Returns the passes of a process in torch's notation: `3F0` is the forward of micro-batch 0 at stage 3; two that
+    overlap are one, `(3F1;3B0)OVERLAP_F_B`.
+    """
+    row: list[str] = []
+    for action in line:
+        if action.what in COMPUTE:
+            shown = f"{action.stage}{action.what}{action.microbatch}"
+            row.append(f"({row.pop()};{shown})OVERLAP_F_B" if action.overlaps else shown)
+    return tuple(row)

@@ -4,25 +4,33 @@ after each of them.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from dslc.compiler.common.axes import AXES
 from dslc.compiler.common.shares import alike
+from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import held
+from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.cost.traffic import SHARED, message_bytes, messages, place_of, updated
 from dslc.compiler.cost.weights import numbers, shared_weights, weights
 from dslc.compiler.graph.constants import constants, stage_ends
 from dslc.compiler.graph.exchanges import Placing
 from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
+from dslc.compiler.graph.unsized import unsized
 from dslc.compiler.graph.verify import verify
+from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.records import (
     Action,
     Axis,
     Batches,
     Devices,
+    Estimate,
     Hands,
+    Job,
+    Layer,
     Machines,
     Network,
     Placed,
@@ -30,33 +38,45 @@ from dslc.compiler.ir.records import (
     Schedule,
     Share,
     Stage,
+    Training,
 )
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.lowering import Issue, lowered
-from dslc.compiler.placement.sharding import Sharding
+from dslc.compiler.placement.schedules import ScheduleTable
+from dslc.compiler.placement.seams import unsendable
+from dslc.compiler.placement.sharding import Sharding, offloaded, trained
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
+from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.source import short_line
 
 Pass = Callable[[PlanGraph, Analysis], None]
 
 
 def write_down(plan: PlanGraph, analysis: Analysis) -> None:
-    """Adds the constants of the job, if all sizes are known that a run needs."""
+    """Adds the constants of the job; if a size is unknown that a run needs, what is known without it."""
+    job = analysis.job
+    plan.put("job", Job(name=job.name, file=os.path.basename(job.source.name)))
     for name, record in constants(analysis):
         plan.put(name, record)
+    if plan.find(Training) is None:
+        plan.put("unsized", unsized(analysis))
 
 
 def place_devices(plan: PlanGraph, analysis: Analysis) -> None:
     """Adds machines and their devices."""
     job, layout = analysis.job, analysis.layout
-    plan.put("nodes", Machines(count=layout.nodes))
+    plan.put("nodes", Machines(count=layout.nodes, counts=layout.node_counts))
     devices = Devices(
         count=layout.world_size,
         processes=layout.processes,
         kind=layout.device,
+        model=layout.hardware.kind,
         gpus=layout.gpus,
         backend=layout.backend,
-        memory=job.memory.limit or layout.hardware.memory,
+        capacity=layout.hardware.memory,
+        limit=job.memory.limit,
         axes=tuple(Axis(name=axis, size=layout.sizes[axis], stride=layout.stride(axis)) for axis in AXES),
         threads=job.devices.threads or 0,
     )
@@ -78,9 +98,12 @@ def place_stages(plan: PlanGraph, analysis: Analysis) -> None:
     model, pipeline = analysis.model, analysis.pipeline
     if model is None or pipeline is None:
         return
-    plan.put("network", Network(layers=len(model.layers)))
+    plan.put("network", _network(analysis.job, model))
+    moved = "activations" in offloaded(analysis.job, analysis.layout)
+    samples = 0 if moved else analysis.workload.microbatch / analysis.layout.sizes["context"]
     for index, layers in enumerate(pipeline.stages):
-        plan.put(f"stage {index}", Stage(index=index, first=layers[0], last=layers[-1]))
+        kept = sum(kept_bytes(analysis.job, model.of_a_rank[n], model) for n in layers)
+        plan.put(f"stage {index}", Stage(index=index, first=layers[0], last=layers[-1], kept=int(samples * kept)))
     if pipeline.schedule is None:
         plan.relate("stage 0", "process 0", Placed())
         return
@@ -90,6 +113,25 @@ def place_stages(plan: PlanGraph, analysis: Analysis) -> None:
         modules = tuple(model.layers[n].name for n in pipeline.stages[index])
         plan.change(f"stage {index}", modules=modules, inputs=inputs, outputs=outputs)
         plan.relate(f"stage {index}", f"process {rank}", Placed())
+
+
+def _network(job: JobSpec, model: ModelGraph) -> Network:
+    names = trained(job, model)
+    count = sum(q.count for layer in model.layers for q in layer.parameters if q.name in names)
+    layers = tuple(
+        Layer(
+            name=layer.name,
+            kind=layer.kind,
+            input=layer.input,
+            output=layer.output,
+            parameters=sum(q.count for q in layer.parameters if q.tied_to is None),
+            flops=layer.forward_flops + layer.backward_flops,
+            kept=kept_bytes(job, layer, model),
+            line=short_line(layer.span),
+        )
+        for layer in model.layers
+    )
+    return Network(layers=layers, parameters=model.parameters, trained=count if count != model.parameters else None)
 
 
 def hold_weights(plan: PlanGraph, analysis: Analysis) -> None:
@@ -133,7 +175,7 @@ def account(plan: PlanGraph, analysis: Analysis) -> None:
         for index, count in enumerate(most):
             plan.change(f"stage {index}", held=count)
     for p, cost in enumerate(analysis.costs):
-        plan.change(f"process {p}", memory=cost.memory)
+        plan.change(f"process {p}", memory=cost.memory, flops=cost.flops)
 
 
 def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
@@ -160,8 +202,22 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
         plan.put(names[-1], Action(process=p, what="update"))
         plan.line(names, instead_of=[])
     if schedule:
-        plan.put("schedule", Schedule(name=schedule.name))
+        plan.put("schedule", _schedule(analysis, schedule))
         _hand_over(plan, analysis)
+
+
+def _schedule(analysis: Analysis, schedule: ScheduleTable) -> Schedule:
+    pipeline, model = analysis.pipeline, analysis.model
+    assert pipeline is not None and model is not None, "a pipeline has stages"
+    equal = equal_counts(len(model.layers), len(pipeline.stages))
+    possible = not any(unsendable(model, stage[-1]) for stage in equal[:-1])
+    return Schedule(
+        name=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in schedule.rows),
+        bubble=pipeline.bubble,
+        equal_bubble=played(model, equal, schedule).bubble if possible else None,
+    )
 
 
 def _left_out(sharding: Sharding) -> set[str]:
@@ -247,6 +303,28 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
         plan.line(names, instead_of=lines[p])
 
 
+def estimate_step(plan: PlanGraph, analysis: Analysis) -> None:
+    """Adds the predicted time of a step, if it is known."""
+    estimate = analysis.estimate
+    if estimate is None or estimate.step_time is None:
+        return
+    links = dict(estimate.links)
+    plan.put(
+        "estimate",
+        Estimate(
+            step_time=estimate.step_time,
+            mfu=estimate.mfu,
+            arithmetic=estimate.arithmetic,
+            transfers=estimate.transfers,
+            waiting=estimate.waiting,
+            exposed=estimate.exposed,
+            efficiency=analysis.layout.hardware.efficiency,
+            within=links["link"],
+            between=links["network"],
+        ),
+    )
+
+
 PASSES: tuple[Pass, ...] = (
     write_down,  # needs nothing
     place_devices,  # needs nothing
@@ -255,6 +333,7 @@ PASSES: tuple[Pass, ...] = (
     hold_weights,  # needs stages: each has parameters of its own
     deal_samples,  # needs processes: samples enter at the first stage
     account,  # needs processes and stages
+    estimate_step,  # needs nothing: an analysis has the time already
     order_actions,  # needs stages: an action is of a stage
     exchange,  # needs actions and weights: collectives are placed beside their causes
 )

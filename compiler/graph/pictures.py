@@ -40,14 +40,3 @@ def picture_step(source: Call, facts: SourceFacts, own: Callable[[c.PythonCall],
 def _step(each: Augmentation) -> AugmentStep:
     given = {field.name: getattr(each, field.name) for field in fields(type(each))}
     return AugmentStep(kind=type(each).__name__, arguments=given)
-
-
-def things_done(source: Call) -> tuple[str, ...]:
-    """Names what training pictures go through, for a reader."""
-    if not isinstance(source, c.PICTURES):
-        return ()
-    own = (f"`{source.transform.function}`",) if isinstance(source.transform, c.PythonTransform) else ()
-    last = "normalised" if not isinstance(source.normalize, str) else f"normalised ({source.normalize})"
-    before = tuple(each.word for each in source.augment or () if not getattr(each, "normalized", False))
-    after = tuple(each.word for each in source.augment or () if getattr(each, "normalized", False))
-    return (*before, *own, *((last,) if source.normalize else ()), *after)

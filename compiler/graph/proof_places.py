@@ -92,7 +92,7 @@ def layers(view: View) -> str:
         homes = {other for other, edge in plan.graph.adj[name].items() if isinstance(edge["relation"], Placed)}
         if homes not in at.values():
             return f"{name} is on {len(homes)} processes, which are not those of one pipeline coordinate"
-    return "" if expected == network.layers else f"{expected} of {network.layers} layers are on a stage"
+    return "" if expected == len(network.layers) else f"{expected} of {len(network.layers)} layers are on a stage"
 
 
 def samples(view: View) -> str:

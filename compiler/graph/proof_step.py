@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from math import prod
 from typing import TypeAlias
 
-from dslc.compiler.graph.graph import COMPUTE, LOCAL, MESSAGES, unknown
+from dslc.compiler.graph.graph import COMPUTE, LOCAL, MESSAGES, passes_in, unknown
 from dslc.compiler.graph.proof_exchange import AGREED
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir.program import GradientStep
@@ -17,6 +17,7 @@ from dslc.compiler.ir.records import Action, Batches, Devices, Process, Schedule
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, When
 from dslc.compiler.placement.whole_losses import EXCHANGED
+from dslc.dsl.words import plural
 
 Exchanged: TypeAlias = tuple[str, str, str, str, str, When]  # operation, axis, content, dtype, among whom, when
 
@@ -49,6 +50,20 @@ def actions(view: View) -> str:
     for process in view.coordinates:
         if seen[process, -1, -1, "update"] != 1:
             return f"process {process} has {seen[process, -1, -1, 'update']} updates"
+    return ""
+
+
+def table(view: View) -> str:
+    """Returns the first process whose passes are not those of its row in the schedule's table."""
+    schedule = view.plan.find(Schedule)
+    if schedule is None:
+        return ""
+    if len(schedule.rows) != view.plan.axis("pipeline").size:
+        return f"the table has {plural(len(schedule.rows), 'row')}"
+    for process, line in view.lines.items():
+        row, passes = schedule.rows[view.coordinates[process]], " ".join(passes_in(action for _, action in line))
+        if " ".join(slot for slot in row.split() if slot != "-") != passes:
+            return f"process {process} does {passes}, and the table says {row}"
     return ""
 
 

@@ -5,6 +5,8 @@ Fields that have their default are left out: most of a graph are actions, which 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from dslc.compiler.graph.graph import PlanGraph
@@ -29,6 +31,12 @@ def store(plan: PlanGraph) -> dict[str, Any]:
         "nodes": [(name, _brief(node["record"])) for name, node in plan.graph.nodes.items()],
         "edges": [(one, other, _brief(edge["relation"])) for (one, other), edge in plan.graph.edges.items()],
     }
+
+
+def plan_hash(plan: PlanGraph) -> str:
+    """Returns the identity of a plan: the first 16 hexadecimal digits of SHA-256 over all of its graph."""
+    canonical = json.dumps(store(plan), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _brief(value: Record) -> dict[str, Any]:

@@ -34,6 +34,7 @@ Propositions, each proved once the passes so far have added its subject:
     totals      the totals of exchanges that are shown for a process are those of its actions
     held        no stage holds the activations of more micro-batches than the account says
     memory      the peak is within the limit, and the parameters in it are those that the rank holds
+    table       the passes of a process are those of its row in the schedule's table
 
 All of it is over classes of ranks: a process node stands for the ranks of one pipeline coordinate, which do the same.
 That is enough. The groups of the data, context and tensor axes lie within a coordinate (`devices`), and the pipeline's
@@ -50,7 +51,7 @@ from dslc.compiler.graph.proof_exchange import agreed
 from dslc.compiler.graph.proof_flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proof_losses import compared
 from dslc.compiler.graph.proof_places import devices, layers, memory, samples
-from dslc.compiler.graph.proof_step import actions, fields, groups, held, inputs, order, totals
+from dslc.compiler.graph.proof_step import actions, fields, groups, held, inputs, order, table, totals
 from dslc.compiler.graph.proof_view import View, view
 from dslc.compiler.graph.proof_waits import agreement, ends, waits
 from dslc.compiler.ir.records import Network
@@ -77,6 +78,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("totals", "exchange", totals),
     ("held", "order_actions", held),
     ("memory", "account", memory),
+    ("table", "order_actions", table),
 )
 
 

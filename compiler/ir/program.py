@@ -270,6 +270,7 @@ class OptimizerStep(Record):
     python: PythonFunction | None = None
     group_state: tuple[str, ...] = ()
     closure: bool = False
+    base_lr: float | None = None  # before it was scaled to the batch; None: it was not
     line: str = ""
 
 

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.summaries import DataNode, TrainingNode
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import ALWAYS, TrafficNode, When
 from dslc.dsl.record import Record, positional, record
 
@@ -17,10 +19,19 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 @record
+class Job(Record):
+    """The job's name, and that of its file in messages."""
+
+    name: str
+    file: str
+
+
+@record
 class Machines(Record):
-    """Identical machines."""
+    """Identical machines. `counts` are the numbers of them on which an elastic job can train; else the one."""
 
     count: int
+    counts: tuple[int, ...]
 
 
 @record
@@ -36,24 +47,33 @@ class Axis(Record):
 class Devices(Record):
     """Identical devices, `processes` on each machine, and the mesh over all of them.
 
-    `gpus` are those of a machine that are named; `memory` is the most bytes that a rank may hold, None if unknown.
-    `threads` are those of one process; 0: as its environment says, or an equal share of the machine's cores.
+    `gpus` are those of a machine that are named. `capacity` are the bytes of one device, `limit` those that the job
+    lets a rank hold; None: unknown. `threads` are those of one process; 0: as its environment says, or an equal share
+    of the machine's cores.
     """
 
     count: int
     processes: int
     kind: str  # cpu or cuda
+    model: str  # of the hardware catalogue
     gpus: tuple[int, ...]
     backend: str
-    memory: int | None
+    capacity: int | None
+    limit: int | None
     axes: tuple[Axis, ...]
     threads: int = 0
+
+    @property
+    def memory(self) -> int | None:
+        """The most bytes that a rank may hold."""
+        return self.limit or self.capacity
 
 
 @record
 class Process(Record):
-    """Ranks `first` to `last`, which do the same, at one pipeline coordinate; their exchanges in a step, and their
-    memory at the peak. Under ZeRO-1, `dealt` are the numbers that each data rank updates.
+    """Ranks `first` to `last`, which do the same, at one pipeline coordinate; their exchanges and floating point
+    operations in a step, and their memory at the peak. Under ZeRO-1, `dealt` are the numbers that each data rank
+    updates.
     """
 
     index: int
@@ -63,13 +83,30 @@ class Process(Record):
     traffic: tuple[TrafficNode, ...] = ()
     memory: MemoryNode | None = None
     dealt: tuple[int, ...] = ()
+    flops: int = 0
+
+
+@record
+class Layer(Record):
+    """One layer of the network. `line` is its place in the job."""
+
+    name: str
+    kind: str
+    input: TensorFact
+    output: TensorFact
+    parameters: int
+    flops: int  # of one sample, forward and backward
+    kept: int  # bytes kept for the backward pass, of one sample
+    line: str
 
 
 @record
 class Network(Record):
-    """The model, of so many layers."""
+    """The model, and the count of its parameters, of which `trained` train (None: all)."""
 
-    layers: int
+    layers: tuple[Layer, ...]
+    parameters: int
+    trained: int | None = None
 
 
 @record
@@ -79,12 +116,14 @@ class Stage(Record):
     `held` is the most micro-batches whose activations it holds, `numbers` those of its parameters on a rank of the
     tensor axis, in rows that are filled up to equal shares; both are None before they are counted. If it is one of
     several stages, `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype)
-    of each tensor that a rank receives and sends.
+    of each tensor that a rank receives and sends. `kept` are the bytes of a micro-batch's activations that a rank's
+    device keeps: on the tensor and the context axis its own part.
     """
 
     index: int
     first: int
     last: int
+    kept: int = 0
     modules: tuple[str, ...] = ()
     inputs: tuple[tuple[Shape, str], ...] = ()
     outputs: tuple[tuple[Shape, str], ...] = ()
@@ -135,9 +174,37 @@ class SharedWeight(Record):
 
 @record
 class Schedule(Record):
-    """The schedule of a pipeline, by torch's name for it in lower case (`1f1b`)."""
+    """The schedule of a pipeline, by torch's name for it in lower case (`1f1b`).
+
+    `rows` is its table: a row for each pipeline coordinate, where `2F0` is stage 2's forward of micro-batch 0 and `-`
+    a slot without a pass. `equal_bubble` is the bubble with equal numbers of layers in the stages, if they can be cut
+    so.
+    """
 
     name: str
+    virtual_stages: int
+    rows: tuple[str, ...]
+    bubble: float
+    equal_bubble: float | None = None
+
+
+@record
+class Estimate(Record):
+    """The predicted time of a step, in seconds of the busiest rank, and the bytes that it moves by link.
+
+    `arithmetic`, at `efficiency` of the peak; `transfers` within layers; `waiting` for other stages; and `exposed`, the
+    traffic of gradients and parameters that nothing hides.
+    """
+
+    step_time: float | None
+    mfu: float | None
+    arithmetic: float
+    transfers: float
+    waiting: float
+    exposed: float
+    efficiency: float
+    within: int  # bytes within a node
+    between: int  # bytes between nodes
 
 
 @record
@@ -199,8 +266,6 @@ class Action(Record):
 class Training(Record):
     """The constants of the training that have no step of their own (program.py, `JobProgram`)."""
 
-    job: str
-    file: str
     timeout: float
     restarts: int = 0
     steps: int
@@ -228,6 +293,17 @@ class Training(Record):
     seed: int
 
 
+@record
+class Unsized(Record):
+    """What is known of the samples and the training while a size is unknown that a run needs, in place of the steps of
+    a program.
+    """
+
+    data: DataNode
+    training: TrainingNode
+    shards: int
+
+
 @positional
 class Placed(Record):
     """Edge: a stage on a process, a process on devices, devices on machines."""
@@ -247,7 +323,10 @@ class Hands(Record):
 
 Relation: TypeAlias = Placed | Follows | Hands
 NodeRecord: TypeAlias = (
-    Machines
+    Job
+    | Unsized
+    | Estimate
+    | Machines
     | Devices
     | Process
     | Network

@@ -29,7 +29,7 @@ from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.layers import Repeat
 from dslc.dsl.language.registry import Call
-from dslc.dsl.source import Span
+from dslc.dsl.source import Span, short_line
 
 # (name, shape, kind, a, b) -> (kind, a, b): a library network's change to torch's default initial values.
 Initialise = Callable[[str, Shape, str, float, float], tuple[str, float, float]]
@@ -333,7 +333,7 @@ class Tape:
                 kind=made.kind,
                 arguments=made.arguments,
                 children=tuple(made.children),
-                line=str(spec.span) if spec.span else "",
+                line=short_line(spec.span),
             )
         )
         return tensor_tape.after(styles, ranks, y, self.operation)

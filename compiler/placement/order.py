@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from dslc.dsl.language.calls import Mixture
-from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.samplers import Balanced, ByLength, Weighted
+from dslc.compiler.ir.program import SamplerStep
 from dslc.dsl.words import plural
 
 
-def order_text(job: JobSpec) -> str:
-    """Returns `shuffled each epoch` and the like, to follow the number of samples."""
-    if isinstance(job.data.source, Mixture):
-        together = "shuffled together" if job.data.shuffle else "in turn"
-        return f"{plural(len(job.data.source.sources), 'source')} {together}"
-    match job.data.sampler:
-        case Weighted(samples=samples, replacement=replacement):
-            again = "with" if replacement else "without"
-            return f"{_drawn(samples)} each epoch by weight, {again} replacement"
-        case Balanced(samples=samples):
-            return f"{_drawn(samples)} each epoch, each class as often"
-        case ByLength(window=window):
-            return f"shuffled each epoch, {plural(window, 'batch')} at a time sorted by length"
-        case _:
-            return "shuffled each epoch" if job.data.shuffle else "in order"
-
-
-def _drawn(samples: int | None) -> str:
-    return "as many drawn" if samples is None else f"{samples:,} drawn"
+def order_text(sources: int, sampler: SamplerStep | None, samples: int | None, *, shuffle: bool) -> str:
+    """Returns `shuffled each epoch` and the like, to follow the number of `samples`; `sources` are those of a mixture,
+    0 without one.
+    """
+    if sources:
+        return f"{plural(sources, 'source')} {'shuffled together' if shuffle else 'in turn'}"
+    if sampler is None:
+        return "shuffled each epoch" if shuffle else "in order"
+    drawn = "as many drawn" if sampler.samples in (samples, 0) else f"{sampler.samples:,} drawn"
+    match sampler.kind:
+        case "weighted":
+            return f"{drawn} each epoch by weight, {'with' if sampler.replacement else 'without'} replacement"
+        case "balanced":
+            return f"{drawn} each epoch, each class as often"
+        case "by_length":
+            return f"shuffled each epoch, {plural(sampler.window, 'batch')} at a time sorted by length"

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
 from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS, over_replicas
-from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
+from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
+from dslc.compiler.ir.records import Layer
+from dslc.compiler.ir.summaries import ShareNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode, handed_in
 from dslc.dsl.record import Record, record
@@ -34,23 +36,23 @@ def span_text(first: int, last: int) -> str:
 # ----------------------------------------------------------------------------------------------------------- ranks
 
 
-def axis_of(plan: Plan, name: str) -> AxisNode:
+def axis_of(plan: PlanView, name: str) -> AxisNode:
     """Returns the axis of that name; one of size 1 if the plan has none."""
     return next((a for a in plan.axes if a.name == name), AxisNode(name=name, size=1, stride=1, between_nodes=False))
 
 
-def devices_text(plan: Plan) -> str:
+def devices_text(plan: PlanView) -> str:
     """Formats the devices: `2 CPUs`, or with the name of their kind `1,024 h100`."""
     kind = plan.topology.kind
     return plural(plan.world_size, kind.upper()) if kind in ("cpu", "gpu") else f"{plan.world_size:,} {kind}"
 
 
-def coordinates(plan: Plan, rank: int) -> dict[str, int]:
+def coordinates(plan: PlanView, rank: int) -> dict[str, int]:
     """Returns the rank's place on each axis, outermost first."""
     return {axis.name: rank // axis.stride % axis.size for axis in plan.axes}
 
 
-def coordinates_text(plan: Plan, rank: int) -> str:
+def coordinates_text(plan: PlanView, rank: int) -> str:
     """Formats a rank's place: `pipeline 1, data 2, replica 1`: the axes that have more than one rank, and the copy of
     the parameters.
     """
@@ -59,7 +61,7 @@ def coordinates_text(plan: Plan, rank: int) -> str:
     return ", ".join([*(f"{axis.name} {place[axis.name]}" for axis in plan.axes if axis.size > 1), *copy])
 
 
-def group(plan: Plan, rank: int, axis: str) -> list[int]:
+def group(plan: PlanView, rank: int, axis: str) -> list[int]:
     """Returns the ranks that differ from `rank` on one axis alone, itself included: the members of its collectives
     there.
     """
@@ -68,12 +70,12 @@ def group(plan: Plan, rank: int, axis: str) -> list[int]:
     return [start + n * node.stride for n in range(node.size)]
 
 
-def class_of(plan: Plan, rank: int) -> RankNode | None:
+def class_of(plan: PlanView, rank: int) -> RankNode | None:
     """Returns the node of the ranks like this one; None if the network is unknown."""
     return next((node for node in plan.ranks if node.first <= rank <= node.last), None)
 
 
-def mesh_text(plan: Plan, without: str = "") -> str:
+def mesh_text(plan: PlanView, without: str = "") -> str:
     """Formats the mesh: `pipeline 2 x data 4 (2 replicas of 2 ranks) x tensor 2`, `without` one axis."""
     copies = f" ({replicas(plan)} replicas of {plural(plan.shards, 'rank')})" if replicas(plan) > 1 else ""
     axes = [axis for axis in plan.axes if axis.size > 1 and axis.name != without]
@@ -81,7 +83,7 @@ def mesh_text(plan: Plan, without: str = "") -> str:
     return " x ".join(told) or ("" if without else "one rank")
 
 
-def link_text(plan: Plan, axis: AxisNode) -> str:
+def link_text(plan: PlanView, axis: AxisNode) -> str:
     """Names the links of an axis; if it uses both kinds, also the number of its ranks on a node."""
     if not axis.between_nodes:
         return "within a node"
@@ -121,14 +123,14 @@ def exchange_time(traffic: TrafficNode) -> str:
     return ", ".join(filter(None, (among, every, after)))
 
 
-def axis_bytes(plan: Plan, axis: str) -> int | None:
+def axis_bytes(plan: PlanView, axis: str) -> int | None:
     """Returns the most bytes of input of a rank over an axis in a step, in the mean over later steps; None if the
     network is unknown.
     """
     return max((handed_in(exchanged(node, axis)) for node in plan.ranks), default=None)
 
 
-def axis_text(plan: Plan, name: str) -> str:
+def axis_text(plan: PlanView, name: str) -> str:
     """Formats an axis: `tensor x2`. The ranks of data and context together reduce gradients and parameters."""
     size, context = axis_of(plan, name).size, axis_of(plan, "context").size
     if name == "data" and context > 1:
@@ -136,7 +138,7 @@ def axis_text(plan: Plan, name: str) -> str:
     return f"{name} x{size}" if size > 1 else name
 
 
-def limit_of(plan: Plan) -> int | None:
+def limit_of(plan: PlanView) -> int | None:
     """Returns the most bytes that a device may hold: the job's limit, else the device's own memory."""
     return plan.topology.limit or plan.topology.memory
 
@@ -144,35 +146,35 @@ def limit_of(plan: Plan) -> int | None:
 # -------------------------------------------------------------------------------------------------------- replicas
 
 
-def replicas(plan: Plan) -> int:
+def replicas(plan: PlanView) -> int:
     """Returns the copies of the parameters that are each cut over several ranks; 1 if there is one, or none is cut."""
     ranks = axis_of(plan, "data").size * axis_of(plan, "context").size
     return ranks // plan.shards if plan.shards > 1 else 1
 
 
-def replica(plan: Plan, rank: int) -> int:
+def replica(plan: PlanView, rank: int) -> int:
     """Returns the replica that a rank is part of."""
     return sharers(plan, rank).index(rank) // plan.shards
 
 
-def sharers(plan: Plan, rank: int) -> list[int]:
+def sharers(plan: PlanView, rank: int) -> list[int]:
     """Returns the ranks of the data and context axes that include `rank`, in the order of the shards."""
     return [other for first in group(plan, rank, "data") for other in group(plan, first, "context")]
 
 
-def reach(plan: Plan, axis: str, operation: str, what: str) -> str:
+def reach(plan: PlanView, axis: str, operation: str, what: str) -> str:
     """Returns `within` or `across` for an exchange over the data axis of replicas; "" for any other."""
     if axis != "data" or replicas(plan) == 1 or what not in ("gradients", "parameters", SCALE, SCALE_OF_SUMS):
         return ""
     return "across" if over_replicas(operation, what) else "within"
 
 
-def members(plan: Plan, where: str) -> int:
+def members(plan: PlanView, where: str) -> int:
     """Returns the number of ranks in an exchange `within` a replica, or `across` them."""
     return plan.shards if where == "within" else replicas(plan)
 
 
-def exchange_groups(plan: Plan, rank: int, where: str) -> list[list[int]]:
+def exchange_groups(plan: PlanView, rank: int, where: str) -> list[list[int]]:
     """Returns the ranks at a rank's coordinates on the other axes, grouped by exchange."""
     ranks, shards = sharers(plan, rank), plan.shards
     if where == "within":
@@ -180,7 +182,7 @@ def exchange_groups(plan: Plan, rank: int, where: str) -> list[list[int]]:
     return [ranks[n::shards] for n in range(shards)]
 
 
-def groups_text(plan: Plan, rank: int, where: str, most: int = 4) -> str:
+def groups_text(plan: PlanView, rank: int, where: str, most: int = 4) -> str:
     """Formats groups: `within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`; of more than `most`
     groups the first.
     """
@@ -248,7 +250,7 @@ def entries_of(shares: Sequence[ShareNode], data_rank: int) -> tuple[int, int] |
 # ---------------------------------------------------------------------------------------------------------- layers
 
 
-def layer_name(layer: LayerPlan) -> str:
+def layer_name(layer: Layer) -> str:
     """Formats a layer's name: `blocks.3`; `0 conv2d` if the name is a number; the kind alone if there is no name."""
     if not layer.name:
         return layer.kind
@@ -261,8 +263,8 @@ class LayerRun(Record):
 
     first: int
     last: int
-    layer: LayerPlan
-    end: LayerPlan
+    layer: Layer
+    end: Layer
 
     @property
     def count(self) -> int:
@@ -273,7 +275,7 @@ class LayerRun(Record):
         return layer_name(self.layer) if self.count == 1 else f"{layer_name(self.layer)} … {layer_name(self.end)}"
 
 
-def layer_runs(layers: Sequence[LayerPlan]) -> list[LayerRun]:
+def layer_runs(layers: Sequence[Layer]) -> list[LayerRun]:
     """Folds equal layers that follow one another."""
     runs: list[LayerRun] = []
     for n, layer in enumerate(layers):
@@ -284,17 +286,17 @@ def layer_runs(layers: Sequence[LayerPlan]) -> list[LayerRun]:
     return runs
 
 
-def _likeness(layer: LayerPlan) -> tuple[object, ...]:
+def _likeness(layer: Layer) -> tuple[object, ...]:
     return layer.kind, layer.input, layer.output, layer.parameters, layer.flops, layer.kept
 
 
-def stage_layers(plan: Plan, stage: StageNode) -> str:
+def stage_layers(plan: PlanView, stage: StageNode) -> str:
     """Names a stage's layers: `embedding … blocks.15`."""
     first, last = plan.layers[stage.first], plan.layers[stage.last]
     return layer_name(first) if first is last else f"{layer_name(first)} … {layer_name(last)}"
 
 
-def stages_of(plan: Plan, node: RankNode) -> list[StageNode]:
+def stages_of(plan: PlanView, node: RankNode) -> list[StageNode]:
     return [stage for stage in plan.stages if stage.index in node.stages]
 
 
@@ -304,7 +306,7 @@ def fact_text(fact: TensorFact) -> str:
     return shape if fact.dtype == "float32" else f"{shape} {fact.dtype}"
 
 
-def handed_on(plan: Plan, stage: StageNode) -> int:
+def handed_on(plan: PlanView, stage: StageNode) -> int:
     """Returns the bytes that a stage sends to the next for one micro-batch."""
     fact = plan.layers[stage.last].output
     numbers = plan.data.microbatch
@@ -335,12 +337,12 @@ def known_percent(value: float | None) -> str:
     return UNKNOWN if value is None else percent_text(value)
 
 
-def bound_text(plan: Plan) -> str:
+def bound_text(plan: PlanView) -> str:
     """Returns ` at best` if the predicted time assumes the peak of the device's data sheet: a lower bound."""
     return " at best" if plan.step is None or plan.step.efficiency == 1 else " estimated"
 
 
-def rate_text(plan: Plan) -> str:
+def rate_text(plan: PlanView) -> str:
     """Formats the rate of all ranks together in the predicted time: `134 k tokens/s`, or samples; "" if it is
     unknown.
     """

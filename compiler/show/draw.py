@@ -10,7 +10,7 @@ symmetry, so that a thousand are a few boxes.
 
 from __future__ import annotations
 
-from dslc.compiler.ir.plan import Plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.graph import draw_graph
 from dslc.compiler.show.placement import draw_placement
 from dslc.compiler.show.schedule import draw_schedule
@@ -18,7 +18,7 @@ from dslc.compiler.show.schedule import draw_schedule
 VIEWS = ("placement", "graph", "schedule")
 
 
-def draw(plan: Plan, view: str = "placement") -> str:
+def draw(plan: PlanView, view: str = "placement") -> str:
     """Returns the DOT text of one view. Raises ValueError for an unknown view."""
     match view:
         case "placement":

@@ -13,8 +13,10 @@ from itertools import groupby
 from dslc.compiler.common.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
-from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode, TrainingNode
+from dslc.compiler.ir.plan import PlanView, RankNode
+from dslc.compiler.ir.records import Schedule
 from dslc.compiler.ir.steps import StreamStep
+from dslc.compiler.ir.summaries import TrainingNode
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
@@ -58,7 +60,7 @@ Row = Sequence[str]
 _ANY = 1_000_000  # columns: as many as a table has
 
 
-def explain(plan: Plan, width: int | None = None) -> str:
+def explain(plan: PlanView, width: int | None = None) -> str:
     """Returns the whole plan. Lines longer than `width`, if one is given, are cut with `…`."""
     sections = (
         ("Topology", _topology(plan)),
@@ -76,7 +78,7 @@ def explain(plan: Plan, width: int | None = None) -> str:
     return _page(f"{plan.job}  plan {plan.hash}", sections, width)
 
 
-def explain_rank(plan: Plan, rank: int, width: int | None = None) -> str:
+def explain_rank(plan: PlanView, rank: int, width: int | None = None) -> str:
     """Returns the plan of one rank. Raises AssertionError if there is no such rank."""
     assert 0 <= rank < plan.world_size, f"ranks are 0 to {plan.world_size - 1}"
     sections = (
@@ -146,7 +148,7 @@ def _wrapped(words: Sequence[str], width: int = 92) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- the whole plan
 
 
-def _topology(plan: Plan) -> list[str]:
+def _topology(plan: PlanView) -> list[str]:
     top = plan.topology
     counts = top.node_counts
     rows = [
@@ -166,11 +168,11 @@ def _elastic(counts: Sequence[int], shown: int) -> str:
     return f", of an elastic job on {either(counts)}; `--set devices.nodes=…` shows another"
 
 
-def _limit(plan: Plan) -> str:
+def _limit(plan: PlanView) -> str:
     return f", of which {byte_text(plan.topology.limit)} may be used" if plan.topology.limit else ""
 
 
-def _mesh(plan: Plan) -> list[str]:
+def _mesh(plan: PlanView) -> list[str]:
     rows = [
         (
             axis.name,
@@ -189,7 +191,7 @@ def _mesh(plan: Plan) -> list[str]:
     return [*lines, *([ORDER] if len(rows) > 1 else [])]
 
 
-def _placement(plan: Plan) -> list[str]:
+def _placement(plan: PlanView) -> list[str]:
     if not plan.ranks:
         return [f"{plural(plan.world_size, 'rank')}, all alike; the layers are {UNKNOWN}"]
     rows = []
@@ -220,7 +222,7 @@ def _shortened(lines: list[str], most: int) -> list[str]:
     return [*lines[: most - 2], _more(left), *lines[-2:]]
 
 
-def _data(plan: Plan) -> list[str]:
+def _data(plan: PlanView) -> list[str]:
     data = plan.data
     ranks = axis_of(plan, "data").size
     held = {
@@ -238,7 +240,7 @@ def _data(plan: Plan) -> list[str]:
         rows.append(("pictures", ", ".join(data.pictures)))
     if data.split != "none" and data.validation != 0:
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
-    rows += [(f"  {name}", known(samples, "samples")) for name, samples in plan.resolved.get("validation_sets", ())]
+    rows += [(f"  {name}", known(samples, "samples")) for name, samples in data.validation_sets]
     if data.split != "none" and data.test != 0:
         rows.append(("test", known(data.test, "samples") + ", evaluated once, after the training"))
     if data.documents is not None:
@@ -269,13 +271,13 @@ def _stream(stream: StreamStep) -> str:
     return f"{length}{plural(stream.shards, 'shard')} of a stream{at_once}{shuffled}"
 
 
-def _accumulation(plan: Plan) -> str:
+def _accumulation(plan: PlanView) -> str:
     if plan.data.microbatches == 1:
         return ""
     return ": the pipeline's micro-batches" if plan.schedule else ": gradients are accumulated"
 
 
-def _samples(plan: Plan) -> list[str]:
+def _samples(plan: PlanView) -> list[str]:
     rows = []
     for name, shares in (("full", plan.data.shares), ("last", plan.data.last_shares)):
         for part in parts(shares):
@@ -288,12 +290,12 @@ def _samples(plan: Plan) -> list[str]:
     return table(rows, right=(3,), head=("batch", "data ranks", "", "samples each", "entries of the batch"))
 
 
-def _why(plan: Plan, otherwise: str = "the network was not traced") -> str:
+def _why(plan: PlanView, otherwise: str = "the network was not traced") -> str:
     """Returns why figures of a step are unknown."""
-    return "the step is the user's own" if plan.settings.get("train", {}).get("step") else otherwise
+    return "the step is the user's own" if plan.training.own_step else otherwise
 
 
-def _layers(plan: Plan) -> list[str]:
+def _layers(plan: PlanView) -> list[str]:
     if not plan.layers:
         own = "the network is the user's own; `--trace` looks at it"
         return [f"{UNKNOWN}: {_why(plan, own)}"]
@@ -324,7 +326,7 @@ def _in_full(count: int) -> str:
     return f"{count:,}" if count < 10_000_000 else count_text(count)
 
 
-def _training(plan: Plan) -> list[str]:
+def _training(plan: PlanView) -> list[str]:
     training = plan.training
     rate = f"{training.lr_written:.6g}"
     if training.lr != training.lr_written:
@@ -347,7 +349,7 @@ def _clip(training: TrainingNode) -> str:
     return "none" if training.clip is None else f"{training.clip:g}, the global norm"
 
 
-def _memory(plan: Plan) -> list[str]:
+def _memory(plan: PlanView) -> list[str]:
     if not plan.ranks:
         return [f"{UNKNOWN}: {_why(plan)}"]
     kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
@@ -374,12 +376,12 @@ def _peak(memory: MemoryNode) -> list[str]:
     return [*lines, *([f"most of its activations: {shares}"] if shares else []), f"at rest {byte_text(memory.rest)}"]
 
 
-def _of_limit(plan: Plan, peak: int) -> str:
+def _of_limit(plan: PlanView, peak: int) -> str:
     limit = limit_of(plan)
     return f"{percent_text(peak / limit)} of {byte_text(limit)}" if limit else f"limit {UNKNOWN}"
 
 
-def _traffic(plan: Plan) -> list[str]:
+def _traffic(plan: PlanView) -> list[str]:
     if not plan.ranks:
         return [f"{UNKNOWN}: {_why(plan)}"]
     rows: list[Row] = []
@@ -392,7 +394,7 @@ def _traffic(plan: Plan) -> list[str]:
     return table(rows, right=(3, 4), head=TRAFFIC, most=3 * MOST_CLASSES)
 
 
-def _traffic_rows(plan: Plan, node: RankNode) -> list[Row]:
+def _traffic_rows(plan: PlanView, node: RankNode) -> list[Row]:
     def named(axis: str, operation: str, what: str) -> str:
         where = reach(plan, axis, operation, what)
         return f"{axis} {where} {members(plan, where)}" if where else axis
@@ -403,7 +405,7 @@ def _traffic_rows(plan: Plan, node: RankNode) -> list[Row]:
     ]
 
 
-def _schedule(plan: Plan) -> list[str]:
+def _schedule(plan: PlanView) -> list[str]:
     schedule = plan.schedule
     if schedule is None:
         if plan.data.microbatches == 1:
@@ -420,7 +422,7 @@ def _schedule(plan: Plan) -> list[str]:
     return [*lines, *table(rows, right=(0,), most=MOST_CLASSES), _key(schedule)]
 
 
-def _balance(plan: Plan, schedule: ScheduleNode) -> list[str]:
+def _balance(plan: PlanView, schedule: Schedule) -> list[str]:
     """Compares the slowest stage with that of a cut into equal numbers of layers, and their bubbles."""
     work = [layer.flops for layer in plan.layers]
     mean = sum(work) / max(1, len(plan.stages))
@@ -447,13 +449,13 @@ def _row_text(row: str, most: int = 14) -> str:
     return row if len(actions) <= most else " ".join([*actions[: most - 5], "…", *actions[-4:]])
 
 
-def _key(schedule: ScheduleNode) -> str:
+def _key(schedule: Schedule) -> str:
     halves = any("I" in row or "W" in row for row in schedule.rows)
     kinds = "F forward, B backward" + (", I of the input, W of the weights" if halves else "")
     return f"2F0: stage 2, micro-batch 0; {kinds}; - idle"
 
 
-def _estimate(plan: Plan) -> list[str]:
+def _estimate(plan: PlanView) -> list[str]:
     flops, bound = max((node.flops for node in plan.ranks), default=None), bound_text(plan)
     rows = [
         ("work of a rank", f"{flop_text(flops)} a step" if flops is not None else UNKNOWN),
@@ -468,7 +470,7 @@ def _estimate(plan: Plan) -> list[str]:
     return table(rows)
 
 
-def _speed(plan: Plan) -> str:
+def _speed(plan: PlanView) -> str:
     if plan.step_time is None:
         return ""
     if plan.step is None or plan.step.efficiency == 1:
@@ -476,7 +478,7 @@ def _speed(plan: Plan) -> str:
     return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 
-def _spent(plan: Plan) -> list[tuple[str, str]]:
+def _spent(plan: PlanView) -> list[tuple[str, str]]:
     """Returns the parts of a step's time, and a rank's traffic by link."""
     step = plan.step
     if step is None:
@@ -496,7 +498,7 @@ def _spent(plan: Plan) -> list[tuple[str, str]]:
 # --------------------------------------------------------------------------------------------------------- one rank
 
 
-def _place(plan: Plan, rank: int) -> list[str]:
+def _place(plan: PlanView, rank: int) -> list[str]:
     top = plan.topology
     rows = [
         ("node", f"{rank // top.processes} of {top.nodes}"),
@@ -520,7 +522,7 @@ def _members(ranks: list[int], stride: int) -> str:
     return f"ranks {', '.join(shown)}"
 
 
-def _rank_layers(plan: Plan, rank: int) -> list[str]:
+def _rank_layers(plan: PlanView, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
         return [f"{UNKNOWN}: {_why(plan)}"]
@@ -533,7 +535,7 @@ def _rank_layers(plan: Plan, rank: int) -> list[str]:
     return [*lines, *([f"work and memory are divided over {' and '.join(shared)}"] if shared else [])]
 
 
-def _rank_samples(plan: Plan, rank: int) -> list[str]:
+def _rank_samples(plan: PlanView, rank: int) -> list[str]:
     mine = coordinates(plan, rank).get("data", 0)
     data = plan.data
     rows = []
@@ -556,7 +558,7 @@ def _rank_samples(plan: Plan, rank: int) -> list[str]:
     return lines
 
 
-def _rank_memory(plan: Plan, rank: int) -> list[str]:
+def _rank_memory(plan: PlanView, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
         return [f"{UNKNOWN}: {_why(plan)}"]
@@ -565,7 +567,7 @@ def _rank_memory(plan: Plan, rank: int) -> list[str]:
     return [*table(rows, right=(1,)), *_peak(node.memory)]
 
 
-def _rank_traffic(plan: Plan, rank: int) -> list[str]:
+def _rank_traffic(plan: PlanView, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
         return [f"{UNKNOWN}: {_why(plan)}"]
@@ -573,7 +575,7 @@ def _rank_traffic(plan: Plan, rank: int) -> list[str]:
     return table(rows, right=(3, 4), head=TRAFFIC) if rows else ["none: nothing is exchanged"]
 
 
-def _rank_schedule(plan: Plan, rank: int) -> list[str]:
+def _rank_schedule(plan: PlanView, rank: int) -> list[str]:
     schedule = plan.schedule
     if schedule is None:
         return _schedule(plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslc.compiler.common.units import byte_text
-from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
 from dslc.compiler.show.describe import (
     axis_of,
@@ -32,7 +32,7 @@ class Folded:
     WIDE = 370
     MOST = 7
 
-    def __init__(self, canvas: Canvas, plan: Plan) -> None:
+    def __init__(self, canvas: Canvas, plan: PlanView) -> None:
         self.canvas, self.plan = canvas, plan
         self.count = axis_of(plan, "pipeline").size
         self.each = plan.world_size // self.count

@@ -12,7 +12,7 @@ import itertools
 
 from dslc.compiler.common.units import byte_text
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.ir.plan import Plan, RankNode, StageNode
+from dslc.compiler.ir.plan import PlanView, RankNode, StageNode
 from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.show.describe import axis_of, exchanged, handed_on, members, reach, span_text, stage_layers
@@ -29,7 +29,7 @@ EXCHANGE = 156  # width of an exchange
 Box = tuple[float, float, float, float]
 
 
-def draw_graph(plan: Plan) -> str:
+def draw_graph(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
     width = _Graph(canvas, plan).draw()
@@ -38,7 +38,7 @@ def draw_graph(plan: Plan) -> str:
 
 
 class _Graph:
-    def __init__(self, canvas: Canvas, plan: Plan) -> None:
+    def __init__(self, canvas: Canvas, plan: PlanView) -> None:
         self.canvas, self.plan = canvas, plan
         self.stages = plan.stages
         self.halves = any("I" in row or "W" in row for row in plan.schedule.rows) if plan.schedule else False

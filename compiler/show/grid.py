@@ -8,7 +8,7 @@ each pair.
 from __future__ import annotations
 
 from dslc.compiler.common.units import byte_text
-from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas
 from dslc.compiler.show.describe import (
     axis_of,
@@ -44,7 +44,7 @@ BUS = 17  # height of a bar of collectives
 class Grid:
     """A box for each device."""
 
-    def __init__(self, canvas: Canvas, plan: Plan) -> None:
+    def __init__(self, canvas: Canvas, plan: PlanView) -> None:
         self.canvas, self.plan = canvas, plan
         self.sizes = {axis: axis_of(plan, axis).size for axis in ("pipeline", "data", "context", "tensor")}
         self.inner = self.sizes["context"] * self.sizes["tensor"]

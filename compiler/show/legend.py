@@ -7,7 +7,7 @@ from typing import Literal
 
 from dslc.compiler.common.units import byte_text, percent_text, time_text
 from dslc.compiler.ir.memory import KINDS
-from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (
     WHY,
@@ -33,7 +33,7 @@ COLUMNS = (("axis", 114), ("operation", 152), ("what", 164), ("count", 46), ("by
 TRAFFIC_WIDTH = 20 + sum(width for _, width in COLUMNS)
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: PlanView) -> str:
     """Returns devices, mesh, parameters, bubble and time in one line."""
     top = plan.topology
     said = [
@@ -51,7 +51,7 @@ def summary(plan: Plan) -> str:
     return ", ".join(said)
 
 
-def heading(canvas: Canvas, plan: Plan, width: float) -> None:
+def heading(canvas: Canvas, plan: PlanView, width: float) -> None:
     """Draws the job's name, the plan's hash and the summary, over the picture."""
     canvas.write("title", 0, 0, width * 0.7, plan.job, size=20, bold=True)
     canvas.write("hash", width * 0.7, 8, width * 0.3, f"plan {plan.hash}", size=10, align="r", ink=FAINT)
@@ -59,7 +59,7 @@ def heading(canvas: Canvas, plan: Plan, width: float) -> None:
     canvas.write("summary", 0, 28, width, text, size=max(9, min(12, width / (0.53 * len(text)))))
 
 
-def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
+def memory_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[float, float]:
     """Draws bytes by kind and ranks, with the colours of the kinds; returns its width and height."""
     kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
     nodes = _some(plan.ranks)
@@ -80,7 +80,7 @@ def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float,
     return 104 + 78 * max(2, len(nodes)), 31 + 14 * (len(kinds) + 1)
 
 
-def _column_head(plan: Plan, node: RankNode) -> str:
+def _column_head(plan: PlanView, node: RankNode) -> str:
     if plan.world_size > 100 and len(plan.ranks) > 1:
         return f"pipeline {node.pipeline}"
     return f"rank{'s' if node.first != node.last else ''} {span_text(node.first, node.last)}"
@@ -91,7 +91,7 @@ def _some(nodes: Sequence[RankNode]) -> list[RankNode | None]:
     return list(nodes) if len(nodes) <= CLASSES else [*nodes[: CLASSES - 2], None, nodes[-1]]
 
 
-def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
+def traffic_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[float, float]:
     """Draws a rank's exchanges in a step, with the colours of the axes; returns its width and height."""
     most: dict[Shown, tuple[int, int]] = {}
     for node in plan.ranks:
@@ -120,7 +120,7 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
     return TRAFFIC_WIDTH, 31 + 14 * max(1, len(found))
 
 
-def axes_table(canvas: Canvas, plan: Plan, x: float, y: float) -> float:
+def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
     """Draws the axes, the innermost first: their links, their traffic, and the reason for their order; returns the
     table's height.
     """
@@ -141,7 +141,7 @@ def axes_table(canvas: Canvas, plan: Plan, x: float, y: float) -> float:
     return 19 + 27 * len(axes)
 
 
-def legend(canvas: Canvas, plan: Plan, x: float, y: float, width: float) -> None:
+def legend(canvas: Canvas, plan: PlanView, x: float, y: float, width: float) -> None:
     """Draws all tables; those of memory and traffic side by side if they fit into the width."""
     y += axes_table(canvas, plan, x, y) + (16 if plan.world_size > 1 else 0)
     if not plan.ranks:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dslc.compiler.common.units import byte_text, percent_text
 from dslc.compiler.ir.memory import KINDS
-from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas, fitted
 from dslc.compiler.show.describe import known, limit_of, stage_layers, stages_of
@@ -47,7 +47,7 @@ def exchange_lines(found: Sequence[TrafficNode]) -> list[str]:
     return [f"{WORDS.get(kind, kind)} {summed_text([t for t in found if t.operation == kind])}" for kind in kinds]
 
 
-def memory_bar(canvas: Canvas, plan: Plan, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
+def memory_bar(canvas: Canvas, plan: PlanView, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
     """Draws the bytes of a rank by kind, relative to its limit; else to the rank that holds most."""
     if node is None:
         canvas.write(f"{name} memory", x, y, w, "memory unknown", size=9, ink=FAINT)
@@ -67,7 +67,7 @@ def memory_bar(canvas: Canvas, plan: Plan, name: str, x: float, y: float, w: flo
     canvas.write(f"{name} memory", x, y + 11, w, text, size=9)
 
 
-def stage_lines(plan: Plan, node: RankNode | None, most: int) -> list[str]:
+def stage_lines(plan: PlanView, node: RankNode | None, most: int) -> list[str]:
     if node is None:
         return ["layers unknown"]
     stages = stages_of(plan, node)
@@ -77,7 +77,7 @@ def stage_lines(plan: Plan, node: RankNode | None, most: int) -> list[str]:
     return lines if len(stages) <= most else [*lines[:-1], f"and {plural(len(stages) - most + 1, 'stage')} more"]
 
 
-def source_box(canvas: Canvas, plan: Plan, y: float, width: float) -> str:
+def source_box(canvas: Canvas, plan: PlanView, y: float, width: float) -> str:
     """Draws the source of the samples."""
     data = plan.data
     short = f"{known(data.train)} samples, {data.order}"

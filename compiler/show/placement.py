@@ -5,7 +5,7 @@ Up to sixteen devices are drawn one by one (grid.py), more are folded (folded.py
 
 from __future__ import annotations
 
-from dslc.compiler.ir.plan import Plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.canvas import Canvas
 from dslc.compiler.show.folded import Folded
 from dslc.compiler.show.grid import Grid
@@ -16,7 +16,7 @@ LEAST_WIDTH = 860
 BESIDE = 40 + TRAFFIC_WIDTH  # a legend beside a narrow picture
 
 
-def draw_placement(plan: Plan) -> str:
+def draw_placement(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
     drawn = Grid(canvas, plan).draw() if plan.world_size <= MOST_BOXES else Folded(canvas, plan).draw()

@@ -16,7 +16,7 @@ import itertools
 
 from dslc.compiler.common.units import byte_text, percent_text
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.ir.plan import Plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import axis_of, class_of, span_text
@@ -68,7 +68,7 @@ class Held(Record):
     bytes: int
 
 
-def draw_schedule(plan: Plan) -> str:
+def draw_schedule(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
     work = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
@@ -137,7 +137,7 @@ def _shown(rows: int) -> list[int | None]:
     return [*range(SHOWN_ROWS - 4), None, rows - 2, rows - 1]
 
 
-def _caption(plan: Plan) -> str:
+def _caption(plan: PlanView) -> str:
     pieces = plural(plan.data.microbatches, "micro-batch")
     if plan.schedule:
         bubble, stages = percent_text(plan.schedule.bubble), plural(len(plan.stages), "stage")
@@ -145,7 +145,7 @@ def _caption(plan: Plan) -> str:
     return f"{pieces} of {plan.data.microbatch}, one after another, no bubble"
 
 
-def _pipeline_rows(plan: Plan) -> list[list[Piece]]:
+def _pipeline_rows(plan: PlanView) -> list[list[Piece]]:
     schedule = plan.schedule
     assert schedule is not None
     made = table(schedule.name, len(schedule.rows), plan.data.microbatches, schedule.virtual_stages)
@@ -158,7 +158,7 @@ def _pipeline_rows(plan: Plan) -> list[list[Piece]]:
     ]
 
 
-def _one_row(plan: Plan) -> list[Piece]:
+def _one_row(plan: PlanView) -> list[Piece]:
     count = plan.data.microbatches
     ahead = range(count if plan.data.ahead else 0)
     row = [Piece(kind="E", stage=0, text=str(m), start=float(m), end=m + 1.0) for m in ahead]
@@ -169,7 +169,7 @@ def _one_row(plan: Plan) -> list[Piece]:
     return row
 
 
-def _held(plan: Plan, row: list[Piece]) -> list[Held]:
+def _held(plan: PlanView, row: list[Piece]) -> list[Held]:
     """Returns the activations of a rank from moment to moment, to the end of its row."""
     kept = [stage.kept for stage in plan.stages] or [0]
     changes = []
@@ -187,7 +187,7 @@ def _held(plan: Plan, row: list[Piece]) -> list[Held]:
     return found
 
 
-def _after(plan: Plan, pipeline: int, start: float) -> list[Piece]:
+def _after(plan: PlanView, pipeline: int, start: float) -> list[Piece]:
     """Returns the pieces after the last backward, at a fixed length."""
     node = next((n for n in plan.ranks if n.pipeline == pipeline), None)
     size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0
@@ -200,7 +200,7 @@ def _after(plan: Plan, pipeline: int, start: float) -> list[Piece]:
     return pieces
 
 
-def _draw_row(canvas: Canvas, plan: Plan, number: int, row: list[Piece], y: float, window: _Window) -> None:
+def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[Piece], y: float, window: _Window) -> None:
     each = plan.world_size // axis_of(plan, "pipeline").size
     first, last = number * each, (number + 1) * each - 1
     name = f"pipeline {number}" if plan.schedule else "each rank"

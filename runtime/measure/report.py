@@ -146,7 +146,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], steps: int) -> dict[str,
         "version": VERSION,
         "plan": plan["hash"],
         "steps": {"planned": plan["data"]["steps"], "done": steps},
-        "step_time": {"predicted": plan["step_time"], "measured": step_time(read_metrics(run_dir))},
+        "step_time": {"predicted": (plan["step"] or {}).get("step_time"), "measured": step_time(read_metrics(run_dir))},
         "ranks": [_rank(run_dir, plan, rank) for rank in range(_world_size(plan))],
     }
     path = os.path.join(run_dir, NAME)

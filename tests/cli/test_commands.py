@@ -61,8 +61,9 @@ def test_plan_for_people_and_for_machines() -> None:
     assert text.returncode == 0
     for part in ("Topology", "16 h100", "bubble 1.49%", "7.51 B parameters", "Memory of a rank"):
         assert part in text.stdout
-    plan = json.loads(dslc("plan", CLUSTER, "--json").stdout)
+    plan = json.loads(dslc("plan", CLUSTER, "--summary").stdout)
     assert plan["parameters"] == 7_511_613_440
+    assert plan["hash"] == json.loads(dslc("plan", CLUSTER, "--json").stdout)["hash"]
     assert plan["hash"] in text.stdout
     assert "rank 9" in dslc("plan", CLUSTER, "--rank", 9).stdout.lower()
     assert dslc("plan", CLUSTER, "--rank", 16).returncode == 2

@@ -15,6 +15,11 @@ from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.process.run_status import RunStatus, write_status
 
 
+def kept_plan(name: str) -> str:
+    """Returns what a launcher looks at of a plan on two nodes."""
+    return json.dumps({"hash": name, "graph": {"nodes": [["nodes", {"record": "Machines", "count": 2}]]}})
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The run directory of a training on 2 nodes that was started three times."""
@@ -22,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     (made / "logs" / "attempt-2").mkdir(parents=True)
     (made / "logs" / "attempt-3").mkdir()
     (made / LOCK).touch()
-    (made / "plan.json").write_text(json.dumps({"hash": "abc", "topology": {"nodes": 2}}))
+    (made / "plan.json").write_text(kept_plan("abc"))
     write_status(str(made), RunStatus(state="running", step=7, steps=9))
     return made
 
@@ -48,7 +53,7 @@ def test_one_that_has_ended_is_over(folder: Path, state: str) -> None:
     assert starts_before(str(folder), plan_of) == 0
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"hash": "other", "topology": {"nodes": 2}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", kept_plan("other")])
 def test_another_plan_is_another_training(folder: Path, text: str) -> None:
     (folder / "plan.json").write_text(text)
     assert starts_before(str(folder), plan_of) == 0
@@ -59,7 +64,7 @@ def test_a_launcher_writes_to_no_folder_that_others_choose(tmp_path: Path) -> No
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder, plan in ((ours, "our plan"), (theirs, "another plan")):
         folder.mkdir()
-        (folder / "plan.json").write_text(json.dumps({"topology": {"nodes": 2}, "hash": plan}))
+        (folder / "plan.json").write_text(kept_plan(plan))
     (tmp_path / "link").symlink_to(ours)
 
     def our_plan(nodes: int) -> str:

@@ -15,6 +15,8 @@ from helpers.paths import ROOT
 from helpers.trained import train_job
 from safetensors.numpy import load_file
 
+from dslc.compiler.plan_file import read_plan
+
 EXAMPLES = ROOT / "examples"
 
 
@@ -147,8 +149,8 @@ def test_a_run_leaves_what_the_language_says(tmp_path: Path) -> None:
     # The job as resolved is the same run again.
     again, _ = command(out / "job.plt", tmp_path / "again")
     assert losses(again) == pytest.approx(losses(lines), abs=1e-6)
-    plans = [json.loads((folder / "plan.json").read_text()) for folder in (out, tmp_path / "again")]
-    assert plans[0]["layers"][0]["parameters"] == plans[1]["layers"][0]["parameters"]
+    plans = [read_plan((folder / "plan.json").read_text()).plan for folder in (out, tmp_path / "again")]
+    assert plans[0].layers[0].parameters == plans[1].layers[0].parameters
     # A run is never overwritten.
     assert dslc("run", EXAMPLES / "digits.plt", "--out", out).returncode == 2
 

@@ -245,8 +245,8 @@ def test_another_version_is_refused_by_run_alone(job: Path) -> None:
 
 def test_another_format_is_refused(job: Path) -> None:
     plan = job.with_name("plan.json")
-    edit(plan, '"format": 2', '"format": 3')
-    refused(plan, "E1003", "format 3")
+    edit(plan, '"format": 3', '"format": 4')
+    refused(plan, "E1003", "format 4")
 
 
 @pytest.mark.parametrize(

@@ -76,5 +76,5 @@ def planned(folder: Path, job: Path, setting: str) -> float:
     """Returns the bytes that a host sends in a step, by the plan."""
     (folder / "catalogue.toml").write_text(CATALOGUE)
     told = ["--set", setting, "--set", f"devices.catalogue={folder / 'catalogue.toml'}"]
-    made = subprocess.run(here(["plan", str(job), "--json", *told]), check=True, capture_output=True, text=True)
+    made = subprocess.run(here(["plan", str(job), "--summary", *told]), check=True, capture_output=True, text=True)
     return float(json.loads(made.stdout)["step"]["between"])

@@ -102,7 +102,8 @@ def drawn(seed: int) -> Forged:
     draw = random.Random(seed)
     valid = {
         "status.json": STATUS, "submitted.json": draw.choice((SLURM, PODS)), "sweep.json": SWEEP,
-        "metrics.jsonl": RECORD, "program.json": {}, "plan.json": {"hash": "0", "topology": {"nodes": 1}},
+        "metrics.jsonl": RECORD, "program.json": {},
+        "plan.json": {"hash": "0", "graph": {"nodes": [["nodes", {"count": 1}]]}},
     }  # fmt: skip
     entries: dict[str, bytes | str] = {"checkpoints": "folder", "checkpoints/step-00000001": "folder"}
     for name in draw.sample(FILES, draw.randrange(2, len(FILES))):

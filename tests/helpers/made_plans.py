@@ -4,37 +4,39 @@ measured.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.plan import (
-    PLAN_VERSION,
-    AxisNode,
-    DataNode,
-    LayerPlan,
-    Plan,
-    RankNode,
-    ScheduleNode,
-    ShareNode,
-    StageNode,
-    TopologyNode,
-    TrainingNode,
-)
+from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
+from dslc.compiler.ir.records import Estimate, Layer, Schedule
+from dslc.compiler.ir.summaries import DataNode, ShareNode, TrainingNode
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.schedules import ScheduleTable, table
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
+STEP = Estimate(
+    step_time=1.25,
+    mfu=0.412,
+    arithmetic=1.0,
+    transfers=0.1,
+    waiting=0.1,
+    exposed=0.05,
+    efficiency=1,
+    within=0,
+    between=0,
+)
 
 
 def fact(*shape: int) -> TensorFact:
     return TensorFact(shape=shape, dtype="float32")
 
 
-def layer(name: str, kind: str, before: TensorFact, after: TensorFact, parameters: int, flops: int) -> LayerPlan:
+def layer(name: str, kind: str, before: TensorFact, after: TensorFact, parameters: int, flops: int) -> Layer:
     kept = 4 * before.shape[0] * 100
-    return LayerPlan(
+    return Layer(
         name=name,
         kind=kind,
         input=before,
@@ -46,7 +48,7 @@ def layer(name: str, kind: str, before: TensorFact, after: TensorFact, parameter
     )
 
 
-def image_layers() -> tuple[LayerPlan, ...]:
+def image_layers() -> tuple[Layer, ...]:
     big, small, flat = fact(16, 8, 8), fact(32, 4, 4), fact(512)
     return (
         layer("0", "conv2d", fact(1, 8, 8), big, 416, 150_000),
@@ -57,7 +59,7 @@ def image_layers() -> tuple[LayerPlan, ...]:
     )
 
 
-def gpt_layers(blocks: int, width: int, context: int) -> tuple[LayerPlan, ...]:
+def gpt_layers(blocks: int, width: int, context: int) -> tuple[Layer, ...]:
     tokens, wide = TensorFact(shape=(context,), dtype="int64"), fact(context, width)
     block = 12 * width * width
     return (
@@ -75,7 +77,7 @@ def shares(samples: int, ranks: int) -> tuple[ShareNode, ...]:
 
 def make_plan(
     job: str,
-    layers: tuple[LayerPlan, ...],
+    layers: tuple[Layer, ...],
     *,
     nodes: int = 1,
     processes: int = 2,
@@ -89,7 +91,7 @@ def make_plan(
     batch: int = 64,
     last: int = 0,
     scale: int = MIB,
-) -> Plan:
+) -> PlanView:
     """A plan over `nodes` x `processes` devices; bytes are small counts of `scale`."""
     world = nodes * processes
     sizes = {"pipeline": pipeline, "data": world // (pipeline * context * tensor), "context": context, "tensor": tensor}
@@ -97,9 +99,9 @@ def make_plan(
     rows = table(schedule, pipeline, microbatches, virtual) if pipeline > 1 else None
     share = batch // sizes["data"]
     stages = _stages(layers, rows, share // microbatches / (tensor * context))
-    return Plan(
-        version=PLAN_VERSION,
+    return PlanView(
         job=job,
+        hash=hashlib.sha256(job.encode()).hexdigest()[:16],
         topology=TopologyNode(
             nodes=nodes,
             node_counts=(nodes,),
@@ -151,14 +153,11 @@ def make_plan(
             seed=0,
         ),
         ranks=tuple(_ranks(pipeline, world // pipeline, stages, sizes, scale)),
-        step_time=None if kind == "cpu" else 1.25,
-        mfu=None if kind == "cpu" else 0.412,
-        resolved={"samples": 1797},
-        settings={},
+        step=None if kind == "cpu" else STEP,
     )
 
 
-def _stages(layers: tuple[LayerPlan, ...], rows: ScheduleTable | None, samples: float) -> tuple[StageNode, ...]:
+def _stages(layers: tuple[Layer, ...], rows: ScheduleTable | None, samples: float) -> tuple[StageNode, ...]:
     """`samples` are those of a micro-batch that a rank keeps."""
     count = rows.stages if rows else 1
     bounds = [len(layers) * n // count for n in range(count + 1)]
@@ -176,11 +175,11 @@ def _stages(layers: tuple[LayerPlan, ...], rows: ScheduleTable | None, samples: 
     )
 
 
-def _schedule(rows: ScheduleTable | None, stages: tuple[StageNode, ...]) -> ScheduleNode | None:
+def _schedule(rows: ScheduleTable | None, stages: tuple[StageNode, ...]) -> Schedule | None:
     if rows is None:
         return None
     time = timeline(rows, [1.0] * len(stages), [2.0] * len(stages))
-    return ScheduleNode(
+    return Schedule(
         name=rows.name,
         virtual_stages=rows.virtual_stages,
         bubble=time.bubble,
@@ -230,18 +229,18 @@ def _traffic(operation: str, axis: str, what: str, count: int, size: int) -> Tra
     return TrafficNode(operation=operation, axis=axis, what=what, dtype="float32", count=count, bytes=size)
 
 
-def digits() -> Plan:
+def digits() -> PlanView:
     """Two processes on a CPU, an uneven last batch."""
     return make_plan("digits", image_layers(), batch=64, last=31, scale=64 * KIB)
 
 
-def four_stages() -> Plan:
+def four_stages() -> PlanView:
     """Four ranks, a stage on each, the uneven end left out."""
     layers = gpt_layers(6, 128, 64)
     return make_plan("pipeline", layers, processes=4, pipeline=4, microbatches=8)
 
 
-def sixteen() -> Plan:
+def sixteen() -> PlanView:
     """Two nodes of eight GPUs, three axes, two stages on each rank."""
     layers = gpt_layers(32, 4096, 4096)
     return make_plan(
@@ -260,7 +259,7 @@ def sixteen() -> Plan:
     )
 
 
-def thousand() -> Plan:
+def thousand() -> PlanView:
     """1,024 GPUs on 128 nodes, no more than eight pipeline coordinates."""
     layers = gpt_layers(48, 8192, 4096)
     return make_plan(
@@ -277,7 +276,7 @@ def thousand() -> Plan:
     )
 
 
-def many_thousand() -> Plan:
+def many_thousand() -> PlanView:
     """16,384 GPUs, all four axes."""
     layers = gpt_layers(126, 16384, 8192)
     return make_plan(

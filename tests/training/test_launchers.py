@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
 from helpers.waiting import until
 
+from dslc.compiler.plan_file import read_plan
 from dslc.runtime.process.records import read_metrics
 
 JOB = """
@@ -113,8 +113,8 @@ def test_an_elastic_job_takes_the_hosts_that_torchrun_has(launcher: Launcher, jo
     with started(job.parent, [command]) as (running,):
         status, said = running.end()
         assert status == 0, said
-    plan = json.loads((job.parent / "run" / "plan.json").read_text())
-    assert plan["topology"]["nodes"] == 1 and plan["topology"]["node_counts"] == [1, 2]
+    topology = read_plan((job.parent / "run" / "plan.json").read_text()).plan.topology
+    assert topology.nodes == 1 and topology.node_counts == (1, 2)
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from helpers.paths import ROOT
 from helpers.trained import Trained, agree, beside, train_job
 from helpers.waiting import until
 
+from dslc.compiler.plan_file import read_plan
 from dslc.launching.standing import Standing, runs_in, standings
 from dslc.runtime.launchers.slurm import first_host
 from dslc.runtime.process.records import read_metrics
@@ -328,8 +328,8 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(launcher: Launcher,
     finally:
         subprocess.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], check=True)
     assert shown(job)[0].state == "done" and every_step_once(job, 1500), said_of(job)
-    plan = json.loads((job.parent / "run" / "plan.json").read_text())
-    assert plan["topology"]["nodes"] == 2 and (job.parent / "run" / "logs" / "rank-2.log").exists()
+    plan = read_plan((job.parent / "run" / "plan.json").read_text()).plan
+    assert plan.topology.nodes == 2 and (job.parent / "run" / "logs" / "rank-2.log").exists()
     agree(train_job(launcher, job, *ALONE, "train.steps=1500"), Trained(job.parent / "run"))
 
 

@@ -12,11 +12,12 @@ from helpers.records import values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dslc.compiler.graph.stored import restore
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
-from dslc.compiler.ir.plan import Plan, load_plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.runtime.checkpoint.files import Manifest
 from dslc.runtime.process.failure import Outcome
@@ -43,7 +44,7 @@ class Formula:
     kind: Literal["short", "long", 1]
 
 
-RECORDS = (p.JobProgram, p.RankPlace, Plan, SourceFacts, ModelFacts, Manifest, Outcome, Formula)
+RECORDS = (p.JobProgram, p.RankPlace, PlanView, SourceFacts, ModelFacts, Manifest, Outcome, Formula)
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=[kind.__name__ for kind in RECORDS])
@@ -150,15 +151,15 @@ def test_a_module_within_a_thousand_others_is_refused() -> None:
         ("[" * 100_000, "it is nested too deeply"),
         ('{"version": ' + "9" * 5000 + "}", "limit"),
         ("", "Expecting value"),
-        ("[1]", "Plan: expected an object"),
-        ('{"hash": "a"}', "Plan.version is missing"),
-        ('{"version": 1, "version": NaN}', "Plan.version: expected a whole number, found nan"),
+        ("[1]", "StoredGraph: expected an object"),
+        ('{"nodes": []}', "StoredGraph.done is missing"),
+        ('{"done": 1, "done": NaN}', "StoredGraph.done: expected a list, found nan"),
     ],
     ids=["deep", "huge", "empty", "a list", "missing", "not a number"],
 )
 def test_a_plan_that_is_none_is_refused(text: str, message: str) -> None:
     with pytest.raises(DecodeError, match=message):
-        load_plan(text)
+        restore(parse(text))
 
 
 def test_data_makes_nothing_but_the_records_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from helpers.planning import JOBS, compiled
 
 from dslc.compiler.common.units import byte_text
 from dslc.compiler.cost.schedule_cost import peak_held
-from dslc.compiler.ir.plan import Plan, load_plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.placement.schedules import NAMES, default_microbatches, default_virtual_stages, table
 from dslc.compiler.show.canvas import MEMORY_COLOURS, Canvas, escape, fitted
 from dslc.compiler.show.describe import devices_text
@@ -23,7 +23,7 @@ from dslc.compiler.show.draw import VIEWS, draw
 from dslc.compiler.show.picture import svg
 
 GOLDEN = Path(__file__).parent / "golden"
-MADE: list[Callable[[], Plan]] = [
+MADE: list[Callable[[], PlanView]] = [
     made_plans.digits,
     made_plans.four_stages,
     made_plans.sixteen,
@@ -68,22 +68,21 @@ def named(dot: str, pattern: str) -> list[str]:
     return [name for name in boxes(dot) if re.fullmatch(pattern, name)]
 
 
-def made(**axes: int) -> Plan:
+def made(**axes: int) -> PlanView:
     return made_plans.make_plan("some", made_plans.gpt_layers(16, 128, 64), **axes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
-def test_the_picture_of_a_plan(make: Callable[[], Plan], view: str) -> None:
+def test_the_picture_of_a_plan(make: Callable[[], PlanView], view: str) -> None:
     text = draw(make(), view)
     if len(text) < 20_000:
         hold(text, GOLDEN / f"{make.__name__}.{view}.dot")
-    assert text == draw(load_plan(make().text()), view)
 
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
-def test_lines_join_what_is_drawn_and_headings_tell_the_plan(make: Callable[[], Plan], view: str) -> None:
+def test_lines_join_what_is_drawn_and_headings_tell_the_plan(make: Callable[[], PlanView], view: str) -> None:
     plan = make()
     dot = draw(plan, view)
     there = set(boxes(dot))

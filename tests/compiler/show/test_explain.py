@@ -13,13 +13,14 @@ from helpers.paths import ROOT
 from helpers.planning import JOBS, compiled
 
 from dslc.compiler.common.units import percent_text
-from dslc.compiler.ir.plan import Plan, ShareNode
+from dslc.compiler.ir.plan import PlanView
+from dslc.compiler.ir.summaries import ShareNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.show.describe import coordinates, entries_of, group
 from dslc.compiler.show.explain import explain, explain_rank, table
 
 GOLDEN = Path(__file__).parent / "golden"
-MADE: list[Callable[[], Plan]] = [
+MADE: list[Callable[[], PlanView]] = [
     made_plans.digits,
     made_plans.four_stages,
     made_plans.sixteen,
@@ -36,7 +37,7 @@ def section(text: str, heading: str) -> list[str]:
 
 
 @pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
-def test_the_text_of_a_plan(make: Callable[[], Plan]) -> None:
+def test_the_text_of_a_plan(make: Callable[[], PlanView]) -> None:
     plan = make()
     hold(explain(plan), GOLDEN / f"{make.__name__}.txt")
     hold(explain_rank(plan, plan.world_size - 1), GOLDEN / f"{make.__name__}.rank.txt")
@@ -48,7 +49,7 @@ def test_the_text_of_a_job() -> None:
 
 @pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("width", [60, 100])
-def test_lines_keep_to_the_width(make: Callable[[], Plan], width: int) -> None:
+def test_lines_keep_to_the_width(make: Callable[[], PlanView], width: int) -> None:
     plan = make()
     for text in (explain(plan, width), explain_rank(plan, 0, width)):
         assert max(map(len, text.split("\n"))) <= width
@@ -56,7 +57,7 @@ def test_lines_keep_to_the_width(make: Callable[[], Plan], width: int) -> None:
 
 
 @pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
-def test_no_number_is_cut_at_the_usual_width(make: Callable[[], Plan]) -> None:
+def test_no_number_is_cut_at_the_usual_width(make: Callable[[], PlanView]) -> None:
     assert "…\n" not in explain(make(), 100)
 
 

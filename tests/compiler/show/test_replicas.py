@@ -11,7 +11,7 @@ from helpers.golden import hold
 from helpers.planning import JOBS, compiled
 from test_draw import GOLDEN, named
 
-from dslc.compiler.ir.plan import Plan
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.canvas import fitted
 from dslc.compiler.show.describe import exchange_groups, replica, replicas, sharers
 from dslc.compiler.show.draw import draw
@@ -20,7 +20,7 @@ from dslc.compiler.show.explain import explain, explain_rank
 JOB = JOBS / "replicas.plt"
 
 
-def plan(*settings: str) -> Plan:
+def plan(*settings: str) -> PlanView:
     return compiled(JOB, *settings).plan
 
 
@@ -90,7 +90,7 @@ def test_what_is_predicted_at_the_peak_of_the_data_sheet_is_said_to_be_at_best()
     assert re.search(rf"at best: step [\d.]+ us, {rate / 1e6:.3g} M tokens/s, MFU [\d.]+%", heading)
     for row in ("step time", "throughput", "MFU", "training"):
         assert re.search(rf"^  {row} .* at best", text, re.M), row
-    images = replace(made_plans.digits(), step_time=0.5)
+    images = replace(made_plans.digits(), step=replace(made_plans.STEP, step_time=0.5))
     assert "at best: step 500 ms, 128 samples/s" in draw(images)
 
 

@@ -1,0 +1,233 @@
+"""What is shown of a plan, computed from its graph: the records that a rank's program is made of, in a reader's words.
+
+Contract: a number comes from the record that the ranks receive, if there is one, so that a plan file shows what it
+runs, whoever has written it.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.common.axes import AXES
+from dslc.compiler.common.shares import largest
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.stored import plan_hash
+from dslc.compiler.ir import program as p
+from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
+from dslc.compiler.ir.records import (
+    Action,
+    Batches,
+    Devices,
+    Estimate,
+    Job,
+    Machines,
+    Network,
+    Placed,
+    Process,
+    Schedule,
+    Share,
+    Stage,
+    Training,
+    Unsized,
+)
+from dslc.compiler.ir.summaries import DataNode, PartNode, ShareNode, TrainingNode
+from dslc.compiler.placement.order import order_text
+from dslc.dsl.language.augmentations import NORMALIZED
+from dslc.dsl.language.optimizers import Optimizer
+from dslc.dsl.language.registry import CALLS
+
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def plan_view(plan: PlanGraph) -> PlanView:
+    """Returns the view of a plan that all passes have built."""
+    network, unsized = plan.find(Network), plan.find(Unsized)
+    return PlanView(
+        job=plan.one(Job).name,
+        hash=plan_hash(plan),
+        topology=_topology(plan),
+        axes=_axes(plan),
+        shards=unsized.shards if unsized else _shards(plan),
+        parameters=network.parameters if network else None,
+        trained=network.trained if network else None,
+        layers=network.layers if network else (),
+        stages=_stages(plan, network) if network else (),
+        data=unsized.data if unsized else _data(plan),
+        schedule=plan.find(Schedule),
+        training=unsized.training if unsized else _training(plan),
+        ranks=_ranks(plan),
+        step=plan.find(Estimate),
+    )
+
+
+def _topology(plan: PlanGraph) -> TopologyNode:
+    devices, machines = plan.one(Devices), plan.one(Machines)
+    return TopologyNode(
+        nodes=machines.count,
+        node_counts=machines.counts,
+        processes=devices.processes,
+        device=devices.kind,
+        kind=devices.model,
+        memory=devices.capacity,
+        limit=devices.limit,
+        backend=devices.backend,
+        threads=devices.threads,
+    )
+
+
+def _axes(plan: PlanGraph) -> tuple[AxisNode, ...]:
+    devices, machines = plan.one(Devices), plan.one(Machines)
+
+    def crosses_nodes(size: int, stride: int) -> bool:
+        return machines.count > 1 and size > 1 and devices.processes % (size * stride) != 0
+
+    return tuple(
+        AxisNode(
+            name=axis.name,
+            size=axis.size,
+            stride=axis.stride,
+            between_nodes=crosses_nodes(axis.size, axis.stride),
+        )
+        for axis in sorted(devices.axes, key=lambda axis: AXES.index(axis.name))
+    )
+
+
+def _shards(plan: PlanGraph) -> int:
+    step, data = plan.one(p.GradientStep), plan.axis("data").size
+    if step.kind == "zero1":
+        return data
+    return data * plan.axis("context").size // step.replicas if step.kind == "fsdp" else 1
+
+
+def _stages(plan: PlanGraph, network: Network) -> tuple[StageNode, ...]:
+    placed = plan.related(Placed)
+    stages = []
+    for name, stage in plan.of_kind(Stage):
+        layers = network.layers[stage.first : stage.last + 1]
+        (process,) = placed.successors(name)
+        stages.append(
+            StageNode(
+                index=stage.index,
+                pipeline=plan.at(process, Process).pipeline,
+                first=stage.first,
+                last=stage.last,
+                parameters=sum(layer.parameters for layer in layers),
+                flops=sum(layer.flops for layer in layers),
+                kept=stage.kept,
+            )
+        )
+    return tuple(stages)
+
+
+def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
+    placed, stage_of = plan.related(Placed), dict(plan.of_kind(Stage))
+    return tuple(
+        RankNode(
+            pipeline=process.pipeline,
+            first=process.first,
+            last=process.last,
+            stages=tuple(sorted(stage_of[other].index for other in placed.predecessors(name) if other in stage_of)),
+            memory=process.memory,
+            traffic=process.traffic,
+            flops=process.flops,
+        )
+        for name, process in plan.of_kind(Process)
+        if process.memory is not None
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- the samples
+
+
+def _data(plan: PlanGraph) -> DataNode:
+    step, batches, training = plan.one(p.DataStep), plan.one(Batches), plan.one(Training)
+    share = max((share.samples for _, share in plan.of_kind(Share) if share.batch == "full"), default=0)
+    return DataNode(
+        source=step.source,
+        pictures=tuple(change for part in step.parts or (step,) for change in picture_changes(part.pictures)),
+        parts=tuple(
+            PartNode(source=part.source, train=part.train_samples, visited=count, validation=part.validation_samples)
+            for part, count in zip(step.parts, step.counts, strict=True)
+        ),
+        train=step.train_samples,
+        validation=step.validation_samples,
+        validation_sets=step.validation_sets,
+        split=step.split,
+        documents=step.documents,
+        visited=step.visited,
+        order=order_text(len(step.parts), step.sampler, step.train_samples, shuffle=step.shuffle),
+        shuffle=step.shuffle,
+        batch=step.batch,
+        shares=_shares_of(plan, "full"),
+        last=step.last,
+        last_shares=_shares_of(plan, "last"),
+        microbatch=largest(share, batches.microbatches),
+        microbatches=batches.microbatches,
+        ahead=any(action.what == "E" for _, action in plan.of_kind(Action)),
+        steps_per_epoch=training.steps_per_epoch,
+        steps=training.steps,
+        stream=step.stream,
+        test=step.test_samples,
+    )
+
+
+def _shares_of(plan: PlanGraph, batch: str) -> tuple[ShareNode, ...]:
+    return tuple(
+        ShareNode(first_rank=share.first_rank, ranks=share.ranks, samples=share.samples)
+        for _, share in plan.of_kind(Share)
+        if share.batch == batch
+    )
+
+
+def picture_changes(step: p.PictureStep | None) -> tuple[str, ...]:
+    """Names what pictures go through in training."""
+    if step is None:
+        return ()
+    words = {kind.__name__: word for word, kind in CALLS["augmentation"].items()}
+    known = {numbers: name for name, numbers in NORMALIZED.items()}
+    name = known.get((step.mean, step.std)) or known.get((step.mean[:1], step.std[:1]), "")
+    return (
+        *(words.get(each.kind, each.kind) for each in step.augment),
+        *([f"`{step.transform.function}`"] if step.transform else []),
+        *([f"normalised ({name})" if name else "normalised"] if step.mean else []),
+        *(words.get(each.kind, each.kind) for each in step.erase),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the training
+
+
+def _training(plan: PlanGraph) -> TrainingNode:
+    training, optimizer = plan.one(Training), plan.one(p.OptimizerStep)
+    dtype = plan.one(p.PrecisionStep).dtype
+    return TrainingNode(
+        optimizer=optimizer_text(optimizer),
+        lr=optimizer.lr,
+        lr_written=optimizer.lr if optimizer.base_lr is None else optimizer.base_lr,
+        lr_schedule=_schedule(plan.one(p.LearningRateStep)),
+        precision=PRECISIONS.get(dtype, dtype),
+        clip=training.clip,
+        clip_value=training.clip_value,
+        seed=training.seed,
+        restarts=training.restarts,
+        own_step=training.own_step is not None,
+    )
+
+
+def optimizer_text(step: p.OptimizerStep) -> str:
+    """Names the optimizer; a user's own with what it keeps, if it was tried."""
+    if step.python is None:
+        classes = {
+            kind.torch_class or kind.__name__: word
+            for word, kind in CALLS["optimizer"].items()
+            if issubclass(kind, Optimizer)
+        }
+        return classes.get(step.kind, step.kind)
+    kept = ", ".join(step.state)
+    return f"{step.python.function}, which keeps {kept}" if kept else step.python.function
+
+
+def _schedule(step: p.LearningRateStep) -> str:
+    """Names the schedule as a job does."""
+    if step.kind == "constant":
+        return "warmup_constant" if step.warmup else "constant"
+    words = {getattr(kind, "curve", word): word for word, kind in CALLS["lr_schedule"].items()}
+    return words.get(step.kind, step.kind)

@@ -1,0 +1,77 @@
+"""The part of a plan that is known while a size is unknown that a run needs, such as the number of samples."""
+
+from __future__ import annotations
+
+from dslc.compiler.common.shares import alike
+from dslc.compiler.graph.constants import HERE, optimizer_step, precision_step, python_function, sampler_step
+from dslc.compiler.graph.pictures import picture_step
+from dslc.compiler.graph.plan_view import PRECISIONS, optimizer_text, picture_changes
+from dslc.compiler.ir.records import Unsized
+from dslc.compiler.ir.summaries import DataNode, PartNode, ShareNode, TrainingNode
+from dslc.compiler.placement.order import order_text
+from dslc.compiler.placement.whole_losses import makes_outputs_ahead
+from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.language.calls import Mixture, parts_of
+
+
+def unsized(analysis: Analysis) -> Unsized:
+    return Unsized(data=_data(analysis), training=_training(analysis), shards=analysis.sharding.shards)
+
+
+def _data(analysis: Analysis) -> DataNode:
+    job, workload, ranks = analysis.job, analysis.workload, analysis.layout.sizes["data"]
+    calls = parts_of(job.data.source)
+    facts = analysis.source.parts or (analysis.source,)
+    steps = [
+        picture_step(call, found, lambda own: python_function(own, HERE))
+        for call, found in zip(calls, facts, strict=False)
+    ]
+    sources = len(calls) if isinstance(job.data.source, Mixture) else 0
+    sampler = sampler_step(job, workload.visited or 0)
+
+    def dealt(samples: int) -> tuple[ShareNode, ...]:
+        return tuple(ShareNode(first_rank=a, ranks=n, samples=size) for a, n, size in alike(samples, ranks))
+
+    return DataNode(
+        source=job.data.source.word,
+        pictures=tuple(change for step in steps for change in picture_changes(step)),
+        parts=tuple(
+            PartNode(source=call.word, train=load.train, visited=load.visited, validation=load.validation)
+            for call, load in zip(calls, workload.mixed, strict=False)
+        ),
+        train=workload.train,
+        validation=workload.validation,
+        validation_sets=workload.sets,
+        split=workload.split,
+        documents=job.data.documents,
+        visited=workload.visited,
+        order=order_text(sources, sampler, workload.train, shuffle=job.data.shuffle),
+        shuffle=job.data.shuffle,
+        batch=workload.batch,
+        shares=dealt(workload.batch),
+        last=workload.last,
+        last_shares=dealt(workload.last_trained or 0),
+        microbatch=workload.microbatch,
+        microbatches=analysis.layout.microbatches,
+        ahead=makes_outputs_ahead(job, analysis.layout),
+        steps_per_epoch=workload.steps_per_epoch,
+        steps=workload.steps,
+        stream=workload.stream,
+        test=workload.test,
+    )
+
+
+def _training(analysis: Analysis) -> TrainingNode:
+    job, optimizer = analysis.job, optimizer_step(analysis)
+    return TrainingNode(
+        optimizer=optimizer_text(optimizer),
+        lr=optimizer.lr,
+        lr_written=job.train.optimizer.lr,
+        lr_schedule=job.train.lr_schedule.word,
+        precision=PRECISIONS[precision_step(job).dtype],
+        clip=job.train.clip_norm,
+        clip_value=job.train.clip_value,
+        seed=job.train.seed,
+        restarts=job.launch.restarts,
+        own_step=job.train.step is not None,
+    )
