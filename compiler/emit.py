@@ -13,14 +13,15 @@ from typing import Any
 from dslc.compiler.graph.graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.records import Action, Batches, Devices, Job, Placed, Process, Schedule, Stage, Training
+from dslc.compiler.ir.records import Action, Batches, Devices, Job, Placed, Process, Schedule, Stage
 from dslc.dsl.paths import is_path, resolved
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
     """Returns the program of a job whose sizes are all known; `plan_hash` names the plan in checkpoints and reports."""
-    job, devices, training = plan.one(Job), plan.one(Devices), plan.one(Training)
+    job, devices, training = plan.one(Job), plan.one(Devices), plan.one(p.Training)
     return p.JobProgram(
+        **{name: getattr(training, name) for name in training.record_names},
         job=job.name,
         file=job.file,
         plan_hash=plan_hash,
@@ -30,47 +31,22 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         device=devices.kind,  # type: ignore[arg-type]
         gpus=devices.gpus or (tuple(range(devices.processes)) if devices.kind == "cuda" else ()),
         backend=devices.backend,
-        timeout=training.timeout,
-        restarts=training.restarts,
         threads=devices.threads,
         memory=_memory(plan),
         memory_limit=devices.memory,
         model=plan.one(p.ModelStep),
-        sync_batch_norm=training.sync_batch_norm,
-        moves_buffers=training.moves_buffers,
         loss=plan.one(p.LossStep),
         data=plan.one(p.DataStep),
         microbatches=plan.one(Batches).microbatches,
-        steps=training.steps,
-        steps_per_epoch=training.steps_per_epoch,
-        max_time=training.max_time,
         optimizer=plan.one(p.OptimizerStep),
         learning_rate=plan.one(p.LearningRateStep),
-        clip=training.clip,
-        clip_value=training.clip_value,
-        on_nonfinite=training.on_nonfinite,  # type: ignore[arg-type]
         precision=plan.one(p.PrecisionStep),
         gradients=plan.one(p.GradientStep),
-        average=training.average,
         recompute=plan.one(p.RecomputeStep),
-        offload=training.offload,
-        compiled=training.compiled,
         pipeline=_pipeline(plan),
         tensor=plan.find(p.TensorParallelStep),
         context=plan.find(p.ContextStep),
         checkpoint=plan.one(p.CheckpointStep),
-        evaluate_every=training.evaluate_every,
-        evaluate_start=training.evaluate_start,
-        evaluate_training=training.evaluate_training,
-        metrics=training.metrics,
-        early_stopping=training.early_stopping,
-        own_step=training.own_step,
-        log_every=training.log_every,
-        tensorboard=training.tensorboard,
-        hooks=training.hooks,
-        loggers=training.loggers,
-        deterministic=training.deterministic,
-        seed=training.seed,
     )
 
 

@@ -25,7 +25,6 @@ from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.plan import PlanView
-from dslc.compiler.ir.records import Training
 from dslc.compiler.plan_facts import PlanFacts
 from dslc.dsl.record import Record, record
 
@@ -81,7 +80,7 @@ class PlanFile(Record):
     @property
     def complete(self) -> bool:
         """True if all sizes are known that a run needs."""
-        return self.graph.find(Training) is not None
+        return self.graph.find(p.Training) is not None
 
     def text(self) -> str:
         """The bytes of the file."""

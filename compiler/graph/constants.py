@@ -20,7 +20,7 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
-from dslc.compiler.ir.records import Shape, Training
+from dslc.compiler.ir.records import Shape
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.seams import sent
@@ -80,10 +80,10 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
         yield "context", context
 
 
-def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
+def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Training:
     job, layout, workload = analysis.job, analysis.layout, analysis.workload
     every = job.evaluate.every
-    return Training(
+    return p.Training(
         timeout=job.launch.timeout,
         restarts=job.launch.restarts,
         steps=steps,
@@ -92,7 +92,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         average=average_step(job.train.average, workload),
         clip=job.train.clip_norm,
         clip_value=job.train.clip_value,
-        on_nonfinite=job.train.on_nonfinite,
+        on_nonfinite=job.train.on_nonfinite,  # type: ignore[arg-type]
         # What a network has whose step is a user's own is not known before it is made.
         sync_batch_norm=layout.sizes["data"] > 1
         and not (analysis.sharding.exchange is not None and analysis.sharding.exchange.differ)

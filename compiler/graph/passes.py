@@ -22,6 +22,7 @@ from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
 from dslc.compiler.graph.unsized import unsized
 from dslc.compiler.graph.verify import verify
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.program import Training
 from dslc.compiler.ir.records import (
     Action,
     Axis,
@@ -38,7 +39,6 @@ from dslc.compiler.ir.records import (
     Schedule,
     Share,
     Stage,
-    Training,
 )
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.lowering import Issue, lowered

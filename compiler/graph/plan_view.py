@@ -15,20 +15,22 @@ from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, Topol
 from dslc.compiler.ir.records import (
     Action,
     Batches,
+    DataNode,
     Devices,
     Estimate,
     Job,
     Machines,
     Network,
+    PartNode,
     Placed,
     Process,
     Schedule,
     Share,
+    ShareNode,
     Stage,
-    Training,
+    TrainingNode,
     Unsized,
 )
-from dslc.compiler.ir.summaries import DataNode, PartNode, ShareNode, TrainingNode
 from dslc.compiler.placement.order import order_text
 from dslc.dsl.language.augmentations import NORMALIZED
 from dslc.dsl.language.optimizers import Optimizer
@@ -138,7 +140,7 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
 
 
 def _data(plan: PlanGraph) -> DataNode:
-    step, batches, training = plan.one(p.DataStep), plan.one(Batches), plan.one(Training)
+    step, batches, training = plan.one(p.DataStep), plan.one(Batches), plan.one(p.Training)
     share = max((share.samples for _, share in plan.of_kind(Share) if share.batch == "full"), default=0)
     return DataNode(
         source=step.source,
@@ -196,7 +198,7 @@ def picture_changes(step: p.PictureStep | None) -> tuple[str, ...]:
 
 
 def _training(plan: PlanGraph) -> TrainingNode:
-    training, optimizer = plan.one(Training), plan.one(p.OptimizerStep)
+    training, optimizer = plan.one(p.Training), plan.one(p.OptimizerStep)
     dtype = plan.one(p.PrecisionStep).dtype
     return TrainingNode(
         optimizer=optimizer_text(optimizer),

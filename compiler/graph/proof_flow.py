@@ -15,7 +15,7 @@ from dslc.compiler.cost.traffic import ROUNDED
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.records import Action, Process, SharedWeight, Stage, Training, Weights
+from dslc.compiler.ir.records import Action, Process, SharedWeight, Stage, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, When
 from dslc.dsl.record import Record, record
@@ -394,7 +394,7 @@ def _gradients(rest: list[tuple[str, Action]]) -> bool:
 
 def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bool]]]:
     """Returns by content whether the job needs the sum, whether before the backward passes, and the test of one."""
-    training, precision, loss = plan.find(Training), plan.find(p.PrecisionStep), plan.find(p.LossStep)
+    training, precision, loss = plan.find(p.Training), plan.find(p.PrecisionStep), plan.find(p.LossStep)
     gradients = plan.find(p.GradientStep)
     if training is None or precision is None or loss is None or gradients is None:
         return {}  # a size is unknown that a run needs: nothing says what it asks for

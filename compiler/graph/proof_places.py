@@ -10,6 +10,7 @@ from math import prod
 from dslc.compiler.common.axes import AXES
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
+from dslc.compiler.ir.program import Training
 from dslc.compiler.ir.records import (
     Batches,
     Devices,
@@ -20,7 +21,6 @@ from dslc.compiler.ir.records import (
     Share,
     SharedWeight,
     Stage,
-    Training,
     Weights,
 )
 

@@ -6,8 +6,7 @@ from dslc.compiler.common.shares import alike
 from dslc.compiler.graph.constants import HERE, optimizer_step, precision_step, python_function, sampler_step
 from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.graph.plan_view import PRECISIONS, optimizer_text, picture_changes
-from dslc.compiler.ir.records import Unsized
-from dslc.compiler.ir.summaries import DataNode, PartNode, ShareNode, TrainingNode
+from dslc.compiler.ir.records import DataNode, PartNode, ShareNode, TrainingNode, Unsized
 from dslc.compiler.placement.order import order_text
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.compiler.rules.analysis import Analysis

@@ -12,8 +12,7 @@ from typing import Any
 
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.records import Estimate, Layer, Schedule
-from dslc.compiler.ir.summaries import DataNode, TrainingNode
+from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, TrainingNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.dsl.record import Record, record
 

@@ -1,8 +1,8 @@
 """The rank program: the only thing the runtime receives. Everything in it is decided.
 
 A program is plain data: frozen dataclasses of numbers, text, tuples and mappings, the same on every machine, written as
-JSON and read back by codec.py. The runtime imports these two modules, of which this one has some records from steps.py,
-and nothing else of the compiler.
+JSON and read back by codec.py. The runtime imports these two modules, of which this one has some records from steps.py
+and data_steps.py, and nothing else of the compiler.
 
 All programs of a job share everything but `place`: a `RankProgram` is the job's `JobProgram` and this rank's place.
 """
@@ -13,23 +13,22 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
+from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, SamplerStep
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, StreamStep
+from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, PythonFunction, StreamStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
 
-__all__ = ["InitStep", "ModuleStep", "StreamStep"]  # names defined elsewhere
-
-
-@record
-class PythonFunction(Record):
-    """`module:function` of the user's, and its keyword arguments. `folder` is put first on `sys.path`."""
-
-    function: str
-    arguments: Arguments = field(default_factory=dict)
-    folder: str = ""
-    line: str = ""
-
+__all__ = [  # names defined elsewhere
+    "AugmentStep",
+    "DataStep",
+    "InitStep",
+    "ModuleStep",
+    "PictureStep",
+    "PythonFunction",
+    "SamplerStep",
+    "StreamStep",
+]
 
 TransformersKind = Literal[
     "",  # a structured one's is not known
@@ -130,114 +129,6 @@ class LossStep(Record):
     python: PythonFunction | None = None
     line: str = ""
     together: int = 0
-
-
-@record
-class SamplerStep(Record):
-    """An order of samples that follows from a number of each: its weight (`weighted`), its class (`balanced`), or its
-    length (`by_length`): those of the `.npy` file `file`, or what `python` gives; else they are taken from the samples.
-    """
-
-    kind: Literal["weighted", "balanced", "by_length"]
-    samples: int  # that an epoch visits
-    replacement: bool = True
-    window: int = 0  # of `by_length`: how many batches are sorted together
-    file: str = ""
-    python: PythonFunction | None = None
-    line: str = ""
-
-    @property
-    def text(self) -> str:
-        """Returns what a training that resumes must have alike."""
-        match self.kind:
-            case "weighted":
-                return f"weighted(samples = {self.samples}, replacement = {str(self.replacement).lower()})"
-            case "balanced":
-                return f"balanced(samples = {self.samples})"
-            case "by_length":
-                return f"by_length(window = {self.window})"
-
-
-@record
-class AugmentStep(Record):
-    """A class of `torchvision.transforms.v2`, and its arguments."""
-
-    kind: str
-    arguments: Arguments = field(default_factory=dict)
-
-
-@record
-class PictureStep(Record):
-    """The transforms of pictures. For training: `fit` (size, shorter side before), then `augment` or `transform`, a
-    function of the user's; numbers 0 … 1; the normalisation; `erase`. Of evaluations, the normalisation alone is here.
-    """
-
-    shape: tuple[int, ...]  # channels, height, width
-    fit: tuple[int, int] | None = None
-    augment: tuple[AugmentStep, ...] = ()
-    erase: tuple[AugmentStep, ...] = ()
-    transform: PythonFunction | None = None
-    mean: tuple[float, ...] = ()  # of each channel; none: numbers stay as they are
-    std: tuple[float, ...] = ()
-
-
-@record
-class DataStep(Record):
-    """The samples, and the way an epoch of them is split.
-
-    Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)` (or as they are, or as the `sampler`
-    says, which may visit fewer or more of them: `visited`); global batch `k` of it is entries `k*batch` to
-    `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank takes a contiguous share of each
-    global batch, sizes differing by at most one, the larger first; a share is cut into micro-batches in the same way.
-    """
-
-    # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python, mixture
-    source: str
-    arguments: Arguments = field(default_factory=dict)
-    paths: tuple[str, ...] = ()  # the arguments that are paths, or several
-    python: PythonFunction | None = None
-    pictures: PictureStep | None = None  # what they go through beside their size
-    structured: bool = False  # batches are structures of tensors, and each micro-batch is made by itself
-    collate: PythonFunction | None = None  # makes samples a batch
-    whole: bool = False  # the model is given whole batches, which are not pairs (input, target)
-    train_samples: int
-    validation_samples: int
-    test_samples: int = 0
-    # By the seed; the end of the stream; a pair of data sets; none; that of each source of a mixture.
-    split: Literal["random", "tail", "given", "none", "each"]
-    seed: int
-    shuffle: bool
-    sampler: SamplerStep | None = None
-    parts: tuple[DataStep, ...] = ()  # the sources of a mixture, each with its own split
-    counts: tuple[int, ...] = ()  # how many samples of each an epoch has
-    batch: int
-    last: int  # samples of the last, partial batch of an epoch; 0 if there is none or it is dropped
-    pad: int | None = None  # the token that pads sequences; its targets become `ignore`
-    documents: int | None = None  # the token that ends a document; its targets, of the next one, become `ignore`
-    ignore: int = -100
-    workers: int
-    stream: StreamStep | None = None  # without a length, `train_samples` are those of all steps
-    line: str = ""
-
-    @property
-    def validation_sets(self) -> tuple[tuple[str, int], ...]:
-        """Name and samples of the sets that make up the validation split, one after another; () without names."""
-        sets: tuple[tuple[str, int], ...] = self.arguments.get("validation_sets", ())
-        return sets
-
-    @property
-    def visited(self) -> int:
-        """The samples of an epoch, before its last batch is dropped."""
-        if self.parts:
-            return sum(self.counts)
-        return self.train_samples if self.sampler is None else self.sampler.samples
-
-    @property
-    def order(self) -> str:
-        """Returns what else than `shuffle` a training that resumes must have alike in its order; "" for nothing."""
-        if self.parts:
-            return f"mixture of {', '.join(map(str, self.counts))}"
-        return "" if self.sampler is None else self.sampler.text
 
 
 @record
@@ -513,7 +404,38 @@ class ContextStep(Record):
 
 
 @record
-class JobProgram(Record):
+class Training(Record):
+    """The constants of a training that have no step of their own: a node of the plan, and a part of each program."""
+
+    timeout: float  # seconds
+    restarts: int = 0  # times that ranks which failed are started again, in all
+    steps: int
+    steps_per_epoch: int
+    max_time: float | None = None  # seconds since the first step, over all resumes, after which it ends early
+    average: AverageStep | None = None
+    clip: float | None  # the largest norm of the whole gradient
+    clip_value: float | None = None  # the largest absolute value in it
+    on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
+    sync_batch_norm: bool
+    moves_buffers: bool = False  # forward passes move some by their samples: each step begins with rank 0's
+    offload: tuple[str, ...] = ()  # optimizer, parameters, activations: kept in the host's memory; () on a CPU
+    compiled: tuple[str, ...] = ()  # modules that torch.compile compiles one by one; ("",): the whole model
+    evaluate_every: int  # steps; 0: at the end only, and nothing without a split to evaluate
+    evaluate_start: bool = False
+    evaluate_training: bool = False
+    metrics: tuple[MetricStep, ...]
+    early_stopping: GoalStep | None = None
+    own_step: PythonFunction | None = None  # does a step of training by itself
+    log_every: int
+    tensorboard: bool
+    hooks: tuple[HookStep, ...] = ()
+    loggers: tuple[PythonFunction, ...] = ()
+    deterministic: bool
+    seed: int
+
+
+@record
+class JobProgram(Training):
     """The part of the program that all ranks of a job share."""
 
     job: str  # its name
@@ -525,32 +447,18 @@ class JobProgram(Record):
     device: Literal["cpu", "cuda"]
     gpus: tuple[int, ...] = ()  # the GPU of each local rank
     backend: str
-    timeout: float  # seconds
-    restarts: int = 0  # times that ranks which failed are started again, in all
     threads: int  # of one process; 0: as its environment says, or an equal share of the machine's cores
     memory: tuple[MemoryNode, ...] = ()  # as planned for a rank at each pipeline coordinate; () for an untraced model
     memory_limit: int | None = None  # bytes that a rank may hold: of its device, or as the job says
     model: ModelStep
-    sync_batch_norm: bool
-    moves_buffers: bool = False  # forward passes move some by their samples: each step begins with rank 0's
     loss: LossStep
     data: DataStep
     microbatches: int
-    steps: int
-    steps_per_epoch: int
-    max_time: float | None = None  # seconds since the first step, over all resumes, after which it ends early
     optimizer: OptimizerStep
     learning_rate: LearningRateStep
-    clip: float | None  # the largest norm of the whole gradient
-    clip_value: float | None = None  # the largest absolute value in it
-    own_step: PythonFunction | None = None  # does a step of training by itself
-    on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
     precision: PrecisionStep
     gradients: GradientStep
-    average: AverageStep | None = None
     recompute: RecomputeStep = field(default_factory=RecomputeStep)
-    offload: tuple[str, ...] = ()  # optimizer, parameters, activations: kept in the host's memory; () on a CPU
-    compiled: tuple[str, ...] = ()  # modules that torch.compile compiles one by one; ("",): the whole model
     pipeline: PipelineStep | None = None
     tensor: TensorParallelStep | None = None
     context: ContextStep | None = None
@@ -567,17 +475,6 @@ class JobProgram(Record):
     raw: bool = False  # evaluate, predict: the weights themselves, also where the checkpoint has their average
     split: Literal["train", "validation", "test", "all"] = "validation"  # evaluate, predict: the samples
     output: str = ""  # predict: the output file
-    evaluate_every: int  # steps; 0: at the end only, and nothing without a split to evaluate
-    evaluate_start: bool = False
-    evaluate_training: bool = False
-    metrics: tuple[MetricStep, ...]
-    early_stopping: GoalStep | None = None
-    log_every: int
-    tensorboard: bool
-    hooks: tuple[HookStep, ...] = ()
-    loggers: tuple[PythonFunction, ...] = ()
-    deterministic: bool
-    seed: int
 
 
 @record

@@ -15,6 +15,16 @@ Arguments = Mapping[str, Any]  # None, bool, int, float, str, tuples of these
 
 
 @record
+class PythonFunction(Record):
+    """`module:function` of the user's, and its keyword arguments. `folder` is put first on `sys.path`."""
+
+    function: str
+    arguments: Arguments = field(default_factory=dict)
+    folder: str = ""
+    line: str = ""
+
+
+@record
 class ModuleStep(Record):
     """Builds one module, then its children, which become its attributes.
 

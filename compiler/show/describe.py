@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
 from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS, over_replicas
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
-from dslc.compiler.ir.records import Layer
-from dslc.compiler.ir.summaries import ShareNode
+from dslc.compiler.ir.records import Layer, ShareNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode, handed_in
 from dslc.dsl.record import Record, record

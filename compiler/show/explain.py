@@ -14,9 +14,8 @@ from dslc.compiler.common.units import byte_text, count_text, flop_text, percent
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.plan import PlanView, RankNode
-from dslc.compiler.ir.records import Schedule
+from dslc.compiler.ir.records import Schedule, TrainingNode
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.ir.summaries import TrainingNode
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,

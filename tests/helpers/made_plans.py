@@ -10,8 +10,7 @@ import itertools
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
-from dslc.compiler.ir.records import Estimate, Layer, Schedule
-from dslc.compiler.ir.summaries import DataNode, ShareNode, TrainingNode
+from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, ShareNode, TrainingNode
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.schedules import ScheduleTable, table

@@ -14,7 +14,7 @@ from helpers.planning import JOBS, compiled
 
 from dslc.compiler.common.units import percent_text
 from dslc.compiler.ir.plan import PlanView
-from dslc.compiler.ir.summaries import ShareNode
+from dslc.compiler.ir.records import ShareNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.show.describe import coordinates, entries_of, group
 from dslc.compiler.show.explain import explain, explain_rank, table
