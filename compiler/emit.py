@@ -158,4 +158,6 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
     lines, broken = plan.lines()
     assert not broken, broken
     rows = tuple(passes_in([plan.at(name, Action) for name in lines[process]]) for process in sorted(lines))
-    return p.PipelineStep(schedule=schedule.name, stages=tuple(stages), rows=rows)
+    return p.PipelineStep(
+        schedule=schedule.name, stages=tuple(stages), rows=rows, whole_backward=schedule.whole_backward
+    )

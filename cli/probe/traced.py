@@ -23,7 +23,7 @@ from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
-from dslc.compiler.placement.sharding import low_copy, low_precision, units
+from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
 from dslc.compiler.rules.mixtures import each_source
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep, parts_of
@@ -272,12 +272,21 @@ def _told(
     structures = source.structures is not None
     if job.parallelism.pipeline == 1 or facts.looks or (structures and not _enters_stages(source)):
         return facts
+    return with_seams(job, kept[-1], facts, given, source, skipped)
+
+
+def with_seams(
+    job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: Skipped
+) -> ModelFacts:
+    """Returns the facts with the module's possible cuts."""
+    from dslc.compiler.trace.skipped import Skipped
+
     try:
-        return _with_seams(job, kept[-1], facts, given, source, skipped)
+        return _find_seams(job, model, facts, given, source, skipped)
     except Exception:  # any kind: blocks that were left out are not alike, or it is raised again with all of them
         if skipped.middle is None:
             raise
-        return _with_seams(job, kept[-1], facts, given, source, Skipped())
+        return _find_seams(job, model, facts, given, source, Skipped())
 
 
 def _enters_stages(source: SourceFacts) -> bool:
@@ -304,7 +313,7 @@ def _input_form(given: TensorFact | Example, source: SourceFacts) -> InputForm:
     return found
 
 
-def _with_seams(
+def _find_seams(
     job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: Skipped
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
@@ -344,6 +353,8 @@ def _with_seams(
         skipped.forbid(first_line(error))
         where = error.where if isinstance(error, CaptureError) else where_in_the_users_code(error)
         return replace(facts, uncut=(str(error) if isinstance(error, CaptureError) else first_line(error), where))
+    if repeated and splits_backward(job):
+        skipped.forbid("a parameter is used again")  # in blocks that are left out, or between them
     told = [
         SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
         for seam in seams
@@ -356,7 +367,7 @@ def _with_seams(
         facts,
         layers=tuple(layers[name] for name in (ordered[0], *(name for name, _ in each))),
         seams=tuple(seam for _, seam in each),
-        repeated=repeated,
+        repeated=repeated if splits_backward(job) else (),
     )
 
 
@@ -379,6 +390,7 @@ def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] 
         "precision": to_json(precision_step(job)),
         "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
         "pipeline": job.parallelism.pipeline > 1,
+        "split": splits_backward(job),
         "adapter": to_json(replace(adapter, line="")) if adapter is not None else None,
     }
 

@@ -45,6 +45,7 @@ from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
+from dslc.compiler.placement.staging import stages_with_whole_backward
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
@@ -217,6 +218,7 @@ def _schedule(analysis: Analysis, schedule: ScheduleTable) -> Schedule:
         rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in schedule.rows),
         bubble=pipeline.bubble,
         equal_bubble=played(model, equal, schedule).bubble if possible else None,
+        whole_backward=tuple(stages_with_whole_backward(analysis.job, model, pipeline.stages, schedule)),
     )
 
 

@@ -134,7 +134,7 @@ class ModelFacts(Record):
     transposed: tuple[str, ...] = ()  # layers with an adapter whose weight has the input's dim first
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, if the job has a pipeline
     repeated: tuple[tuple[str, ...], ...] = ()  # a parameter that is used again, the layers of both uses, and
-    # a parameter that is used between
+    # a parameter that is used between; only for schedules that split the backward pass
     uncut: tuple[str, str] | None = None  # the reason why the forward pass cannot be cut at all, and the line
     modules: tuple[ModuleFacts, ...] = ()  # in the order of `named_modules`
     published: tuple[tuple[str, str], ...] = ()  # (module or parameter, style): its own plan for the tensor axis

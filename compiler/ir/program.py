@@ -355,7 +355,6 @@ class CheckpointStep(Record):
 class StageStep(Record):
     """One stage of a pipeline: the layers `modules` of the model, in order, on the ranks at pipeline coordinate `rank`.
     In a model of a user's own, "" among them stands for calls that belong to no layer.
-
     `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor that a rank receives and sends, its own part
     if the other axes divide it; the first stage's input is the data's.
     """
@@ -370,12 +369,13 @@ class StageStep(Record):
 @record
 class PipelineStep(Record):
     """The pipeline axis: its stages, and for each pipeline coordinate the actions in order, in torch's notation (`0F0`,
-    `1B3`, `0I2`, `0W2`), without communication.
+    `1B3`, `0I2`, `0W2`), without communication. An `I` of the stages `whole_backward` computes all gradients.
     """
 
     schedule: str
     stages: tuple[StageStep, ...]
     rows: tuple[tuple[str, ...], ...]
+    whole_backward: tuple[int, ...] = ()
 
 
 @record

@@ -9,7 +9,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.placement import sharding
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.schedules import ScheduleTable
+from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, Unit
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
@@ -65,6 +65,25 @@ class Staging(Record):
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
         """Returns the stages of the ranks at a pipeline coordinate."""
         return tuple(stage for stage, rank in enumerate(self.placement) if rank == pipeline)
+
+
+def stages_with_whole_backward(
+    job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
+) -> dict[int, tuple[str, ...]]:
+    """Returns the stages whose backward pass cannot be split, each with an entry of `ModelFacts.repeated`: they use a
+    parameter again after another. torch does not split that of the first stage.
+    """
+    if schedule.name not in SPLITS_BACKWARD or model.traced is None:
+        return {}
+    trains = sharding.trained(job, model)
+    entries: dict[int, tuple[str, ...]] = {}
+    for index, stage in enumerate(stages[1:], 1):
+        layers = {model.layers[n].name for n in stage}
+        for entry in model.traced.repeated:
+            parameter, *places, other = entry
+            if trains.issuperset((parameter, other)) and layers.issuperset(places):
+                entries.setdefault(index, entry)
+    return entries
 
 
 def holders(model: ModelGraph, stages: Sequence[range], placement: Sequence[int]) -> dict[str, set[int]]:

@@ -1,5 +1,5 @@
 """Rules of the pipeline axis: the demands of a schedule, and the limits of torch's stages. E0412 to E0414, E0430 to
-E0432, E0434, E0435, E0444, W0433, W0436.
+E0432, E0434, E0435, W0433, W0436, W0664.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
-from dslc.compiler.placement.staging import holders
+from dslc.compiler.placement.staging import holders, stages_with_whole_backward
 from dslc.compiler.placement.workload import fitting_pieces
 from dslc.compiler.rules.axes import own_network
 from dslc.dsl.bounds import ACTIONS, WORK
@@ -167,8 +167,7 @@ def check_stages(
             help="fewer stages, or others by hand: `stages = […]`",
         )
     _check_ends(job, model, stages, span, report)
-    if schedule.name in SPLITS_BACKWARD:
-        _check_repeated(job, model, stages, names, report)
+    _warn_of_repeated(job, model, stages, schedule, report)
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
         who = holders(model, stages, schedule.placement)
         for name in [name for name in who if len(who[name]) > 1 and name in names][:1]:
@@ -181,26 +180,25 @@ def check_stages(
             )
 
 
-def _check_repeated(
-    job: JobSpec, model: ModelGraph, stages: Sequence[range], names: frozenset[str], report: Report
+def _warn_of_repeated(
+    job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable, report: Report
 ) -> None:
-    """Checks that no stage but the first, whose backward pass is whole, uses a parameter again after others."""
-    schedule = job.parallelism.schedule
-    for n, stage in enumerate(stages[1:], 1):
-        layers = {model.layers[layer].name for layer in stage}
-        for parameter, *places, other in model.traced.repeated if model.traced is not None else ():
-            if names.issuperset((parameter, other)) and layers.issuperset(places):
-                where = " and ".join(f"`{name}`" for name in dict.fromkeys(places))
-                report.add(
-                    "E0444",
-                    f"`{schedule}` splits the backward pass in two, and torch cannot where a stage uses a parameter "
-                    f"again after another, as stage {n} does `{parameter}` after `{other}`",
-                    job.parallelism.at("schedule"),
-                    label=f"in {where}",
-                    notes=[Note(message="the network", span=job.model.at("network"))],
-                    help="`schedule = 1f1b`, or another schedule with whole backward passes",
-                )
-                return
+    """Warns of stages whose backward pass is not split, because they use a parameter again after others."""
+    entries = stages_with_whole_backward(job, model, stages, schedule)
+    if not entries:
+        return
+    (stage, (parameter, *places, other)), more = next(iter(entries.items())), len(entries) - 1
+    where = " and ".join(f"`{name}`" for name in dict.fromkeys(places))
+    report.add(
+        "W0664",
+        f"`{schedule.name}` splits the backward pass in two, and torch cannot where a stage uses a parameter again "
+        f"after another, as stage {stage} does `{parameter}` after `{other}`: it computes both halves at once, and "
+        "the pipeline waits longer than planned",
+        job.parallelism.at("schedule"),
+        label=f"in {where}" + (f", and {plural(more, 'other stage')}" if more else ""),
+        notes=[Note(message="the network", span=job.model.at("network"))],
+        help="`schedule = 1f1b`, or another schedule with whole backward passes; or `stages` that part the two uses",
+    )
 
 
 def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: Span | None, report: Report) -> None:

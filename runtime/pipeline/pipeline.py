@@ -50,7 +50,7 @@ from dslc.runtime.model.blank import Blank, Spot
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.names import named_tensors, parameter_names
 from dslc.runtime.parallel import context_parallel
-from dslc.runtime.parallel.engine import Engine
+from dslc.runtime.parallel.engine import Engine, nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import Recording
@@ -535,6 +535,8 @@ class Schedule:
                 input_args=_examples(stage.step.inputs, samples, grad=index > 0),
                 output_args=_examples(stage.step.outputs, samples, grad=True),
                 group=pipeline.group,
+                # torch then computes all gradients where it would those of the inputs alone.
+                dw_builder=_no_weights if index in step.whole_backward else None,
             )
             for index, stage in sorted(pipeline.stages.items())
         ]
@@ -568,6 +570,11 @@ class Schedule:
         )
         beside = [self._pipeline.beside(input) for input in inputs]
         run_microbatches(self._runtime, inputs, beside, targets)
+
+
+def _no_weights() -> Callable[[], None]:
+    """Returns the second half of a backward pass whose first half computes all gradients."""
+    return nothing
 
 
 def _examples(facts: Sequence[tuple[tuple[int, ...], str]], samples: int, *, grad: bool) -> tuple[Tensor, ...]:

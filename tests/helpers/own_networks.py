@@ -187,6 +187,33 @@ class Block(nn.Module):
         return x + self.down(self.up(self.norm(weights @ x)).relu()), mask
 
 
+class RepeatedBlock(nn.Module):
+    """Uses a linear map twice, with another between."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.twice, self.between = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.twice(torch.tanh(self.between(torch.tanh(self.twice(x)))))
+
+
+class RepeatedBlocks(nn.Module):
+    """Blocks that are alike, each of which uses a parameter twice."""
+
+    def __init__(self, blocks: int = 9) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+        self.blocks = nn.ModuleList(RepeatedBlock(12) for _ in range(blocks))
+        self.leave = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
 class Decoder(nn.Module):
     """Blocks that pass a mask on; positions are a parameter of its own, and the head may be its table of tokens."""
 

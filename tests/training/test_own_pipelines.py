@@ -31,6 +31,7 @@ NETWORKS = {
     "skips": (f'python("own_networks:Skips", {DIGITS})', "digits()", 0.1),
     "shifted": (f'python("own_networks:Shifted", {DIGITS})', "digits()", 0.1),
     "turned": ('python("own_networks:Turned")', "digits()", 0.1),
+    "repeated": ('python("own_networks:RepeatedBlocks")', "digits()", 0.05),
     "decoder": ('python("own_networks:Decoder", width = 32, blocks = 4)', "stdlib(context = 16)", 0.1),
     "gpt2": (GPT2, "stdlib(context = 16)", 0.1),
     "llama": ('transformers("tiny")', "stdlib(context = 16)", 0.1),
@@ -91,10 +92,14 @@ PLANS = [
     ("sequence", staged("interleaved_1f1b", 2, 1, 2)),
     ("skips", staged("zbv", 2, 1, 4)),
     ("turned", staged("1f1b", 2, 1, 2)),
+    ("repeated", staged("zbv", 2, 1, 4)),
+    ("repeated", staged("zero_bubble", 2, 1, 4)),
     ("decoder", staged("1f1b", 2, 2, 2, "parallelism.zero=3", "memory.recompute=full")),
     ("llama", staged("1f1b", 2, 1, 2)),
 ]
 MORE = [
+    ("repeated", staged("zero_bubble", 2, 2, 4, "parallelism.zero=2")),
+    ("repeated", staged("dualpipev", 2, 1, 4)),
     ("sequence", staged("1f1b", 2, 1, 4)),
     ("sequence", staged("interleaved_1f1b", 2, 2, 2)),
     ("skips", staged("1f1b", 2, 2, 4, "parallelism.stages=[4, 3]")),

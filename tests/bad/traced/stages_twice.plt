@@ -12,5 +12,5 @@ parallelism {
   pipeline     = 2
   microbatches = 4
   stages       = [1, 2, 1, 1]
-  schedule     = zero_bubble #! E0444
+  schedule     = zero_bubble #! W0664
 }

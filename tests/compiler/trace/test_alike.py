@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.made_jobs import make_job
+from helpers.own_networks import RepeatedBlocks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -28,7 +28,9 @@ from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.private_torch import FakeTensorMode
 from dslc.compiler.trace.skipped import Skipped
 from dslc.compiler.trace.trace import trace_model
-from dslc.probe.traced import _with_seams
+from dslc.dsl.language.blocks import ParallelismSpec
+from dslc.dsl.language.job import JobSpec
+from dslc.probe.traced import with_seams
 
 TOKENS = TensorFact(shape=(5,), dtype="int64")
 STEPS: list[Tensor] = []  # what blocks leave behind
@@ -206,21 +208,37 @@ def test_what_is_inside_a_block_that_is_left_out() -> None:
     assert not Skipped().has_inside(f"{path}.up")
 
 
-def test_a_pipeline_is_cut_over_a_tensor_axis_as_with_all_blocks() -> None:
+def cut_both(make: Callable[[], nn.Module], job: JobSpec, fact: TensorFact = TOKENS, **given: Any) -> ModelFacts:
+    """Compares the facts of a module that is cut, with blocks that are left out and without, and returns them."""
     facts: list[ModelFacts] = []
     made: list[nn.Module] = []
     for skipped in (Skipped(), Skipped(wanted=False)):
 
-        def make() -> nn.Module:
-            made.append(Net())
+        def keep() -> nn.Module:
+            made.append(make())
             return made[-1]
 
-        plan = ("blocks.*.up: column", "blocks.*.down: row")
-        found = trace_model(make, TOKENS, skipped=skipped, tensor=2, tensor_plan=plan)
-        facts.append(_with_seams(make_job(), made[-1], found, TOKENS, SourceFacts(input=TOKENS), skipped))
-    # Uses of one parameter in two blocks are seen in the blocks that are traced, and not in those that are left out.
-    assert replace(facts[0], repeated=()) == replace(facts[1], repeated=())
-    assert not facts[0].uncut and any(not seam.refused for seam in facts[0].seams)
+        found = trace_model(keep, fact, skipped=skipped, **given)
+        facts.append(with_seams(job, made[-1], found, fact, SourceFacts(input=fact), skipped))
+        assert (skipped.middle is not None) == skipped.wanted
+    assert facts[0] == facts[1]
+    return facts[0]
+
+
+def test_a_pipeline_is_cut_over_a_tensor_axis_as_with_all_blocks() -> None:
+    plan = ("blocks.*.up: column", "blocks.*.down: row")
+    facts = cut_both(Net, make_job(), tensor=2, tensor_plan=plan)
+    assert not facts.uncut and any(not seam.refused for seam in facts.seams)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fact"), [(RepeatedBlocks, TensorFact(shape=(1, 8, 8), dtype="float32")), (Net, TOKENS)]
+)
+def test_uses_of_a_parameter_in_blocks_that_are_left_out_are_seen(kind: type[nn.Module], fact: TensorFact) -> None:
+    """Each block uses a parameter twice, or all blocks use one."""
+    facts = cut_both(kind, make_job(parallelism=ParallelismSpec(pipeline=2, schedule="zbv")), fact)
+    used = {place for _, *places, _ in facts.repeated for place in places}
+    assert used.issuperset(f"blocks.{n}" for n in range(9))
 
 
 def test_compiled_blocks_keep_what_each_keeps() -> None:
