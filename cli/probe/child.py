@@ -48,14 +48,15 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
     if answer is ended:  # the child gave no answer
         said = f"the process ended with status {ended['status']}"
         told = ("where", "argument", "remedy", "module", "absent")
-        answer = {"error": said, "threads": [], "processes": []} | dict.fromkeys(told, "")
-    answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended["processes"]])
+        answer = {"error": said, "threads": [], "processes": [], "repeats": []} | dict.fromkeys(told, "")
+    ended_here = [process for process in ended["processes"] if process not in answer["repeats"]]
+    answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended_here])
     return _attempt_here(work) | {"left": ""} if "barred" in answer else answer
 
 
 def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
     """Writes the answer of a child, and ends it, even if `work` has left threads running."""
-    from dslc.probe.leftovers import end_own
+    from dslc.probe.leftovers import end_own, of_repeats
 
     here = os.getpid()
     gc.set_threshold(2_000_000, 20, 1_000)  # libraries make millions of objects that stay: they are looked through less
@@ -65,8 +66,9 @@ def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
     try:
         answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
         if os.getpid() == here:  # else `work` forked, and this is that process
+            repeats = of_repeats()
             threads, processes = end_own()
-            _write(answer | {"threads": threads, "processes": processes}, file)
+            _write(answer | {"threads": threads, "processes": processes, "repeats": repeats}, file)
             sys.stdout.flush()
             sys.stderr.flush()
     finally:

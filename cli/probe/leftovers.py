@@ -20,11 +20,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures.thread import _threads_queues
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")  # they end with their clients
 _SHOWN = 3  # names that a message lists
+
+_repeats: set[int | str] = set()  # processes, and threads in words, that repeated calls of a function have started
 
 
 def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]], None]) -> NoReturn:
@@ -45,6 +49,33 @@ def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]],
         os._exit(0)
 
 
+def counted_once(function: Callable[[], T]) -> Callable[[], T]:
+    """Returns the function of a user, whose first call alone is counted with the threads and processes it leaves."""
+    calls = 0
+
+    def called() -> T:
+        nonlocal calls
+        calls += 1
+        before = _running() if calls > 1 else set()
+        try:
+            return function()
+        finally:
+            if calls > 1:
+                _repeats.update(_running() - before)
+
+    return called
+
+
+def of_repeats() -> list[int]:
+    """Returns the processes that repeated calls have started, and their descendants."""
+    started = [each for each in _repeats if isinstance(each, int)]
+    return [*started, *(child for process in started for child in _descendants(process))]
+
+
+def _running() -> set[int | str]:
+    return {*_descendants(os.getpid()), *(f"thread {thread.ident}" for thread in threading.enumerate())}
+
+
 def end_own() -> tuple[list[str], list[int]]:
     """Ends the processes that `multiprocessing` started in this one. Returns the names of the threads that would keep
     Python from ending, and the processes that it would wait for: not daemons, nor the idle threads of an executor.
@@ -53,12 +84,14 @@ def end_own() -> tuple[list[str], list[int]]:
         thread.name
         for thread in threading.enumerate()
         if thread is not threading.main_thread() and not thread.daemon and thread not in _threads_queues
+        if f"thread {thread.ident}" not in _repeats
     ]
     started = multiprocessing.active_children()
     for process in started:
         process.kill()
         process.join()
-    return threads, [process.pid for process in started if process.pid is not None and not process.daemon]
+    pids = [process.pid for process in started if process.pid is not None and not process.daemon]
+    return threads, [pid for pid in pids if pid not in _repeats]
 
 
 def in_words(threads: Sequence[str], processes: Sequence[int]) -> str:

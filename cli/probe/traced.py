@@ -38,6 +38,7 @@ from dslc.dsl.words import plural
 from dslc.probe.adapted import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
 from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.kept import Kept
+from dslc.probe.leftovers import counted_once
 from dslc.probe.looked_at import digest_of, users_modules
 from dslc.probe.network_trial import RealBatch, modules_in_evaluation, try_network, undone
 from dslc.probe.own_code import (
@@ -192,7 +193,7 @@ def _traced_model(
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import facts_of_made
 
-        adapted = with_adapter(job, make)
+        adapted = with_adapter(job, counted_once(make))
         called = _is_called(job, source)
         return to_json(_told(job, adapted, source, real, files) if called else facts_of_made(adapted))
 

@@ -115,8 +115,12 @@ def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts, repor
         "W0641",
         f"{cause}: training agrees with one process in distribution only",
         network_span(job),
-        help="each step finds out which parameters the ranks have used; the network's parameters are gathered as one "
-        "unit under `zero = 2` and 3",
+        help=(
+            "leave it if each may draw for itself, as with dropout"
+            if facts.repeats
+            else "draw from `random`, `numpy.random` or `torch`, which are seeded, so that a training repeats itself"
+        )
+        + "; for the numbers of one process take the path without a draw, or one rank and one micro-batch",
     )
 
 
