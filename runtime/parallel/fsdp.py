@@ -165,12 +165,11 @@ def _counts(axes: Mesh, mesh: Any) -> Callable[[Tensor], bool]:
 
 
 def _counts_of_parts(mesh: Any) -> Callable[[Tensor], bool]:
-    """Returns a function: true of a gradient if this rank counts what it holds: its rows; on the first rank the whole,
-    too.
+    """Returns a function: true of a gradient that this rank counts, of the ranks of its replica. Each counts its rows,
+    and the first one whole parameters as well.
     """
-    first = mesh.ndim == 1 or mesh.get_local_rank("replicas") == 0
-    leads = mesh.get_rank() == 0
-    return lambda parameter: first if hasattr(parameter, "to_local") else leads
+    first = mesh.get_local_rank(mesh.ndim - 1) == 0
+    return lambda parameter: first or hasattr(parameter, "to_local")
 
 
 def _check(job: JobProgram, model: nn.Module) -> None:

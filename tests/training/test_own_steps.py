@@ -69,6 +69,16 @@ def test_each_sharding_trains_and_resumes_as_one_process(
         np.testing.assert_allclose(resumed.weights[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize(("ranks", "zero"), [(2, 1), (4, 3)])
+def test_each_replica_clips_by_the_whole_norm(launcher: Launcher, job: Path, ranks: int, zero: int) -> None:
+    """The scale is whole on each rank, and all else in rows of one rank or of two."""
+    clip = "train.clip=0.05"
+    found = train_job(
+        launcher, job, clip, f"devices.cpus={ranks}", f"parallelism.zero={zero}", "parallelism.replicas=2"
+    )
+    agree(train_job(launcher, job, clip), found)
+
+
 @pytest.mark.parametrize(("precision", "zero"), [("bf16", 2), ("bf16(level = O2)", 3), ("fp16", 1)])
 def test_low_precision_is_that_of_one_process(launcher: Launcher, job: Path, precision: str, zero: int) -> None:
     set = (f"train.precision={precision}", 'model.network=python("own_steps:Pair", norm = false)')
