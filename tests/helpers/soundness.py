@@ -331,7 +331,8 @@ def _line(found: dict[str, Any], expected: dict[str, Any], tolerance: float, rea
 
 def _unsteady(ready: Ready) -> bool:
     """True if rounding may move a parameter a whole learning rate: a bias before batch norm, with Adam and its like."""
-    return ready.program.optimizer.kind.lower() != "sgd" and "BatchNorm" in repr(ready.program.model)
+    model = ready.compiled.analysis.model
+    return ready.program.optimizer.kind.lower() != "sgd" and model is not None and bool(model.batch_norm)
 
 
 def _weights(found: Trained, expected: Trained, tolerance: Tolerance) -> None:
