@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from dslc.launching.restarted import folder_of
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
 from dslc.run_folder import Occupied, make_folder, refuse_run
 from dslc.runs import Ready, launch, show_failure, train
-from dslc.runtime.launchers.known import LAUNCHERS
+from dslc.runtime.launchers.known import LAUNCHERS, worlds
 from dslc.system_errors import in_words
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
-SPEAKER_PATIENCE = 30.0  # seconds that a process with nothing to say leaves to the one that has
+SPEAKER_PATIENCE = 30.0  # seconds that a process with nothing to say leaves to one that has, on another host
+UNSEEN_SPEAKER = 600.0  # seconds, where the launcher ends all others when that one has left
 _FOR_PROCESSES = "the job takes {} processes, which one command starts"
 
 
@@ -57,7 +59,8 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
     """Trains with those that come to the rendezvous, or that the launcher has started, and returns the exit status that
     `then` gives for the outcome, the report (on the keeper) and the run directory. Raises NotMet, and Occupied.
 
-    The keeper ends last: mpirun ends the others soon after one process has ended with an error.
+    The keeper writes all before another ends: mpirun ends the others soon after one process has ended with an error.
+    Then the others end after it: that of MPICH can lose the exit status of processes that end at the same moment.
     """
     from dslc.runtime.hosts.company import meet
     from dslc.runtime.hosts.meetings import Meeting
@@ -90,6 +93,8 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
             show_failure(outcome)  # in place of rank 0, which is lost
         status = then(outcome, report, folder)
         company.let_end()
+        if status and world is not None and not world.speaks:
+            _wait_for_local_speaker(world)
         return status
     except (Occupied, OSError) as error:
         company.leave(in_words(error) if isinstance(error, OSError) else str(error))
@@ -101,13 +106,42 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
 def wait_for_speaker(world: World | None) -> None:
     """Waits, in a process that leaves with nothing said, for the one that speaks: torchrun and mpirun end all others as
     soon as one has left with an error. They end this one when the other has left; else it leaves by itself.
+
+    A speaker on this host is waited for until it ends, and one that is not seen here for some time.
     """
     from dslc.runtime.process.lifetime import end_with
 
     if world is None or world.speaks or world.size == 1:
         return
     end_with(os.getppid())  # the launcher
-    time.sleep(SPEAKER_PATIENCE)
+    if not _wait_for_local_speaker(world):
+        time.sleep(UNSEEN_SPEAKER if LAUNCHERS[world.word].ends_others else SPEAKER_PATIENCE)
+
+
+def _wait_for_local_speaker(world: World) -> bool:
+    """Waits for the end of the process that speaks, if the same launcher has started it on this host; else returns
+    False.
+    """
+    from dslc.runtime.process.lifetime import ending
+
+    speaker = _speaker_of(world, os.getppid())
+    handle = ending(speaker, -1) if speaker is not None else -1
+    if handle < 0:
+        return False
+    select.select([handle], [], [])
+    os.close(handle)
+    return True
+
+
+def _speaker_of(world: World, launcher: int) -> int | None:
+    """Returns the process that speaks, if the same parent has started it on this host."""
+    from dslc.runtime.process.lifetime import environments_of_children
+
+    for process, environ in environments_of_children(launcher).items():
+        sibling = worlds(environ).get(world.word)
+        if sibling is not None and not sibling.fault and sibling.speaks:
+            return process
+    return None
 
 
 def tell_fault(world: World, where: Whereabouts, fault: str) -> bool:

@@ -57,5 +57,10 @@ def _control_port() -> str:
 
 
 LAUNCHER = Launcher(
-    word="mpi", sign="OMPI_COMM_WORLD_SIZE or PMI_SIZE", start="mpirun -np {ranks}", read=_read, join=_join
+    word="mpi",
+    sign="OMPI_COMM_WORLD_SIZE or PMI_SIZE",
+    start="mpirun -np {ranks}",
+    read=_read,
+    join=_join,
+    ends_others=True,
 )

@@ -100,4 +100,5 @@ LAUNCHER = Launcher(
     start="torchrun --nnodes {nodes} --nproc-per-node {processes} -m",
     read=_read,
     join=_join,
+    ends_others=True,
 )

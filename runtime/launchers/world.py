@@ -42,7 +42,8 @@ class Launcher:
 
     `read` returns the place of this process, or None if the launcher has not started it. `join` returns where the
     processes meet, or raises NotMet; it is given the beginning of a path that all processes have alike. `start` stands
-    before `dslc run`, with numbers by their names in braces.
+    before `dslc run`, with numbers by their names in braces. One that `ends_others` does so as soon as one of its
+    processes has left with an error.
     """
 
     word: str  # of the job: "torchrun"
@@ -50,6 +51,7 @@ class Launcher:
     start: str
     read: Callable[[Mapping[str, str]], World | None]
     join: Callable[[World, Mapping[str, str], str], Door]
+    ends_others: bool = False
 
 
 def read_world(

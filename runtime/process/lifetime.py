@@ -49,6 +49,16 @@ def ending(process: int, otherwise: int) -> int:
         return otherwise
 
 
+def environments_of_children(parent: int) -> dict[int, dict[str, str]]:
+    """Returns the environment with which each child of a process was started, of those that can be read (Linux)."""
+    environments = {}
+    for child in _children(parent):
+        with contextlib.suppress(OSError), open(f"/proc/{child}/environ", "rb") as file:
+            entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
+            environments[child] = {name: value for name, _, value in entries if name}
+    return environments
+
+
 # ------------------------------------------------------------------------------------------- those that are stopped
 
 

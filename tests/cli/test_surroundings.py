@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -177,38 +175,6 @@ def test_nodes_on_which_an_elastic_job_does_not_train(word: str, environ: Mappin
     assert ready is None
     (error,) = report.errors
     assert error.code == "E0810" and said in error.message
-
-
-# Shows, in place of waiting, for how long a process with nothing to say would wait for the one that has.
-WAITS = """
-import sys
-from dslc.launching import hosts
-from dslc.main import main
-
-hosts.time.sleep = lambda seconds: print(f"waits {seconds:g} s")
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize(
-    "settings, status, said",
-    [
-        (("launch.with=local()",), 1, "error[E0809]"),
-        (("launch.with=torchrun()", "sweep.train.seed=[0, 1]"), 2, "a sweep runs on one node"),
-    ],
-)
-def test_a_process_with_nothing_to_say_waits_for_the_one_that_has(
-    settings: Sequence[str], status: int, said: str
-) -> None:
-    """torchrun ends all others as soon as one has left with an error."""
-    chosen = (word for each in ("devices.cpus=2", *settings) for word in ("--set", each))
-    words = ["run", str(EXAMPLES / "digits.plt"), *chosen]
-    for rank in ("1", "0"):
-        environ = {**os.environ, **TORCHRUN, "RANK": rank, "LOCAL_RANK": rank}
-        ended = subprocess.run([sys.executable, "-c", WAITS, *words], env=environ, capture_output=True, text=True)
-        assert ended.returncode == status, ended.stderr
-        assert (said in ended.stderr) == (rank == "0")
-        assert ended.stdout == ("waits 30 s\n" if rank == "1" else "")
 
 
 @pytest.mark.parametrize(

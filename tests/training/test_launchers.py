@@ -252,6 +252,72 @@ def test_mpirun_around_another_job_is_said_once(
     assert not (job.parent / "run").exists()
 
 
+# ----------------------------------------------------------------------------------------- processes that say nothing
+
+# Holds the process of rank 0 until something is written to the pipe PIPE.
+HELD = 'if [ "${LOCAL_RANK:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" = 0 ]; then read -r < PIPE; fi; exec "$@"'
+OF_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+ELASTIC = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=1"]
+SWEEP = "sweep.train.seed=[0, 1]"
+
+
+@pytest.mark.parametrize(
+    "command, chosen, said",
+    [
+        pytest.param(OF_TORCHRUN, ("launch.with=local()",), "error[E0809]", id="torchrun"),
+        pytest.param([*MPI["open mpi"], "-np", "2"], ("launch.with=mpi()", SWEEP), "a sweep runs on one", id="mpirun"),
+        pytest.param(
+            [*OF_TORCHRUN[:-1], *ELASTIC, "--no-python"],
+            ("devices.nodes=2..4",),
+            "error[E0810]",
+            id="elastic torchrun",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            [*MPI["mpich"], "-np", "2"],
+            ("launch.with=local()",),
+            "error[E0809]",
+            id="mpich",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(OF_TORCHRUN, (SWEEP,), "a sweep runs on one", id="torchrun, a sweep", marks=pytest.mark.long),
+    ],
+)
+def test_the_process_that_speaks_is_waited_for(
+    job: Path, command: list[str], chosen: tuple[str, ...], said: str
+) -> None:
+    """torchrun and mpirun end all others as soon as one has left with an error. The speaker begins when the other one
+    waits for it.
+    """
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {command[0]}")
+    pipe = job.parent / "pipe"
+    os.mkfifo(pipe)
+    dslc = [sys.executable, "-m", "dslc", "run", str(job), "--out", str(job.parent / "run"), *settings(*chosen)]
+    held = ["bash", "-c", HELD.replace("PIPE", str(pipe)), "held", *dslc]
+    with started(job.parent, [[*command, *held]]) as (running,):
+        until(lambda: any(map(waits_for_a_process, dslc_processes(running))), [running])
+        with open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w") as opened:
+            opened.write("\n")
+        status, told = running.end()
+        assert not running.left()
+    assert status != 0 and told.count(said) == 1, told
+
+
+def dslc_processes(command: Command) -> list[int]:
+    """Returns the processes of a launcher that run dslc."""
+    named = {process: Path(f"/proc/{process}/cmdline") for process in command.processes()}
+    return [process for process, words in named.items() if words.exists() and b"-m\0dslc\0run" in words.read_bytes()]
+
+
+def waits_for_a_process(process: int) -> bool:
+    """True if a process has a descriptor of another one."""
+    try:
+        return any("Pid:" in each.read_text() for each in Path(f"/proc/{process}/fdinfo").iterdir())
+    except OSError:
+        return False  # it has ended
+
+
 # ----------------------------------------------------------------------------------------- hosts of their own addresses
 
 
