@@ -264,19 +264,26 @@ def every_step_once(job: Path, steps: int) -> bool:
 LONG = ("train.steps=200", "checkpoint.every=50 steps")
 
 
-@pytest.mark.parametrize("nodes, steps", [(1, 4000), pytest.param(2, 400, marks=pytest.mark.long)])
-def test_a_submitted_job_that_is_warned_goes_on_by_itself(
-    launcher: Launcher, job: Path, nodes: int, steps: int
-) -> None:
-    """The warning is that of a time limit, before its time."""
-    number = submit(job, *LONG, f"devices.nodes={nodes}", f"train.steps={steps}")
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path, nodes: int) -> None:
+    """The warning is that of a time limit, before its time. Rank 0 is held at a step until it has come."""
+    pipe = job.parent / "pipe"
+    os.mkfifo(pipe)
+    hook = f'hooks = [python("own_hooks:HeldBack", pipe = "{pipe}", rank = 0, at = 30, until = 0)]'
+    job = beside("own_hooks.py", job.parent, JOB.replace("train {\n", f"train {{\n  {hook}\n"))
+    number = submit(job, *LONG, f"devices.nodes={nodes}")
     wait_for(job, "running", step=15)
     subprocess.run(["scancel", "--signal=USR1", number], check=True)
+    until(lambda: "stopping after this step" in said_of(job), between=0.2)
+    writer = os.open(pipe, os.O_WRONLY)  # it waits for the rank
+    pipe.unlink()
+    pipe.touch()  # which holds no rank
+    os.close(writer)
     start_again(number)
     wait_for_the_end(job)
     assert shown(job)[0].state == "done" and f"requeued as job {number}" in said_of(job), said_of(job)
-    assert "resumes after step " in said_of(job) and every_step_once(job, steps)
-    agree(train_job(launcher, job, *ALONE, f"train.steps={steps}"), Trained(job.parent / "run"))
+    assert "resumes after step 30" in said_of(job) and every_step_once(job, 200), said_of(job)
+    agree(train_job(launcher, job, *ALONE, "train.steps=200"), Trained(job.parent / "run"))
 
 
 @pytest.mark.long

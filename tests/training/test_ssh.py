@@ -80,8 +80,13 @@ def command_of(process: int | str) -> bytes:
         return b""
 
 
-def parent_of(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+def is_launcher(process: int) -> bool:
+    """True for the command that on_host.py has started."""
+    try:
+        parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return False  # it has ended
+    return b"dslc.launching.on_host" in command_of(parent).split(b"\0")
 
 
 def of_run(out: Path) -> list[int]:
@@ -126,7 +131,7 @@ def test_a_launcher_that_is_killed_is_started_again(launcher: Launcher, job: Pat
     out, long = job.parent / "run", ("train.steps=300", "checkpoint.every=20 steps")
     with started(job.parent, [here(words(job, *long, "launch.restarts=1"))]) as (running,):
         reach_checkpoint(out, [running])
-        killed = next(each for each in of_run(out) if b"on_host" in command_of(parent_of(each)))
+        killed = next(each for each in of_run(out) if is_launcher(each))
         os.kill(killed, signal.SIGKILL)
         status, said = running.end()
         assert status == 0, said
@@ -202,7 +207,7 @@ def test_hosts_of_an_elastic_job_come_and_go(launcher: Launcher, job: Path, conf
 def launcher_on(host: str, out: Path) -> int:
     """Returns the launcher of the run on a host."""
     there = set(map(int, subprocess.check_output(["ip", "netns", "pids", host]).split()))
-    return next(each for each in of_run(out) if each in there and b"on_host" in command_of(parent_of(each)))
+    return next(each for each in of_run(out) if each in there and is_launcher(each))
 
 
 @pytest.mark.parametrize(
