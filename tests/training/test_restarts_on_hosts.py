@@ -96,6 +96,37 @@ def test_a_host_too_many_leaves_and_takes_the_place_of_a_lost_one(job: Path, out
             assert [each.end()[0] for each in (keeper, newest)] == [130, 130]
 
 
+@pytest.mark.parametrize(
+    "more, others",
+    [
+        pytest.param((), ("--out", "other"), id="another folder"),
+        pytest.param((), (), id="a folder of its own", marks=pytest.mark.long),
+        pytest.param(("--set", "devices.nodes=1..2"), ("--out", "other"), id="elastic", marks=pytest.mark.long),
+    ],
+)
+def test_a_launcher_of_another_run_takes_no_place_of_a_lost_one(
+    job: Path, out: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    """The same job, secret and rendezvous, and another run directory: it leaves with the reason, and writes nothing."""
+    monkeypatch.setenv("DSLC_RUN_TOKEN", "a secret of all runs of this user")
+    words = both(job, "--set", "train.steps=1000000", *more, out=out)
+    stranger = [word for word in words[0] if word not in ("--out", str(out))]
+    stranger += [str(job.parent / word) if word == "other" else word for word in others]
+    with started(job.parent, words) as commands:
+        reach_checkpoint(out, commands)
+        keeper, other = sorted(commands, key=lambda each: not listening(each.process.pid))
+        lose(other, keeper)
+        with started(job.parent / "strange", [["env", "-C", str(job.parent), *stranger]]) as (strange,):
+            status, said = strange.end()
+        assert status == 2 and "the hosts differ in --out" in said, said
+        keeper.wait_for(" was not taken: ")
+        assert not (job.parent / "other" / "metrics.jsonl").exists() and not list(job.parent.glob("runs/*/*"))
+        with started(job.parent / "right", words[:1]) as (right,):
+            keeper.wait_for("resumes after step ")
+            right.process.send_signal(signal.SIGINT)
+            assert [each.end()[0] for each in (keeper, right)] == [130, 130]
+
+
 class Drawn:
     """Two launchers and what hits them: a rank or a launcher, which is started again, at moments that are drawn."""
 
