@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dslc.compiler.common.untrusted_files import recreate_file, replacing
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.plan_facts import facts_of
@@ -159,7 +160,7 @@ def lay_down(ready: Ready, folder: str) -> None:
         ("plan.json", plan.text()),
     ):
         path = os.path.join(folder, name)
-        with naming(path), open(path, "w", encoding="utf-8") as file:
+        with naming(path), replacing(path) as file:
             file.write(text)
     write_program(folder, ready.program, ready.places)
 
@@ -239,7 +240,9 @@ def _start_drawing(folder: str) -> subprocess.Popen[bytes]:
     It is a fresh process because a thread of this one would disturb the fork that starts the ranks.
     """
     plan, picture = os.path.join(folder, "plan.json"), os.path.join(folder, "plan.svg")
-    with open(os.path.join(folder, "logs", "draw.log"), "wb") as log:
+    with contextlib.suppress(OSError):
+        os.unlink(picture)  # it may be a link, or a pipe
+    with open(recreate_file(os.path.join(folder, "logs", "draw.log")), "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "dslc.commands.render", plan, picture],
             stdin=subprocess.DEVNULL,

@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from dslc.compiler.common.untrusted_files import open_to_append
 from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
 from dslc.runtime.data import sample_numbers
 from dslc.runtime.data.batches import of_dead_worker
@@ -132,9 +133,9 @@ def _print_to(path: str, goes_on: bool) -> None:
     training appends to it.
     """
     try:
-        _send_to(path, os.O_CREAT | os.O_APPEND | (0 if goes_on else os.O_TRUNC))
+        _send_to(open_to_append(path, truncate=not goes_on))
     except OSError:
-        _send_to(os.devnull)  # the launcher reports this, on the streams that are its own
+        _send_to(os.open(os.devnull, os.O_WRONLY))  # the launcher reports this, on the streams that are its own
         raise
     # The parent's streams may be something else than files (a test's, a notebook's).
     sys.stdout, sys.stderr = (
@@ -158,8 +159,7 @@ class _Log(io.FileIO):
             return memoryview(content).nbytes
 
 
-def _send_to(path: str, how: int = 0) -> None:
-    log = os.open(path, os.O_WRONLY | how, 0o644)
+def _send_to(log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
+from dslc.dsl.files import open_file
 from dslc.runtime.process.whose_code import is_users
 
 _BEYOND = ("subprocess.", "socket.connect", "socket.bind", "os.system", "os.exec", "os.posix_spawn", "os.fork", "glob.")
@@ -102,10 +103,13 @@ def users_modules() -> Iterator[str]:
 
 
 def digest_of(path: str) -> str:
-    """Returns the digest of a file's content; "" for none that can be read, or a folder."""
+    """Returns the digest of a file's content; "" for none that can be read, a folder, a device or a pipe."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open_file(path) as file:
+            digest = hashlib.sha256()
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+            return digest.hexdigest()
     except OSError:
         return ""
 

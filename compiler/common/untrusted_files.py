@@ -1,16 +1,20 @@
 """Reads and writes files in folders that other users can write to: run directories, checkpoints, data.
 
 Model: a forged file is a device, a pipe, a link, or text without end. Reading takes regular files alone, a bounded
-number of bytes, and JSON whose whole numbers fit 64 bits. Writing follows no link: it replaces the link itself.
+number of bytes, and JSON whose whole numbers fit 64 bits. Writing follows no link: it replaces the link itself, and
+what is appended to has to be a regular file.
 
-Contract: every fault is an OSError or a ValueError, which callers report or pass over. No call waits for a writer.
+Contract: every fault is an OSError or a ValueError, which callers report or pass over. No call waits for a writer or a
+reader.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
 
@@ -20,11 +24,13 @@ __all__ = [
     "TooLarge",
     "create_file",
     "open_file",
+    "open_to_append",
     "parse_json",
     "read_bytes",
     "read_json",
     "read_lines",
     "read_text",
+    "recreate_file",
     "replacing",
 ]
 
@@ -70,12 +76,33 @@ def create_file(path: str, mode: int = 0o666) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
+def recreate_file(path: str) -> int:
+    """Creates a file in place of what has that name, and returns its descriptor. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return create_file(path)
+
+
+def open_to_append(path: str, *, truncate: bool = False) -> int:
+    """Opens a regular file, which is created if it is not there, and returns its descriptor. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    special = OSError(errno.EINVAL, "it is a device, a pipe or a link, not a file", path)
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError as error:
+        raise special if error.errno in (errno.ENXIO, errno.ELOOP) else error from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise special
+    if truncate:
+        os.ftruncate(descriptor, 0)
+    return descriptor
+
+
 @contextlib.contextmanager
 def replacing(path: str, *, newline: str | None = None) -> Iterator[TextIO]:
     """Opens a new file that takes the place of `path` when the context ends. Raises OSError."""
     part = f"{path}.part"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(part)
-    with open(create_file(part), "w", encoding="utf-8", newline=newline) as file:
+    with open(recreate_file(part), "w", encoding="utf-8", newline=newline) as file:
         yield file
     os.replace(part, path)

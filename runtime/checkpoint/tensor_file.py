@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from dslc.compiler.common.untrusted_files import recreate_file
 from dslc.runtime.process.records import naming
 
 # Bytes of a number, by the names that the format has for dtypes.
@@ -48,7 +49,7 @@ def writing(path: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]
     head = _header(entries, metadata)
     part = path + ".part"
     try:
-        with naming(path), open(part, "wb") as file:
+        with naming(path), open(recreate_file(part), "wb") as file:
             file.write(head)
             yield file
             written, wanted = file.tell() - len(head), sum(entry.bytes for entry in entries.values())

@@ -44,6 +44,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dslc.compiler.common.untrusted_files import replacing
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.ir.traffic import When
@@ -104,7 +105,7 @@ class Measure:
         }
         path = _path(run_dir, self._rank)
         os.makedirs(os.path.dirname(path), exist_ok=True)  # someone may have removed the logs
-        with naming(path), open(path, "w", encoding="utf-8") as file:
+        with naming(path), replacing(path) as file:
             json.dump(found, file)
 
 
@@ -150,7 +151,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], steps: int) -> dict[str,
         "ranks": [_rank(run_dir, plan, rank) for rank in range(_world_size(plan))],
     }
     path = os.path.join(run_dir, NAME)
-    with naming(path), open(path, "w", encoding="utf-8") as file:
+    with naming(path), replacing(path) as file:
         json.dump(report, file, indent=1)
         file.write("\n")
     return report

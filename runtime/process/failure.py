@@ -40,6 +40,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
@@ -485,7 +486,7 @@ def _last_words(path: str) -> tuple[str, ...]:
 
 def _end_of(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(max(0, os.path.getsize(path) - READ))
             return file.read().decode(errors="replace")
     except OSError:

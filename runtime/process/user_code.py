@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from dslc.compiler.common.untrusted_files import recreate_file
 from dslc.compiler.ir.program import PythonFunction
 from dslc.runtime.process.handed_over import GIVEN, HANDED_OVER
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -36,7 +37,7 @@ def hand_over(functions: Iterable[str], path: str) -> None:
         return
     import cloudpickle  # type: ignore[import-untyped]
 
-    with open(path, "wb") as file:
+    with open(recreate_file(path), "wb") as file:
         cloudpickle.dump(objects, file)
 
 

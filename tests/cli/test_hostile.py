@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from helpers.commands import DSLC, dslc
 from helpers.hostile import COMMANDS, NAMED, Attack, attack, drawn, gpt, lay, many, written
-from helpers.paths import HELPERS
+from helpers.limited_process import LimitedProcess, faults_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,23 +30,11 @@ class Attacked:
     """The process that runs attacks, with the result of each."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        command = [sys.executable, str(HELPERS / "limited.py"), str(folder)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._folder, self._process = folder, LimitedProcess(folder)
+        self.close = self._process.close
 
     def by(self, which: str | int) -> list[dict[str, Any]]:
-        assert self.process.stdin and self.process.stdout
-        commands = lay(NAMED[which]() if isinstance(which, str) else drawn(which), self.folder)
-        self.process.stdin.write(json.dumps(commands) + "\n")
-        self.process.stdin.flush()
-        told: list[dict[str, Any]] = json.loads(self.process.stdout.readline())
-        return told
-
-    def close(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        return self._process.run(lay(NAMED[which]() if isinstance(which, str) else drawn(which), self._folder))
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +44,16 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     made.close()
 
 
-def faults(told: list[dict[str, Any]]) -> list[str]:
-    return [f"{each['command']}: {', '.join(each['faults'])}\n{each['end']}" for each in told if each["faults"]]
-
-
 @pytest.mark.parametrize("name", NAMED)
 def test_the_worst_of_each_kind(name: str, attacked: Attacked) -> None:
-    assert not faults(attacked.by(name))
+    assert not faults_of(attacked.by(name))
 
 
 def test_what_is_drawn(attacked: Attacked) -> None:
     @given(st.integers(0, 2**32))
     @settings(max_examples=100)
     def holds(seed: int) -> None:
-        assert not faults(attacked.by(seed))
+        assert not faults_of(attacked.by(seed))
 
     holds()
 
@@ -86,8 +69,8 @@ def test_five_thousand(attacked: Attacked) -> None:
             counts, (seconds, size) = ended[each["command"]], most[each["command"]]
             counts[each["code"]] = counts.get(each["code"], 0) + 1
             most[each["command"]] = [max(seconds, each["seconds"]), max(size, each["megabytes"])]
-        if faults(told):
-            found[seed] = faults(told)
+        if faults_of(told):
+            found[seed] = faults_of(told)
     for command in COMMANDS:
         print(command, dict(sorted(ended[command].items())), "at most {:.2f} s, {:.0f} MB".format(*most[command]))
     assert not found
