@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -263,7 +264,7 @@ class _Logger:
             with at(self.function.line, f"the logger `{self.name}`{what}"):
                 act()
         except Exception as error:  # of a library, which may have classes of its own for it
-            if not _is_of_network(error):
+            if not is_of_service(error):
                 raise
             self.reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             return False
@@ -322,13 +323,32 @@ class Loggers:
                 self._tell(f"the logger `{each.name}` missed {records} ({each.reason}); metrics.jsonl has all of them")
 
 
-def _is_of_network(error: BaseException | None) -> bool:
-    """True if an exception is one of the system, or follows from one: no name, a timeout, a refused connection."""
+# Names of exceptions of libraries that derive from no OSError, as those of grpc, wandb, redis and sqlalchemy.
+_OF_SERVICE = re.compile(
+    r"\w*(Connect|Connection|Disconnected|Comm|Rpc|Timeout|TimedOut|Transport|Network|Unavailable|Unreachable|"
+    r"Operational|RateLimit)(Error|Exception)?"
+)
+_BUSY = (408, 425, 429)  # status codes of HTTP that ask to come back
+
+
+def is_of_service(error: BaseException | None) -> bool:
+    """True if an exception says that a service or a file cannot be used, or follows from one that does: no name, a
+    refused connection, a timeout, a server's own error, a folder that cannot be written.
+    """
     while error is not None:
-        if isinstance(error, OSError):
+        status = _http_status(error)
+        named = any(_OF_SERVICE.fullmatch(each.__name__) for each in type(error).__mro__)
+        if isinstance(error, OSError) or named or status >= 500 or status in _BUSY:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _http_status(error: BaseException) -> int:
+    """Returns the status code of HTTP that an exception of a library has; 0 without one."""
+    holders = (error, getattr(error, "response", None))
+    codes = (getattr(holder, name, None) for holder in holders for name in ("status_code", "status", "code"))
+    return next((code for code in codes if isinstance(code, int)), 0)
 
 
 # ------------------------------------------------------------------------------------------- before any rank starts

@@ -12,7 +12,6 @@ Limits: the rate is that of the steps between two looks. It leaves out the first
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any, Protocol, TextIO
 from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.failure import Outcome, in_words
-from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers
+from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers, parse_record
 from dslc.runtime.process.run_status import Beat
 from dslc.runtime.process.screen import drop, readable
 from dslc.runtime.process.stop import Board
@@ -54,6 +53,7 @@ class Watch:
         self._hosts = ""
         self._noted = 0  # bytes of the lines on the board that are shown
         self._events = job.tensorboard  # are written for TensorBoard
+        self._dropped = ""  # why they are not written any more
         self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
         self.interval = LOOKS[self._fancy]
 
@@ -74,9 +74,9 @@ class Watch:
             self._records = Follower(os.path.join(self._run_dir, NAME), self._board.records)
         for line in self._records.new() if self._records is not None else ():
             try:
-                record: Record = json.loads(line)
+                record = parse_record(line.encode())
             except ValueError:
-                continue  # cut off when the disk was full
+                continue  # cut off when the disk was full, or written by another
             self._last[record["split"]] = record
             with self._screened():
                 self._shown(record["step"]).record(record)
@@ -179,6 +179,9 @@ class Watch:
                 self._display.close(outcome.steps)
             if outcome.failure is None:
                 print(self._summary(outcome), file=self._screen, flush=True)
+            if self._dropped:
+                told = f"TensorBoard has not all records ({self._dropped}); metrics.jsonl has"
+                print(readable(told), file=self._screen, flush=True)
         if outcome.failure is None or not outcome.failure.goes_on:  # else it counts as cut off (launching/cut_off.py)
             self._tell_end(outcome)
 
@@ -217,9 +220,9 @@ class Watch:
         try:
             yield
         except OSError as error:
-            self._tensorboard, self._events = None, False
+            self._tensorboard, self._events, self._dropped = None, False, str(error)
             with self._screened():
-                self._say(f"nothing more is written for TensorBoard: {error}")
+                self._say(f"nothing more is written for TensorBoard: {self._dropped}")
 
     def _say(self, text: str) -> None:
         if self._display is None:

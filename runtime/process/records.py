@@ -21,7 +21,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dslc.compiler.common.untrusted_files import LINE_LIMIT, open_file, parse_json, read_lines, replacing
+from dslc.compiler.common.untrusted_files import (
+    LINE_LIMIT,
+    open_file,
+    open_to_append,
+    parse_json,
+    read_lines,
+    replacing,
+)
 
 NAME = "metrics.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
@@ -54,7 +61,7 @@ class Records:
         with naming(path), replacing(path) as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._file = open(open_to_append(path), "ab", buffering=0)  # noqa: SIM115
         self.begin = os.path.getsize(path)
 
     def write(self, record: Record) -> None:
@@ -132,7 +139,7 @@ def _read(run_dir: str) -> tuple[list[Record], list[str]]:
         with open_file(os.path.join(run_dir, NAME)) as file:
             for number, line in enumerate(read_lines(file), 1):
                 try:
-                    found.append(_record(line))
+                    found.append(parse_record(line))
                 except ValueError as error:  # also if it is not UTF-8, or not JSON
                     damaged.append(f"line {number} cannot be read ({error})")
     except FileNotFoundError:
@@ -142,14 +149,23 @@ def _read(run_dir: str) -> tuple[list[Record], list[str]]:
     return found, damaged
 
 
-def _record(line: bytes) -> Record:
-    """Returns the record in a line. Raises ValueError."""
+def parse_record(line: bytes) -> Record:
+    """Returns the record in a line. Raises ValueError if there is none: others may have written it."""
     told = parse_json(line.decode())
     if not isinstance(told, dict) or type(told.get("step")) is not int or not isinstance(told.get("split"), str):
         raise ValueError("it is not a record of a step")
     if type(told.get("seconds", 0)) not in (int, float):
         raise ValueError("its seconds are no number")
+    if not all(name.isprintable() for name in (*told, told["split"])):
+        raise ValueError("a name in it has control characters")
+    odd = next((name for name, value in numbers(told) if name != "split" and not _is_number(value)), None)
+    if odd is not None:
+        raise ValueError(f"its `{odd}` is no number")
     return told
+
+
+def _is_number(value: object) -> bool:
+    return value is None or type(value) in (int, float)
 
 
 def note(run_dir: str, text: str, whole: str = "") -> None:
@@ -157,7 +173,8 @@ def note(run_dir: str, text: str, whole: str = "") -> None:
     nothing if that fails.
     """
     print(whole or text, flush=True)
-    with contextlib.suppress(OSError), open(os.path.join(run_dir, NOTES), "a", encoding="utf-8") as file:
+    path = os.path.join(run_dir, NOTES)
+    with contextlib.suppress(OSError), open(open_to_append(path), "a", encoding="utf-8") as file:
         file.write(" ".join(text.split()) + "\n")
 
 
@@ -172,9 +189,14 @@ class Follower:
         try:
             with open_file(self._path) as file:
                 file.seek(self._at)
-                while (line := file.readline(LINE_LIMIT)).endswith(b"\n"):
-                    self._at += len(line)
-                    yield line.decode(errors="replace")
+                while line := file.readline(LINE_LIMIT):
+                    if line.endswith(b"\n"):
+                        self._at += len(line)
+                        yield line.decode(errors="replace")
+                    elif len(line) == LINE_LIMIT:
+                        self._at += len(line)  # of a line that no training writes
+                    else:
+                        break
         except OSError:
             return  # it is not there, or not at the moment
 
@@ -198,7 +220,8 @@ class Lines:
         for line in self._follower.new():
             if line not in self._seen:
                 self._seen.add(line)
-                yield _record(line.encode())
+                with contextlib.suppress(ValueError):  # written by another, as by an editor
+                    yield parse_record(line.encode())
 
 
 class TensorBoard:

@@ -141,6 +141,65 @@ class Absent(File):
         open(path, "x").close()
 
 
+class Remote:
+    """A logger of a service at a port, by grpc."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def log(self, record: dict[str, Any]) -> None:
+        import grpc
+
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            channel.unary_unary("/service/log")(json.dumps(record).encode(), timeout=5)
+
+
+class Web:
+    """A logger of a service that answers each record with a status of HTTP."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def log(self, record: dict[str, Any]) -> None:
+        error = RuntimeError(f"the server answers {self.status}")
+        error.status_code = self.status  # type: ignore[attr-defined]  # as libraries do
+        raise error
+
+
+class Events:
+    """A logger that writes for TensorBoard into a folder."""
+
+    def __init__(self, folder: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder)
+
+    def log(self, record: dict[str, Any]) -> None:
+        self._writer.add_scalar("step", record["step"], record["step"])
+
+
+class Occupies:
+    """Puts a file where the run's folder for TensorBoard would be."""
+
+    def start(self, context: Any) -> None:
+        with open(os.path.join(context.folder, "tensorboard"), "x", encoding="utf-8"):
+            pass
+
+
+class Forges:
+    """Writes lines that no training writes into the records of a run, as another process could."""
+
+    def after_step(self, context: Any) -> None:
+        odd = ("x", [[]], {"a": "x"}, None, True, -1, 1 << 70)
+        lines = [b'{"a":' * 100_000, b"\xff", b"[]", b"9" * 5000, b"x" * (3 << 20)]
+        for value in odd:
+            for name in ("step", "split", "seconds", "loss", "\x1b[31m"):
+                line = {"step": 1, "split": "train", "seconds": 1.0, "samples": 1, "loss": 1.0, name: value}
+                lines.append(json.dumps(line).encode())
+        with open(os.path.join(context.folder, "metrics.jsonl"), "ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+
+
 class Weights:
     """Leaves the weights and statistics of a rank before the first step and after each."""
 

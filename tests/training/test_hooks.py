@@ -13,6 +13,8 @@ from helpers.paths import HELPERS
 from helpers.trained import Trained, ready, train_job
 
 from dslc.front import check_one
+from dslc.runtime.hosts.wire import listen
+from dslc.runtime.loop.hooks import is_of_service
 from dslc.runtime.process.failure import Failure, describe
 
 JOB = """
@@ -148,6 +150,49 @@ def test_a_logger_whose_service_is_away_misses_records(launcher: Launcher, job: 
     assert "missed the record of step 2 (RuntimeError: no answer), and the training goes on" in log
     assert "`own_hooks:File` missed 1 record (RuntimeError: no answer); metrics.jsonl has all of them" in log
     assert "the logger `own_hooks:Absent` gets no records, as it cannot be made (FileNotFoundError" in log
+
+
+def test_services_that_cannot_be_used_end_no_training(launcher: Launcher, job: Path) -> None:
+    """By grpc, by HTTP and in files of TensorBoard, the run's own too: it is told when it happens, and at the end."""
+    (job.parent / "file").touch()
+    with listen("127.0.0.1") as closed:
+        port = closed.getsockname()[1]
+    loggers = [f'Remote", port = {port}', 'Web", status = 503', f'Events", folder = "{job.parent / "file" / "in"}"']
+    calls = ", ".join(f'python("own_hooks:{each})' for each in loggers)
+    trained = train_job(launcher, job, f"log.loggers=[{calls}]", hook("Occupies"))
+    log = (trained.folder / "logs" / "rank-0.log").read_text() + trained.shown
+    assert len(trained.lines) == 4 and "the logger `own_hooks:Remote` missed the record of step 1" in log
+    assert "the logger `own_hooks:Events` gets no records, as it cannot be made (NotADirectoryError" in log
+    for name in ("Remote", "Web", "Events"):
+        assert f"`own_hooks:{name}` missed 4 records (" in log, log
+    last = trained.shown.splitlines()[-1]
+    assert last.startswith("TensorBoard has not all records (") and "/tensorboard" in last, trained.shown
+
+
+def test_lines_of_another_in_the_records_end_no_training(launcher: Launcher, tmp_path: Path, job: Path) -> None:
+    made = ready(job, hook("Forges"))
+    (tmp_path / "run").mkdir()
+    outcome, shown = launcher.launch(made.program, made.places, tmp_path / "run")
+    assert outcome is not None and outcome.failure is None and outcome.steps == 4, shown
+    assert "\x1b" not in shown and "Traceback" not in shown and "step 4/4" in shown, shown
+
+
+def test_a_request_that_is_wrong_ends_the_training(launcher: Launcher, tmp_path: Path, job: Path) -> None:
+    found, text = failure(launcher, tmp_path / "run", job, 'log.loggers=python("own_hooks:Web", status = 400)')
+    assert found.message == "RuntimeError: the server answers 400" and "in the logger `own_hooks:Web`" in text
+
+
+@pytest.mark.parametrize(
+    "name, is_one",
+    [
+        *((name, True) for name in ("CommError", "ServiceUnavailable", "ReadTimeout", "_InactiveRpcError", "Timeout")),
+        *((name, True) for name in ("ServerDisconnectedError", "OperationalError", "APIConnectionError", "TimedOut")),
+        *((name, False) for name in ("CommandError", "ConnectorTypeError", "UsageError", "ValueError", "Transported")),
+    ],
+)
+def test_an_exception_of_a_service_is_known_by_its_class(name: str, is_one: bool) -> None:
+    error: Exception = type(name, (Exception,), {})("no")
+    assert is_of_service(error) is is_one is is_of_service(type("Derived", (type(error),), {})("no"))
 
 
 @pytest.mark.parametrize(
