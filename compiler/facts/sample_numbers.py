@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from dslc.compiler.facts.source_look import Absent, Broken, size_of
 from dslc.compiler.facts.sources import npy_header
 from dslc.dsl.files import open_file
@@ -13,7 +15,7 @@ def count_of(path: str, name: str) -> int:
     size_of(path)
     try:
         with open_file(path) as stream:
-            shape, kind = npy_header(stream)
+            shape, kind = npy_header(stream, os.fstat(stream.fileno()).st_size)
     except OSError as error:
         raise Absent(f"{error.strerror}: {name}", "a file that can be read") from error
     except Exception as error:  # any kind: the bytes of another format lead anywhere

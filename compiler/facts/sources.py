@@ -13,6 +13,7 @@ sources that need a library or the user's code, `parquet(…)`, `datasets(…)` 
 from __future__ import annotations
 
 import ast
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -148,8 +149,9 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]
             if name not in names:
                 raise Broken(f"{file} has no array `{name}`", f"it has {', '.join(f'`{n}`' for n in names) or 'none'}")
+            size = archive.getinfo(name + ".npy").file_size
             with archive.open(name + ".npy") as stream:
-                shape, kind = npy_header(stream)
+                shape, kind = npy_header(stream, size)
     except Absent:
         raise
     except Exception as error:  # any kind: zipfile and zlib raise many for a file of another format
@@ -159,8 +161,10 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
     return shape, kind
 
 
-def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], str]:
-    """Returns shape and kind of an array in the NPY format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+def npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:
+    """Returns shape and kind of an array in a file of so many bytes in the NPY format. Raises what a text that is none
+    raises: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+    """
     magic = stream.read(8)
     if magic[:6] != b"\x93NUMPY":
         raise ValueError("an entry is no array")
@@ -171,6 +175,9 @@ def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], str]:
     if not all(isinstance(size, int) and size >= 0 for size in header["shape"]):
         raise ValueError("a shape that is none")
     kind = header["descr"][1] if isinstance(header["descr"], str) else "V"  # "<f4", "|u1", "|b1"
+    content, wanted = size - stream.tell(), math.prod(header["shape"])
+    if kind in "fiub" and content < wanted * (width := int(header["descr"][2:])):
+        raise ValueError(f"an array of {content:,} bytes, whose header says {wanted:,} numbers of {width} bytes")
     return tuple(header["shape"]), kind
 
 

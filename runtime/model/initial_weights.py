@@ -41,6 +41,7 @@ _WRAPPINGS = ("state_dict", "model_state_dict", "model", "module")  # keys under
 _DEPTH = 3  # of mappings within mappings where a state dict is looked for
 _KEYS = 8  # of a file that a message names
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_ADVICE = re.compile("Weights only load failed|Please file an issue|Check the documentation")  # of torch
 _SHOWN = 3  # names that a line on the screen has
 
 
@@ -189,21 +190,26 @@ def tensors_of(path: str) -> dict[str, Tensor]:
     ValueError if there is no state dict, or several.
     """
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(_refused(str(error))) from error
-    except RuntimeError as error:
-        if "mmap" not in str(error):
-            raise
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
     return state_dict_in(loaded)
 
 
 def _refused(error: str) -> str:
-    """Returns why torch does not read a file by `weights_only`: it holds an object of a class, which may run code."""
-    found = re.search(r"Unsupported global: GLOBAL (\S+)", error)
+    """Returns why torch does not read a file by `weights_only`: it holds an object of a class, which may run code, or
+    is no file of `torch.save`. Torch's own advice is left out: to read it all the same.
+    """
+    found = re.search(r"(?i)unsupported (?:global: )?GLOBAL (\S+)", error)
     if found is None:
-        return _ESCAPES.sub("", error).splitlines()[0]
+        lines = _ESCAPES.sub("", error).splitlines()
+        reasons = [line.strip() for line in lines if line.strip() and not _ADVICE.match(line)]
+        return f"torch cannot read it without running what it holds ({reasons[0] if reasons else 'no reason given'})"
     return (
         f"it holds an object of `{found[1]}`, which may run code: save the state dict alone, as in "
         "`torch.save(model.state_dict(), …)`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import subprocess
@@ -18,6 +19,8 @@ from helpers import made_data
 from helpers.paths import ROOT
 
 from dslc.compiler.common.file_patterns import files_matching
+from dslc.compiler.facts.sample_numbers import count_of
+from dslc.compiler.facts.source_look import Broken
 from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import DataStep
@@ -173,6 +176,24 @@ def test_a_cut_off_file_is_said(files: Path) -> None:
         (files / "cut.npz").write_bytes(whole[:length])
         facts = source_facts(source(c.Arrays, files, {"file": "cut.npz"}), None)
         assert "is not a readable `.npz` file" in facts.missing and facts.samples is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_array_that_has_less_than_it_says_is_refused(tmp_path: Path, packed: bool) -> None:
+    """As 100 bytes that would need 373 GiB; a `.npy` file of weights likewise."""
+    np.lib.format.write_array_header_1_0(
+        whole := io.BytesIO(), {"descr": "<f4", "fortran_order": False, "shape": (10**11,)}
+    )
+    content = whole.getvalue() + bytes(100)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
+        for name in ("x", "y"):
+            archive.writestr(f"{name}.npy", content)
+    facts = source_facts(c.Arrays(file=str(tmp_path / "a.npz")), None)
+    assert facts.missing is not None and "is not a readable `.npz` file" in facts.missing
+    assert "an array of 100 bytes, whose header says 100,000,000,000 numbers of 4 bytes" in (facts.help or "")
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(Broken):
+        count_of(str(tmp_path / "a.npy"), "a.npy")
 
 
 @pytest.mark.parametrize("call", [c.PythonSource(function="a:b"), c.Parquet(files="*.parquet"), c.Datasets(path="x")])

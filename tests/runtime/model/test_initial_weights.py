@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ from dslc.runtime.model.build import build_model
 from dslc.runtime.model.initial_weights import WeightsError, tensors_of
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process.records import read_metrics
+
+
+class Runs:
+    """Raises when it is unpickled: a weights file of a stranger would run anything there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 1",)
 
 
 def other(model: p.ModelStep) -> nn.Module:
@@ -180,6 +189,7 @@ def test_the_state_dict_in_a_file_of_a_training_is_found(saved: dict[str, Any], 
         ([1, 2], "it holds no state dict: it is a list"),
         ({"args": argparse.Namespace(lr=1), "model_state_dict": STATE}, "it holds an object of `argparse.Namespace`"),
         (nn.Linear(2, 2), "it holds an object of `torch.nn.modules.linear.Linear`"),
+        ({"state_dict": Runs()}, "it holds an object of `posix.system`, which may run code"),
     ],
 )
 def test_what_a_file_without_a_state_dict_holds_is_said(saved: Any, said: str, tmp_path: Path) -> None:
@@ -187,3 +197,15 @@ def test_what_a_file_without_a_state_dict_holds_is_said(saved: Any, said: str, t
     with pytest.raises(ValueError, match=r"^it ") as error:
         tensors_of(str(tmp_path / "weights.pt"))
     assert str(error.value).startswith(said) and "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("content", [Runs(), {"weight": Runs()}, {"args": argparse.Namespace()}, [[]] * 9])
+def test_a_pickle_is_not_run_and_no_message_advises_it(content: Any, protocol: int, tmp_path: Path) -> None:
+    """In a file that `torch.save` did not write, and in one of its old format."""
+    (tmp_path / "raw.bin").write_bytes(pickle.dumps(content, protocol=protocol))
+    torch.save(content, tmp_path / "old.bin", pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+    for name in ("raw.bin", "old.bin"):
+        with pytest.raises(Exception) as error:  # noqa: PT011 - torch has many
+            tensors_of(str(tmp_path / name))
+        assert "weights_only" not in str(error.value) and "trusted" not in str(error.value)
