@@ -61,13 +61,13 @@ def main(arguments: argparse.Namespace) -> int:
             os.path.expanduser(arguments.out or os.path.join("runs", runs[0].program.job, "<time>"))
         )
         planned = [place for place, _ in folders_of(loaded, combinations, folder)]
-        if not _names_are_plain(arguments.job, planned, report):
+        name = os.path.splitext(os.path.basename(arguments.job))[0]
+        if not (_names_are_plain(arguments.job, planned, report) and _options_fit(runs, planned, name, report)):
             show(report)
             return JOB_AT_FAULT
         if not arguments.dry_run:
             folder = make_folder(runs[0].program, arguments.out)
         folders = [place for place, _ in folders_of(loaded, combinations, folder)]
-        name = os.path.splitext(os.path.basename(arguments.job))[0]
         whole = Submitted(runs=runs, folder=folder, folders=folders, name=name)
         if not arguments.dry_run and folders != [folder]:
             write_sweep(folder, loaded, [os.path.basename(place) for place in folders], runs[0].program)
@@ -139,6 +139,21 @@ def _names_are_plain(job: str, folders: Sequence[str], report: Report) -> bool:
         if plain(text) != text:
             message = f"{what}, `{plain(text)}`, has control characters, which would reach the cluster's script"
             report.add("E0836", message, None, help="rename it, or name another run directory with --out")
+            return False
+    return True
+
+
+def _options_fit(runs: Sequence[Ready], folders: Sequence[str], name: str, report: Report) -> bool:
+    """Reports the first option that sets a field which a resource of Kubernetes cannot have."""
+    from dslc.launching.manifest import OptionError, manifest
+
+    call = runs[0].compiled.analysis.job.launch.with_
+    if isinstance(call, Kubernetes):
+        try:
+            manifest(runs, folders, name, lambda: _NO_TOKEN)
+        except OptionError as error:
+            help = "`spec.path=value`, as `kubectl explain job.spec` shows the fields"
+            report.add("E0837", str(error), call.at("options"), help=help)
             return False
     return True
 

@@ -39,9 +39,13 @@ _LONGEST = 40  # characters of a name, which Kubernetes adds to
 _ENDED = 143  # the status of a pod that was asked to end before it listened: 128 + SIGTERM
 
 
+class OptionError(Exception):
+    """An option that cannot be set in a resource; the text says why."""
+
+
 def manifest(runs: Sequence[Ready], folders: Sequence[str], name: str, new_token: Callable[[], str]) -> dict[str, Any]:
     """Returns what is handed to `kubectl apply`: a list of resources for trainings that are alike but for the values of
-    a sweep, each with its folder. `new_token` makes the secret of one.
+    a sweep, each with its folder. `new_token` makes the secret of one. Raises OptionError.
     """
     items: list[dict[str, Any]] = []
     for ready, folder in zip(runs, folders, strict=True):
@@ -196,17 +200,21 @@ def _container(
 
 
 def _changed(made: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
-    """Returns a resource with the fields that the options name, such as `spec.suspend=true`."""
+    """Returns a resource with the fields that the options name, such as `spec.suspend=true`. Raises OptionError."""
     for option in options:
         path, equals, text = option.partition("=")
         if not equals:
             continue
         *steps, last = path.split(".")
-        at = made
+        at: Any = made
         for step in steps:
-            at = at.setdefault(step, {})
+            at = at.setdefault(step, {}) if isinstance(at, dict) else None
+        if not isinstance(at, dict):
+            raise OptionError(f"`{path}` is a field within another that is a value, and has none")
         try:
             at[last] = json.loads(text)
         except ValueError:
             at[last] = text
+        except RecursionError:
+            raise OptionError(f"the value of `{path}` is nested too deeply") from None
     return made

@@ -128,7 +128,7 @@ def pods_of(made: Submission) -> tuple[str, str] | None:
         return None
     found, order = dict[str, str](), _OF_ONE if made.elastic else _PHASES
     with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
-        for pod in json.loads(told)["items"]:
+        for pod in parse_json(told)["items"]:
             status = pod["status"]
             found.setdefault(str(status["phase"]), _reason(status))
     return next(((phase, found[phase]) for phase in order if phase in found), ("", ""))

@@ -129,6 +129,23 @@ def test_a_text_of_two_lines_reaches_no_launcher(tmp_path: Path, text: str) -> N
     assert told.returncode == 1 and "error[E0835]" in told.stderr, told.stderr
 
 
+@pytest.mark.parametrize(
+    "option, said",
+    [
+        ("spec.completions.first=1", "`spec.completions.first` is a field within another that is a value"),
+        ("spec.suspend=" + "[" * 20_000, "the value of `spec.suspend` is nested too deeply"),
+        ("metadata.name.x.y={}", "`metadata.name.x.y` is a field within"),
+    ],
+    ids=["below a number", "deep", "below a text"],
+)
+def test_an_option_that_no_resource_can_have_is_refused(tmp_path: Path, option: str, said: str) -> None:
+    pods = f'kubernetes(image = "a", volumes = ["a:/runs"], options = ["{option}"])'
+    (tmp_path / "job.plt").write_text(JOB.replace(JOB[JOB.index("slurm(") : JOB.index("\n  restarts")], pods))
+    told = dslc("submit", "job.plt", "--out", "run", cwd=tmp_path)
+    assert told.returncode == 1 and "error[E0837]" in told.stderr and said in told.stderr, told.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_cluster_that_is_not_here_leaves_a_script_to_hand_over(tmp_path: Path) -> None:
     (tmp_path / "job.plt").write_text(JOB)
     told = dslc("submit", "job.plt", "--out", "run", cwd=tmp_path, env={"PATH": ""})
