@@ -293,3 +293,11 @@ def test_a_second_check_runs_nothing_and_a_changed_module_is_seen(folder: Path) 
     assert check("--set", "train.steps=4", "--set", "data.batch=8", forks=False) != first  # which tracing ignores
     (folder / "sizes.py").write_text("WIDTH = 5")
     assert check(forks=True) != first
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_has_no_digest(tmp_path: Path, kind: str) -> None:
+    """And nothing waits for who would write into it, as for a pipe in the place of a model's config.json."""
+    path = tmp_path / "config.json"
+    {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
+    assert digest_of(str(path)) == ""

@@ -255,6 +255,12 @@ def broken_parquet(folder: Path) -> None:
     (folder / "part-1.parquet").write_bytes(whole[:-40])
 
 
+def dataset_of_pipes(folder: Path) -> None:
+    made_data.dataset(folder / "d")
+    (folder / "d" / "dataset_info.json").unlink()
+    os.mkfifo(folder / "d" / "dataset_info.json")
+
+
 def mixed_parquet(folder: Path) -> None:
     made_data.parquet(folder)
     made_data.parquet(folder / "other", files=1, y=np.zeros(40, np.int32))
@@ -278,6 +284,15 @@ def mixed_parquet(folder: Path) -> None:
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", revision = "a")', "takes no `revision`"),
         (made_data.parquet, 'parquet("*.parquet", input = ["x", "y"])', "`x` holds more than a number"),
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", input = "x")', "which columns .* `x`, `y`"),
+        (lambda f: os.mkfifo(f / "a.parquet"), 'parquet("*.parquet")', "a.parquet is a device or a pipe"),
+        (lambda f: os.symlink("/dev/zero", f / "a"), 'parquet("a")', "a is a device or a pipe"),
+        (lambda f: os.mkfifo(f / "a"), 'datasets("json", data_files = "./a", target = "y")', "a is a device or a pipe"),
+        (
+            lambda f: os.symlink("/dev/zero", f / "a"),
+            'datasets("csv", data_files = ["./a"])',
+            "a is a device or a pipe",
+        ),
+        (dataset_of_pipes, 'datasets("./d")', "dataset_info.json is a device or a pipe"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_an_error(
