@@ -148,7 +148,7 @@ class Remote:
         self.port = port
 
     def log(self, record: dict[str, Any]) -> None:
-        import grpc
+        import grpc  # type: ignore[import-untyped]
 
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             channel.unary_unary("/service/log")(json.dumps(record).encode(), timeout=5)
@@ -190,7 +190,7 @@ class Forges:
     """Writes lines that no training writes into the records of a run, as another process could."""
 
     def after_step(self, context: Any) -> None:
-        odd = ("x", [[]], {"a": "x"}, None, True, -1, 1 << 70)
+        odd: tuple[Any, ...] = ("x", [[]], {"a": "x"}, None, True, -1, 1 << 70)
         lines = [b'{"a":' * 100_000, b"\xff", b"[]", b"9" * 5000, b"x" * (3 << 20)]
         for value in odd:
             for name in ("step", "split", "seconds", "loss", "\x1b[31m"):
@@ -254,6 +254,18 @@ class HeldBack:
         if (context.rank, context.step) == (0, self.until):
             with open(self.pipe, "wb"):
                 pass
+
+
+class Paced:
+    """Does each step from one on when a byte has come through a pipe; through a plain file without bytes, at once."""
+
+    def __init__(self, pipe: str, first: int) -> None:
+        self.pipe, self.first = pipe, first
+
+    def before_step(self, context: Any) -> None:
+        if context.step >= self.first:
+            with open(self.pipe, "rb", buffering=0) as pipe:
+                pipe.read(1)
 
 
 class Asks:

@@ -266,24 +266,29 @@ LONG = ("train.steps=200", "checkpoint.every=50 steps")
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path, nodes: int) -> None:
-    """The warning is that of a time limit, before its time. Rank 0 is held at a step until it has come."""
+    """The warning is that of a time limit, before its time. Until the job is requeued, steps wait for this test."""
     pipe = job.parent / "pipe"
     os.mkfifo(pipe)
-    hook = f'hooks = [python("own_hooks:HeldBack", pipe = "{pipe}", rank = 0, at = 30, until = 0)]'
+    writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    hook = f'hooks = [python("own_hooks:Paced", pipe = "{pipe}", first = 20)]'
     job = beside("own_hooks.py", job.parent, JOB.replace("train {\n", f"train {{\n  {hook}\n"))
-    number = submit(job, *LONG, f"devices.nodes={nodes}")
+    number = submit(job, *LONG, f"devices.nodes={nodes}", "train.steps=600")
     wait_for(job, "running", step=15)
     subprocess.run(["scancel", "--signal=USR1", number], check=True)
-    until(lambda: "stopping after this step" in said_of(job), between=0.2)
-    writer = os.open(pipe, os.O_WRONLY)  # it waits for the rank
+
+    def is_requeued() -> bool:
+        os.write(writer, b".")
+        return f"requeued as job {number}" in said_of(job)
+
+    until(is_requeued, between=0.2)
     pipe.unlink()
-    pipe.touch()  # which holds no rank
+    pipe.touch()
     os.close(writer)
     start_again(number)
     wait_for_the_end(job)
-    assert shown(job)[0].state == "done" and f"requeued as job {number}" in said_of(job), said_of(job)
-    assert "resumes after step 30" in said_of(job) and every_step_once(job, 200), said_of(job)
-    agree(train_job(launcher, job, *ALONE, "train.steps=200"), Trained(job.parent / "run"))
+    assert shown(job)[0].state == "done" and "resumes after step " in said_of(job), said_of(job)
+    assert every_step_once(job, 600), said_of(job)
+    agree(train_job(launcher, job, *ALONE, "train.steps=600"), Trained(job.parent / "run"))
 
 
 @pytest.mark.long
