@@ -33,6 +33,7 @@ LARGE = 64 << 20  # bytes of a file that is compared, at most
 _PASSING_ON = (__file__, os.__file__, "<frozen os>", _collections_abc.__file__, "<frozen _collections_abc>")
 _PROGRAM = ("__main__", "__mp_main__")  # the program's own file, and the name that multiprocessing gives it
 _LISTS = ("os.listdir", "os.scandir")
+_OF_MACHINE = ("/dev", "/proc", "/sys")  # what is there follows from the machine
 
 
 class LookedAt:
@@ -77,7 +78,8 @@ class LookedAt:
             self._beyond.append(event)
         elif event in _LISTS:
             asker = sys._getframe(1).f_code.co_filename
-            if not asker.startswith(_IMPORTS) and not _is_known(os.path.abspath(_text(args[0]) or ".")):
+            folder = os.path.abspath(_text(args[0]) or ".")
+            if not asker.startswith(_IMPORTS) and not _is_known(folder) and folder not in _OF_MACHINE:
                 self._beyond.append(event)
 
     def _open(self, path: Any, mode: Any, flags: Any) -> None:
@@ -85,7 +87,7 @@ class LookedAt:
             return
         name = os.path.abspath(_text(path))
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if name.endswith(".pyc") or name.startswith(("/dev/", "/proc/", "/sys/")):
+        if name.endswith(".pyc") or name.startswith(tuple(f"{folder}/" for folder in _OF_MACHINE)):
             return  # of a module, whose source counts; of the machine
         if writes:
             if not name.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), "")):
