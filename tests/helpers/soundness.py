@@ -5,8 +5,10 @@ and so is the same training in one process; both have `LIMIT` seconds. One that 
 counts the results, and `forced` trains a rejected one nevertheless, without the rules that refused it.
 
 Tolerances are those of `dslc verify` (cli/verification.py), in one number or relative to it, whichever is more; in 16
-bits parameters are not compared. Where that fails in fp32, `dslc verify` has the last word, which trains one process
-again in float64 and in other orders, to see what float32 itself rounds; such a job agrees `rounded`.
+bits parameters are not compared, and where that fails a loss may differ by as much as 16 bits change the losses of the
+one process: with batch norms over 4 samples that is 0.05 to 0.14. Where it fails in fp32, `dslc verify` has the last
+word, which trains one process again in float64 and in other orders, to see what float32 itself rounds. Such jobs agree
+`rounded`.
 
 Limits: of what a warning says that it depends on the plan (`BY_NATURE`) it is held only that it runs to its end with
 numbers. With Adam and its like the parameters of a network with batch norm are not compared: the bias of a layer
@@ -180,6 +182,7 @@ class Trainer:
             return self._compare(drawn, ready, rejected.codes, [d.code for d in report.found])
 
     def _compare(self, drawn: Drawn, ready: Ready, codes: tuple[str, ...], warned: Iterable[str]) -> Result:
+        rounded = False
         try:
             plain, report = self._prepare(drawn.plain, drawn.seed)
             if plain is None:
@@ -189,14 +192,31 @@ class Trainer:
                 found = self._train(ready, Path(name))
                 expected = self._train(plain)
                 by_nature = bool({*warned} & {*BY_NATURE})
-                _alike(found, expected, ready, by_nature=by_nature)
+                try:
+                    _alike(found, expected, ready, by_nature=by_nature)
+                except Fault:
+                    spread = self._spread_of_16_bits(drawn, ready, expected)
+                    if spread == 0.0:
+                        raise
+                    _alike(found, expected, ready, by_nature=by_nature, spread=spread)
+                    rounded = True
                 if drawn.resumed:
                     self._resumed(drawn, Path(name) / "checkpoints", expected, by_nature)
         except Fault as fault:
             if fault.said == "differs" and self._rounded(drawn, ready.program.steps):
                 return Result(seed=drawn.seed, said="agrees", codes=codes, why=fault.why, rounded=True)
             return Result(seed=drawn.seed, said=fault.said, codes=codes, why=fault.why)
-        return Result(seed=drawn.seed, said="agrees", codes=codes)
+        return Result(seed=drawn.seed, said="agrees", codes=codes, rounded=rounded)
+
+    def _spread_of_16_bits(self, drawn: Drawn, ready: Ready, narrow: Trained) -> float:
+        """Returns how much 16 bits change a loss of the one process, at most; 0 in float32."""
+        if ready.program.precision.dtype == "float32":
+            return 0.0
+        plain, _ = self._prepare(re.sub(r"  precision = .*\n", "", drawn.plain), drawn.seed)
+        assert plain is not None
+        pairs = zip(narrow.lines, self._train(plain).lines, strict=False)
+        away = [abs(one["loss"] - other["loss"]) for one, other in pairs if None not in (one["loss"], other["loss"])]
+        return max((each for each in away if math.isfinite(each)), default=0.0)
 
     def _resumed(self, drawn: Drawn, checkpoints: Path, expected: Trained, by_nature: bool) -> None:
         """Goes on under another plan from a checkpoint of the first; raises `Fault` if that is another training."""
@@ -291,8 +311,8 @@ def _left_out(codes: set[str]) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------- the comparison
 
 
-def _alike(found: Trained, expected: Trained, ready: Ready, *, by_nature: bool) -> None:
-    """Raises `Fault` if the two are not the same training."""
+def _alike(found: Trained, expected: Trained, ready: Ready, *, by_nature: bool, spread: float = 0.0) -> None:
+    """Raises `Fault` if the two are not the same training, or differ by more than `spread` and the tolerance."""
     steps = [line["step"] for line in found.lines]
     if steps != [line["step"] for line in expected.lines]:
         raise Fault("differs", f"steps {steps}, in one process {[line['step'] for line in expected.lines]}")
@@ -301,7 +321,7 @@ def _alike(found: Trained, expected: Trained, ready: Ready, *, by_nature: bool) 
     rates = [line["lr"] for line in expected.lines if line["split"] == "train"]
     tolerance = tolerance_of(ready.program, rates)
     for one, other in zip(found.lines, expected.lines, strict=True):
-        _line(one, other, tolerance.loss, ready, by_nature)
+        _line(one, other, max(tolerance.loss, spread), ready, by_nature)
     if not by_nature and tolerance.parameter is not None and not _unsteady(ready):
         _weights(found, expected, tolerance)
 
@@ -310,8 +330,8 @@ def _line(found: dict[str, Any], expected: dict[str, Any], tolerance: float, rea
     where = f"step {found['step']} {found['split']}"
     if found.keys() != expected.keys():
         raise Fault("differs", f"{where}: {sorted(found)}, in one process {sorted(expected)}")
-    if _unsteady(ready) and found["split"] == "validation":
-        tolerance = 2e-2  # running statistics do not yet follow the biases before them
+    if _unsteady(ready) and found["split"] != "train":
+        tolerance = max(tolerance, 2e-2)  # running statistics do not yet follow the biases before them
     for name, one in expected.items():
         value = found[name]
         if isinstance(one, str) or name == "seconds":
