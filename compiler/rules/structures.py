@@ -150,8 +150,8 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
             "E0322",
             f"`{loss.word}` compares two tensors, and the network's output or the target is a structure of them",
             loss.span or job.model.at("loss"),
-            help='`python("module:function")`, a loss of your own; or `own()`, if the network returns its loss, alone '
-            "or as `loss` in a dict",
+            help='`python("module:function")`, a loss of your own; or `own()`, if the network returns its loss, alone, '
+            "in a tuple (logits, loss), or as `loss` in a dict",
         )
     for metric in job.evaluate.metrics:
         if not isinstance(metric, m.LossMetric | m.PythonMetric):

@@ -156,13 +156,15 @@ class PythonLoss(PythonCall):
 
 @call("loss")
 class Own(Call):
-    """The loss that the network returns itself, as `loss` in its output or alone: one for each sample, a pair (sum,
-    count), or one number, which is taken to be a mean. The network is given whole samples.
+    """The loss that the network returns itself, as `loss` in its output, alone, or in a tuple as the one number, as in
+    (logits, loss): one for each sample, a pair (sum, count), or one number, which is taken to be a mean. The network is
+    given whole samples.
     """
 
     mean_of: str | None = arg(
         Str(),
-        "the part of the batch that the mean is of, as in `labels`: over its entries that are not `ignore`",
+        "the part of the batch that the mean is of, as in `labels`, or `1` of a tuple: over its entries that are not "
+        "`ignore`",
         default=None,
         shown="samples",
     )

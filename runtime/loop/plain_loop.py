@@ -334,17 +334,26 @@ def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:
     """Returns the mean of a loss that counts by itself, or that the model returns."""
     if step.kind == "own" and not isinstance(found, Tensor | tuple | list):
         found = found["loss"] if isinstance(found, dict) else found.loss
+    elif step.kind == "own" and not isinstance(found, Tensor) and any(map(_has_dims, found)):
+        losses = [part for part in found if isinstance(part, Tensor) and not part.dim() and part.is_floating_point()]
+        found = (*losses, *(part for part in found if isinstance(part, dict))) if losses else found
+        found = found[0] if len(found) == 1 else found
     if isinstance(found, tuple | list) and isinstance(found[-1], dict):
         found = found[0] if len(found) == 2 else found[:2]
     if not isinstance(found, Tensor):
         return found[0] / found[1]
     labels, ignore = target, step.ignore
     if step.kind == "own" and (name := step.arguments["mean_of"]) is not None:
-        labels = (target[name] if isinstance(target, dict) else getattr(target, name))[:, step.arguments["shift"] :]
+        parts = {str(n): part for n, part in enumerate(target)} if isinstance(target, tuple | list) else target
+        labels = (parts[name] if isinstance(parts, dict) else getattr(parts, name))[:, step.arguments["shift"] :]
         ignore = step.arguments["ignore"]
     if found.numel() > 1 and isinstance(labels, Tensor) and labels.shape == found.shape and ignore is not None:
         return found[labels != ignore].mean()
     return found.mean()
+
+
+def _has_dims(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dim() > 0
 
 
 def _number(step: LossStep, target: Tensor) -> int:

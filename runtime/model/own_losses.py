@@ -6,7 +6,9 @@ Model: for each micro-batch such a loss gives one of
     a pair (sum, count)                          just that
     one number, of a model alone                 the mean of its samples, or of a part of the batch (`mean_of`)
 
-and, in a pair with any of them, a dict of further losses: one number, a mean of the samples, or one for each sample.
+A model gives it as `loss` in its output, or alone, or in a tuple as the one number without dims, as in (logits, loss).
+
+And, in a pair with any of them, a dict of further losses: one number, a mean of the samples, or one for each sample.
 `OwnSum` gives the sum, and adds up the counts until they are taken: they are known when the backward passes of a step
 have begun, and its gradients are divided afterwards (step/stepper.py).
 
@@ -15,7 +17,7 @@ Limits: the samples of a batch are counted by the first dim of its first tensor,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +40,9 @@ class Counted(NamedTuple):
 
 
 _OF_A_TUPLE = (
-    "let `forward` return the loss alone, or a dict with it as `loss`: in place of (logits, loss) "
-    '`{"logits": logits, "loss": loss}`; `own(mean_of = …)` says what the loss is a mean of, if not of the samples'
+    "let `forward` return the loss alone, in a tuple in which no other part is one number, such as (logits, loss), or "
+    'in a dict as `loss`: `{"logits": logits, "loss": loss}`, `{"loss": (sum, count)}`; `own(mean_of = …)` says what '
+    "the loss is a mean of, if not of the samples"
 )
 
 
@@ -152,18 +155,62 @@ class OwnSum:
 
 
 def _part(batch: Any, name: str, shift: int) -> Any:
-    part = batch[name] if isinstance(batch, Mapping) else getattr(batch, name)
+    if isinstance(batch, Mapping):
+        part = batch[name]
+    elif isinstance(batch, tuple | list) and name.isdecimal() and int(name) < len(batch):
+        part = batch[int(name)]
+    else:
+        part = getattr(batch, name)
     return part[:, shift:] if shift else part
 
 
 def _of_model(output: Any) -> Any:
-    """Returns the loss in a model's output: its `loss`, its first part, or itself."""
+    """Returns the loss in a model's output: its `loss`, the one number in a tuple, or itself."""
     if isinstance(output, Mapping):
         if output.get("loss") is None:
             raise LossError("the model returns a dict without `loss`, which `own()` takes from it")
         return output["loss"]
     loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, tuple | list):
+        return _loss_in_tuple(output)
     return output if loss is None else loss
+
+
+def _loss_in_tuple(output: Sequence[Any]) -> Any:
+    """Returns the loss of a tuple: of (logits, loss) or (loss, logits, …) the one number without dims; (sum, count) as
+    it is. A dict of further losses stays beside it.
+
+    Raises LossError where two readings are possible. A loss has a gradient in training, and a count has none.
+    """
+    *parts, further = output if output and isinstance(output[-1], Mapping) else (*output, None)
+    numbers = [part for part in parts if _is_number(part)]
+    losses = [part for part in numbers if isinstance(part, Tensor) and part.is_floating_point()]
+    if len(parts) < 2 or not losses:
+        return output
+    others = [part for part in parts if part is not losses[0]]
+    if len(numbers) == len(parts) == 2 and losses[0] is parts[0] and not _has_gradient(others[0]):
+        return output  # (sum, count)
+    if len(numbers) > 1:
+        raise LossError(f"{len(numbers)} parts of what the model returns may be the loss", _OF_A_TUPLE)
+    if torch.is_grad_enabled() and any(map(_has_gradient, parts)):
+        if not _has_gradient(losses[0]):
+            raise LossError("the one number in the tuple that the model returns has no gradient", _OF_A_TUPLE)
+        if len(others) == 1 and losses[0] is parts[0] and _may_be_a_count(others[0]):
+            raise LossError("the second part that the model returns may be a count, and has dims", _OF_A_TUPLE)
+    return losses[0] if further is None else (losses[0], further)
+
+
+def _is_number(part: object) -> bool:
+    """True for a number, or a tensor of one number without dims."""
+    return part.dim() == 0 if isinstance(part, Tensor) else type(part) in (int, float)
+
+
+def _may_be_a_count(part: object) -> bool:
+    return isinstance(part, Tensor) and part.numel() == 1 and not part.requires_grad
+
+
+def _has_gradient(part: object) -> bool:
+    return isinstance(part, Tensor) and part.requires_grad
 
 
 def _samples(batch: Any) -> int:

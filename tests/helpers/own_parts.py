@@ -87,6 +87,13 @@ class Texts:
         return {"words": words, "labels": labels}
 
 
+class Sequences(Texts):
+    """The same samples as tuples."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return tuple(super().__getitem__(index).values())
+
+
 class Rivals:
     def __len__(self) -> int:
         return 34
@@ -173,13 +180,15 @@ class Teller(nn.Module):
 
 
 class Layered(nn.Module):
-    """Blocks that can be stages. It takes words and, if it is given them, labels, and returns its scores and loss."""
+    """Blocks that can be stages. It takes words and, if it is given them, labels, and returns its scores and loss:
+    `gives` says in which form.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, gives: str = "dict") -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
-        self.head = nn.Linear(WIDTH, CLASSES)
+        self.head, self.gives = nn.Linear(WIDTH, CLASSES), gives
 
     def forward(self, words: Tensor, labels: Tensor | None = None, mask: Tensor | None = None) -> Any:
         hidden = self.embedding(words)
@@ -190,7 +199,17 @@ class Layered(nn.Module):
         scores = self.head(hidden)
         if labels is None:
             return {"scores": scores, "size": hidden.square().mean((1, 2))}
-        return {"scores": scores, "loss": F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)}
+        loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        match self.gives:
+            case "scores first":
+                return scores, loss
+            case "loss first":
+                return loss, scores, (hidden, None)
+            case "ModelOutput":
+                from transformers.modeling_outputs import CausalLMOutput
+
+                return CausalLMOutput(loss=loss, logits=scores)
+        return {"scores": scores, "loss": loss}
 
 
 class Masked(Texts):

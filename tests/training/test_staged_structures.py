@@ -11,25 +11,33 @@ from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, beside, exchanges_as_planned, staged, train_job
 
 JOB = """
-model { network = python("own_parts:Layered"), loss = LOSS }
+model { network = python("own_parts:Layered", gives = "GIVES"), loss = LOSS }
 data { source = python("own_parts:SOURCE"), batch = 8, validation = 25% }
 devices { cpus = 1 }
 train { steps = 4, optimizer = adamw(lr = 0.05), clip = 1.0 }
 log { every = 1 step, tensorboard = false }
 """
+OWN = 'own(mean_of = "labels")'
 JOBS = {
     # A network that returns its loss, of a whole batch of which some tokens do not count.
-    "own": ('own(mean_of = "labels")', "Texts"),
+    "own": (OWN, "Texts", "dict"),
+    # The same in other forms: (logits, loss), of a batch (words, labels); (loss, logits, …); an object of transformers.
+    "scores first": ('own(mean_of = "1")', "Sequences", "scores first"),
+    "loss first": (OWN, "Texts", "loss first"),
+    "ModelOutput": (OWN, "Texts", "ModelOutput"),
     # Dicts as input, target and output, and a loss that gives (sum, count, further losses).
-    "pair": ('python("own_parts:sized")', "Masked"),
+    "pair": ('python("own_parts:sized")', "Masked", "dict"),
 }
 PLANS = [
     ("own", staged("1f1b", 2, 1, 2)),
+    ("scores first", staged("1f1b", 2, 1, 2)),
     ("pair", staged("gpipe", 2, 2, 2, "parallelism.zero=2")),
 ]
 MORE = [
+    ("loss first", staged("zbv", 2, 1, 2, "parallelism.stages=[2, 1, 1, 2]")),
+    ("ModelOutput", staged("gpipe", 2, 1, 2)),
     ("own", staged("gpipe", 2, 2, 2, "parallelism.zero=3")),
-    ("own", staged("zbv", 2, 1, 2, "parallelism.stages=[1, 1, 1, 2]")),
+    ("own", staged("zbv", 2, 1, 2, "parallelism.stages=[2, 1, 1, 2]")),
     ("pair", staged("1f1b", 2, 1, 2)),
     ("pair", staged("interleaved_1f1b", 2, 1, 2)),
 ]
@@ -41,10 +49,9 @@ Run = Callable[..., Trained]
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def written(name: str) -> Path:
-        loss, source = JOBS[name]
-        return beside(
-            "own_parts.py", tmp_path_factory.mktemp(name), JOB.replace("LOSS", loss).replace("SOURCE", source)
-        )
+        loss, source, gives = JOBS[name]
+        text = JOB.replace("LOSS", loss).replace("SOURCE", source).replace("GIVES", gives)
+        return beside("own_parts.py", tmp_path_factory.mktemp("job"), text)
 
     return written
 

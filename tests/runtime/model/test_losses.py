@@ -178,3 +178,49 @@ def test_classes_may_come_first_as_torch_has_them(dims: tuple[int, ...]) -> None
     scores, labels = classes_last(step, output, target)
     torch.testing.assert_close(scores, output.movedim(1, -1).flatten(0, -2))
     assert torch.equal(labels, target.flatten())
+
+
+def grad(*shape: int) -> torch.Tensor:
+    return torch.full(shape, 2.0, requires_grad=True)
+
+
+SCORES, LOSS = grad(4, 7), grad()
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ((SCORES, LOSS), (8.0, 4)),
+        ([LOSS, SCORES, (SCORES, None)], (8.0, 4)),
+        ((SCORES, LOSS, {"size": SCORES}), (8.0, 4)),
+        ((grad(1, 1), LOSS), (8.0, 4)),  # one sample, one score
+        ((LOSS, grad(1)), (8.0, 4)),
+        ((LOSS, torch.tensor(3)), (2.0, 3)),
+        ((LOSS, torch.tensor(3.0)), (2.0, 3)),
+        ((LOSS, 3), (2.0, 3)),
+        ((grad(1), 3), (2.0, 3)),
+    ],
+)
+def test_the_loss_of_a_model_is_the_one_number_in_a_tuple(output: Any, expected: tuple[float, int]) -> None:
+    own = OwnSum(LossStep(kind="own", arguments={"mean_of": None, "ignore": -100, "shift": 0}, counts="own"))
+    found = own.counted(output, {"labels": torch.zeros(4, 3)})
+    assert (found.total.item(), int(found.number)) == expected
+    assert set(found.further) == ({"size"} if isinstance(output[-1], dict) else set())
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ((LOSS, grad()), "2 parts"),
+        ((SCORES, LOSS, torch.tensor(3)), "2 parts"),
+        ((grad(1), torch.tensor(3.0)), "no gradient"),  # a sum with dims, and a count that is no whole number
+        ((SCORES, LOSS.detach()), "no gradient"),
+        ((LOSS, torch.ones(1)), "may be a count"),
+        ((SCORES, SCORES), "gave a tuple"),
+    ],
+)
+def test_a_tuple_with_two_readings_is_refused(output: Any, reason: str) -> None:
+    own = OwnSum(LossStep(kind="own", arguments={"mean_of": None, "ignore": -100, "shift": 0}, counts="own"))
+    with pytest.raises(LossError, match=reason) as raised:
+        own.counted(output, torch.zeros(4))
+    assert '{"loss": (sum, count)}' in raised.value.remedy
