@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import local_part
@@ -163,7 +163,12 @@ class ReplicaCheck:
         whole = mesh_of(job).group("data", "context")
         tensors: dict[str, Tensor] = dict(parts.plain.named_parameters())
         if job.sync_batch_norm:
-            tensors |= {name: each for name, each in parts.plain.named_buffers() if each.is_floating_point()}
+            alone = _unsynchronised(parts.plain)
+            tensors |= {
+                name: each
+                for name, each in parts.plain.named_buffers()
+                if each.is_floating_point() and id(each) not in alone
+            }
         for name, tensor in tensors.items():
             for group in _groups_of_copies(tensor, whole):
                 self._groups.setdefault(group, {})[name] = tensor
@@ -215,6 +220,12 @@ class ReplicaCheck:
         python = self._job.model.python
         with at(hooks[0].python.line if hooks else python.line if python is not None else ""):
             raise error
+
+
+def _unsynchronised(model: nn.Module) -> set[int]:
+    """Returns the identities of the buffers of batch norms with `sync = false`, which each rank moves by itself."""
+    norms = (module for module in model.modules() if not getattr(module, "sync", True))
+    return {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
 
 
 def _groups_of_copies(tensor: Any, whole: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:

@@ -105,6 +105,12 @@ def test_a_batch_norm_that_a_rank_skips_late_is_named(launcher: Launcher, job: P
 
 
 @pytest.mark.parametrize("zero", [0, 3])
+def test_statistics_of_each_rank_alone_may_differ(launcher: Launcher, job: Path, zero: int) -> None:
+    network = "model.network=[batch_norm(sync = false), linear(8), batch_norm(), linear(4)]"
+    train_job(launcher, job, network, f"parallelism.zero={zero}")
+
+
+@pytest.mark.parametrize("zero", [0, 3])
 def test_models_whose_tensors_have_other_names(launcher: Launcher, job: Path, zero: int) -> None:
     message = failure(launcher, job, 'model.network=python("own_ranks:Named")', f"parallelism.zero={zero}")
     assert "before the first step" in message and "`layers.left.weight` (6, 6) float32 on rank 0" in message
