@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.program import PythonFunction
 
 SLOW = 1.0
+SAMPLES = 64  # of each part that are compared, at most
+SECONDS = 0.1  # in which they are read, but for the first, the middle and the last
 _ENTROPY = re.compile(r"(default_rng|RandomState|Random|SystemRandom)\(\s*\)|urandom|uuid[14]\(|getpid\(|time\.time")
 _ORDERED = ("sorted", "len", "min", "max", "sum", "any", "all")  # calls to which the order of a set is nothing
 
@@ -44,23 +46,38 @@ def fingerprint(made: Any, begin: Callable[[int], None]) -> dict[str, list[str]]
     for part, samples in _parts(made):
         count = len(samples)
         found[f"{part} length"] = [str(count)] * 2
-        for index in sorted({0, count // 2, count - 1} & set(range(count))):
+        end = time.monotonic() + SECONDS
+        for number, index in enumerate(_chosen(count)):
             reads = []
-            for _ in range(2):
-                begin(index)
-                reads.append(_leaves(samples[index]))
+            try:
+                for _ in range(2):
+                    begin(index)
+                    reads.append(_leaves(samples[index]))
+            except Exception:  # any kind: a rank that reads the sample reports it
+                if number < 3:
+                    raise
+                break
+            if number >= 3 and time.monotonic() > end:
+                break
             for place, pair in enumerate(zip(*reads, strict=False)):
                 found[f"{part} {index} {place}"] = list(pair)
     return found
 
 
+def _chosen(count: int) -> list[int]:
+    """Returns the numbers of the first, the middle and the last sample, and then of some that are spread evenly."""
+    spread = range(0, count, max(1, count // SAMPLES))
+    return list(dict.fromkeys([*(n for n in (0, count // 2, count - 1) if 0 <= n < count), *spread]))[:SAMPLES]
+
+
 def _parts(made: Any) -> Iterator[tuple[str, Any]]:
+    from dslc.compiler.trace.trace import splits_of
     from dslc.runtime.data.sources import is_pair_of_arrays
 
     if is_pair_of_arrays(made):
         yield "train", list(zip(*made, strict=False))
         return
-    for part, each in enumerate(made) if isinstance(made, tuple) else [(0, made)]:
+    for part, each in enumerate(splits_of(made)):
         name = ("train", "validation", "test")[min(part, 2)]
         for own, samples in each.items() if isinstance(each, dict) else [("", each)]:
             if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
@@ -149,7 +166,7 @@ def _difference(named: PythonFunction, seed: int) -> tuple[str, str, str]:
 def _differing(one: dict[str, list[str]], other: dict[str, list[str]]) -> str:
     for name, (a, again) in one.items():
         if name not in other:
-            return ""
+            continue  # one of them took longer, and has read less
         b, once_more = other[name]
         if a == again and b == once_more and a != b:
             part, _, place = name.partition(" ")

@@ -49,8 +49,7 @@ def trace_source(
     made = make()
     if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
         made = list(zip(*made, strict=True))  # a pair of arrays is one data set
-    parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (made,)
-    train, validation, test = (*parts, None, None)[:3]
+    train, validation, test = (*splits_of(made), None, None)[:3]
     if test is not None and not (hasattr(test, "__len__") and hasattr(test, "__getitem__")):
         raise TraceError(f"the third of a triple is a data set for the test, and `{type(test).__name__}` is none")
     told: dict[str, Any] = {}
@@ -99,6 +98,16 @@ def _write_real(train: Any, begin: Callable[[int], None], collate: Collate, whol
         torch.save((batch, batch) if whole else (batch[0], batch[1]), path)
     except Exception:  # any kind: samples of several sizes, or objects that cannot be written
         Path(path).unlink(missing_ok=True)
+
+
+def splits_of(made: Any) -> tuple[Any, ...]:
+    """Returns the data sets that a source gives: a pair, a triple, or a list of these as `random_split` gives it."""
+    import torch
+
+    several = isinstance(made, tuple) or (
+        isinstance(made, list) and all(isinstance(part, torch.utils.data.Dataset) for part in made)
+    )
+    return tuple(made) if several and len(made) in (2, 3) else (made,)
 
 
 def _of_stream(made: Any, begin: Callable[[int], None]) -> tuple[list[Any], dict[str, Any]]:

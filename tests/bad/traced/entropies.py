@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, random_split
 
 COUNT = 1000
 
@@ -38,3 +39,15 @@ def seeded() -> TensorDataset:
     random = np.random.default_rng(0)
     inputs = torch.from_numpy(random.normal(size=(COUNT, 4)).astype("float32")) + torch.randn(COUNT, 4)
     return TensorDataset(inputs, torch.arange(COUNT) % 4)
+
+
+def unseeded_in_part() -> TensorDataset:
+    """One sample in thirty has noise, as where some are augmented beforehand."""
+    inputs = torch.ones(COUNT, 4)
+    inputs[30::30] += torch.from_numpy(np.random.default_rng().normal(size=4).astype("float32"))
+    return TensorDataset(inputs, torch.arange(COUNT) % 4)
+
+
+def unseeded_in_a_list() -> list[Any]:
+    """As `random_split` gives a part for training and one for validation."""
+    return random_split(unseeded(), [COUNT - 100, 100], generator=torch.Generator().manual_seed(0))
