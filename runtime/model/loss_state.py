@@ -33,7 +33,7 @@ Loss = Callable[[Any, Any], Any]
 
 
 class LossStateError(LossError):
-    """A loss has parameters that train, or tensors that its calls change (`moves`). `names` are theirs."""
+    """A loss has parameters that train, or tensors or numbers that its calls change (`moves`). `names` are theirs."""
 
     def __init__(self, function: str, names: Sequence[str], *, moves: bool) -> None:
         self.names, self.moves = tuple(names), moves
@@ -65,6 +65,7 @@ def try_state(function: Loss, name: str, output: Any, target: Any, *, again: boo
     leaves = {id(each) for each in tensors((output, target))}
     held = dict(held_tensors(function))
     before = {path: (each, _times_written(each)) for path, (each, _) in held.items()}
+    numbers = _held_numbers(function) if again else {}
     if again:
         _seed()
     found = function(output, target)
@@ -76,6 +77,8 @@ def try_state(function: Loss, name: str, output: Any, target: Any, *, again: boo
     now = dict(held_tensors(function))
     moved = [path for path, (each, _) in now.items() if _is_other(each, *before.get(path, (None, 0)))]
     buffers = [path for path in moved if now[path][1]]
+    if again:
+        moved += [path for path, number in _held_numbers(function).items() if number != numbers.get(path)]
     if not buffers and moved and again:
         _seed()
         second = function(output, target)
@@ -121,6 +124,18 @@ def _leaves(loss: Tensor, outputs: set[Any]) -> Iterator[Tensor]:
 
 def held_tensors(function: Any) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
     """Yields the tensors that a function can reach, each by its path, and whether a module has it as a buffer."""
+    for path, value, buffer in _held_values(function):
+        if isinstance(value, Tensor):
+            yield path, (value, buffer)
+
+
+def _held_numbers(function: Any) -> dict[str, int | float]:
+    """Returns the numbers that a function can reach, by their paths."""
+    return {path: value for path, value, _ in _held_values(function) if isinstance(value, int | float)}
+
+
+def _held_values(function: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Yields tensors and numbers that a function can reach, each with its path, and whether it is a buffer."""
     seen: set[int] = set()
     waiting: list[tuple[str, Any, int]] = [("", function, 0)]
     while waiting and len(seen) < _MOST:
@@ -130,9 +145,9 @@ def held_tensors(function: Any) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
         seen.add(id(owner))
         for name, value, buffer in _parts(owner):
             inner = ".".join(filter(None, (path, name)))
-            if isinstance(value, Tensor):
-                yield inner, (value, buffer)
-            elif not isinstance(value, type | str | int | float | bytes | None):
+            if isinstance(value, Tensor | int | float):
+                yield inner, value, buffer
+            elif not isinstance(value, type | str | bytes | None):
                 waiting.append((inner, value, depth + 1))
 
 
@@ -155,7 +170,10 @@ def _parts(owner: Any) -> Iterator[tuple[str, Any, bool]]:
         cells = zip(code.co_freevars, owner.__closure__ or (), strict=True)
         yield from ((name, cell.cell_contents, False) for name, cell in cells if _filled(cell))
         yield from ((name, names[name], False) for name in code.co_names if name in names)
-        yield from (("", each, False) for each in owner.__defaults__ or ())
+        defaults = owner.__defaults__ or ()
+        arguments = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        yield from ((name, each, False) for name, each in zip(arguments, defaults, strict=True))
+        yield from ((name, each, False) for name, each in (owner.__kwdefaults__ or {}).items())
     elif isinstance(owner, Mapping):
         yield from ((str(name), each, False) for name, each in owner.items())
     elif isinstance(owner, list | tuple):

@@ -35,6 +35,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         ("method", ["log_t"], False),
         ("centred", ["center"], True),
         ("annealed", ["weight"], True),
+        ("averaged", ["mean"], True),
+        ("warmed", ["calls.0"], True),
+        ("by_an_argument", ["scale"], False),
     ],
 )
 def test_state_is_found_by_name(name: str, names: list[str], moves: bool) -> None:
