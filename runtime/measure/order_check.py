@@ -85,10 +85,10 @@ class OrderCheck:
         groups = [mesh.group("data", "context"), mesh.group("tensor")] if mesh is not None else []
         self._groups = [group for group in groups if group is not None]
         self._on = bool(self._groups) and job.gradients.kind != "local"
-        # Where each step finds the parameters that it used, ranks may differ in them.
-        self._compares_use = job.gradients.kind in ("ddp", "zero1", "fsdp") and not job.gradients.search
-        self._announced = self._modules_with_collectives() if self._on and not job.compiled else []
+        # Where numbers decide, each step finds the parameters that it used, and ranks may differ in them.
         varies = job.gradients.search and not job.gradients.unused
+        self._compares_use = job.gradients.kind in ("ddp", "zero1", "fsdp") and not varies
+        self._announced = self._modules_with_collectives() if self._on and not job.compiled else []
         self._always = varies and any(is_synchronised(module) for module in self._announced)
         self._compare_models()
 
@@ -224,7 +224,13 @@ class OrderCheck:
         """Raises RankOrderError if no rank uses a parameter that DistributedDataParallel waits for."""
         job = self._job
         last = self._micro == job.microbatches and job.gradients.kind in ("ddp", "zero1")
-        if not last or job.gradients.static_graph or not outputs[0].requires_grad or _hides_parameters(outputs):
+        if (
+            not last
+            or job.gradients.static_graph
+            or job.gradients.search
+            or not outputs[0].requires_grad
+            or _hides_parameters(outputs)
+        ):
             return
         trained = [name for name, each in self._parts.plain.named_parameters() if each.requires_grad]
         missing = [name for name in trained if name not in set(used) | set(job.gradients.unused)]

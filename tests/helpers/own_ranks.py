@@ -18,7 +18,9 @@ def _rank() -> int:
 
 
 class Chooses(nn.Module):
-    """Runs one of its blocks by the rank (`one`), or all of them in another order (`order`), from a call on."""
+    """Runs one of its blocks on some ranks (`one`), another one on each (`other`), or all of them in another order
+    (`order`), from a call on.
+    """
 
     def __init__(self, how: str = "one", since: int = 1, width: int = 8, inputs: int = 6) -> None:
         super().__init__()
@@ -34,6 +36,8 @@ class Chooses(nn.Module):
         blocks = list(self.blocks)
         if self.how == "one" and parts:
             blocks = blocks[:1]
+        if self.how == "other" and self.training:
+            blocks = blocks[_rank() : _rank() + 1]
         for block in reversed(blocks) if self.how == "order" and parts else blocks:
             x = x + block(x)
         return self.out(x)

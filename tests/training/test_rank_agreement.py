@@ -65,6 +65,7 @@ def network(**arguments: object) -> str:
             ("at step 1 (<--set", "`blocks.1.0.weight` and 1 more are used on rank 0", "own_ranks.py:"),
         ),
         ({"how": "'one'"}, ("parallelism.zero=1",), ("at step 1 ", "and not on rank 1")),
+        ({"how": "'other'"}, (), ("at step 1 ", "`blocks.1.0.weight` and 1 more are used on rank 1")),
         ({"how": "'one'"}, ("parallelism.zero=2",), ("at step 1 ", "rank 0 calls `blocks.1`")),
         (
             {"how": "'one'"},
