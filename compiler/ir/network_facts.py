@@ -15,7 +15,7 @@ class CodePlace(Record):
 
 
 UNSEEDED = "something that nothing seeds, such as the clock"
-TENSORS, NUMBER, GENERATOR = "tensors", "a number", "random numbers"
+TENSORS, NUMBER, GENERATOR, ITERATOR = "tensors", "a number", "random numbers", "the place of an iterator"
 
 
 @record
@@ -23,7 +23,7 @@ class AttributeFacts(Record):
     """A plain attribute that forward passes change and that later passes depend on, as in `encoder.hidden`."""
 
     name: str
-    holds: str  # `TENSORS`, `NUMBER` or `GENERATOR`
+    holds: str  # `TENSORS`, `NUMBER`, `GENERATOR` or `ITERATOR`
     line: str = ""
 
 
@@ -46,6 +46,8 @@ class NetworkFacts(Record):
     loss_mixes: bool = False  # the loss that it returns for a sample depends on other samples of its batch
     moved: tuple[str, ...] = ()  # buffers that a forward pass moves by its samples
     counted: tuple[str, ...] = ()  # buffers that it moves the same way whatever the samples are
+    written: tuple[str, ...] = ()  # parameters that a forward pass writes in training, as tracing shows it
+    written_by_samples: tuple[str, ...] = ()  # those that get other numbers with other samples
     attributes: tuple[AttributeFacts, ...] = ()
     skipped_norms: tuple[str, ...] = ()  # batch norms that random numbers or samples call another number of times
 

@@ -1,8 +1,8 @@
 """Rules for what a network's forward pass draws, mixes, moves and keeps, as tracing and a trial show it.
 
-W0437, W0608, W0625, W0641 to W0648, E0641, E0643, E0644. The ranks, the micro-batches and the batches of an evaluation
-each have a part of what one process takes at once: a forward pass that depends on the whole computes something else
-there.
+W0437, W0608, W0625, W0641 to W0648, E0641, E0643, E0644, E0680, W0685. The ranks, the micro-batches and the
+batches of an evaluation each have a part of what one process takes at once: a forward pass that depends on the whole
+computes something else there.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from dslc.compiler.ir.network_facts import GENERATOR, UNSEEDED, CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.sharding import recomputed
+from dslc.compiler.placement.sharding import recomputed, sharding_of
 from dslc.compiler.placement.workload import Workload
+from dslc.compiler.rules.sharding import asked_by, or_else
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
@@ -37,6 +38,7 @@ def check_forward_passes(
     if facts.host_draws is not None and chunks > 1:
         _warn_of_host_draws(job, layout, facts, report)
     _check_skipped_norms(job, ranks, facts, report)
+    _check_written(job, layout, facts, report)
     if facts.mixes is not None and chunks > 1:
         report.add(
             "W0642",
@@ -176,6 +178,45 @@ def _warn_of_buffers(
         if microbatches > 1
         else "one rank; or a parameter that trains, or torch's `BatchNorm`, whose statistics are over all ranks",
     )
+
+
+def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Report) -> None:
+    """Reports parameters that a forward pass writes, where no rank or not each one would keep the same numbers."""
+    if not facts.written:
+        return
+    name, label, ranks = facts.written[0], _others(len(facts.written) - 1), layout.sizes["data"]
+    note = Note(message="the network", span=network_span(job))
+    if sharding_of(job, layout).engine == "fsdp":
+        report.add(
+            "E0680",
+            f"the forward pass writes the parameter `{name}`, of which each rank keeps some rows: what it writes into "
+            "the gathered copy is lost when the copy is freed",
+            asked_by(job, layout),
+            label=label,
+            notes=[note],
+            help="a buffer, which each rank keeps whole: `register_buffer`"
+            + or_else(job, layout, "none", "ddp", "zero1"),
+        )
+    elif facts.written_by_samples and ranks > 1:
+        report.add(
+            "E0680",
+            f"the forward pass moves the parameter `{facts.written_by_samples[0]}` by the samples that it is given, a "
+            f"share of {ranks} of a batch: each rank would have another",
+            network_span(job),
+            label=_others(len(facts.written_by_samples) - 1),
+            help="a buffer, of which all ranks take that of the first one: `register_buffer`; or one rank of the data "
+            "axis",
+        )
+    elif layout.microbatches > 1:
+        report.add(
+            "W0685",
+            f"the forward pass moves the parameter `{name}` {layout.microbatches} times in a step, once for each "
+            "micro-batch: training differs from that with a whole batch",
+            job.parallelism.at("microbatches"),
+            label=label,
+            notes=[note],
+            help="`microbatches = 1`",
+        )
 
 
 def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts, report: Report) -> None:

@@ -5,7 +5,7 @@ the states of generators before and after a forward pass; only if one has moved,
 compares them after each line.
 
 Limits: a generator is known if it is Python's or numpy's global one, the operating system's, or held by an attribute of
-a module or by a variable of a module of the network's code.
+a module, by an object or a container in one, or by a variable of a module of the network's code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -140,11 +141,11 @@ class HostDraws:
         return ""
 
     def _generators(self) -> dict[str, Any]:
-        import numpy
+        import numpy.random
 
         known: dict[str, Any] = {"random": random, "numpy.random": numpy.random}
         for name, value in held_values(self._model):
-            if isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState):
+            if is_generator(value):
                 known[name] = value
         return known
 
@@ -168,12 +169,15 @@ class HostDraws:
 
 
 def held_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields the plain attributes of a network's modules, and the variables of the Python files that define them."""
+    """Yields the plain attributes of a network's modules, numbers, generators and tensors inside of them, and the
+    variables of the Python files that define the modules.
+    """
     seen: set[str] = set()
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in _OF_TORCH:
                 yield f"{path}.{name}".lstrip("."), value
+                yield from _inner_values(f"{path}.{name}".lstrip("."), value, depth=3)
         file = sys.modules.get(type(module).__module__)
         if file is None or file.__name__ in seen or not is_network_code(getattr(file, "__file__", None) or "<"):
             continue
@@ -181,12 +185,47 @@ def held_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from ((name, value) for name, value in vars(file).items() if not name.startswith("__"))
 
 
+def _inner_values(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yields the numbers and generators in containers, and those and the tensors in objects of a user's own classes."""
+    import torch
+
+    inner: list[tuple[Any, Any]]
+    if isinstance(value, dict):
+        inner = list(value.items())
+    elif isinstance(value, list | tuple | deque):
+        inner = list(enumerate(value))
+    elif not isinstance(value, type | torch.Tensor | torch.nn.Module) and hasattr(value, "__dict__"):
+        file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+        inner = list(vars(value).items()) if is_network_code(file or "<") else []
+    else:
+        return
+    contained = isinstance(value, dict | list | tuple)  # whose tensors are seen with it
+    for key, each in inner[:INNER_VALUES]:
+        if isinstance(each, bool | int | float) or is_generator(each) or (torch.is_tensor(each) and not contained):
+            yield f"{name}.{key}", each
+        elif depth:
+            yield from _inner_values(f"{name}.{key}", each, depth - 1)
+
+
+def is_generator(value: Any) -> bool:
+    """True for a generator of Python's or numpy's that has a state; that of the operating system has none."""
+    import numpy.random
+
+    kinds = (random.Random, numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
 def has_attribute(model: nn.Module, name: str) -> bool:
-    """True for the name of an attribute of a module; false for that of a variable of a Python file."""
-    owner, _, attribute = name.rpartition(".")
-    return attribute in vars(dict(model.named_modules()).get(owner, model))
+    """True for the name of an attribute of a module, or of a value inside; false for that of a variable of a Python
+    file.
+    """
+    modules, parts = dict(model.named_modules()), name.split(".")
+    return any(
+        parts[n] in vars(modules[".".join(parts[:n])]) for n in range(len(parts)) if ".".join(parts[:n]) in modules
+    )
 
 
+INNER_VALUES = 1000  # of one container or object that are looked at, at most
 _OF_TORCH = frozenset(
     (
         *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook"),
@@ -197,6 +236,25 @@ _OF_TORCH = frozenset(
 )
 
 
+def set_inner_value(model: nn.Module, name: str, value: Any) -> None:
+    """Sets a value that `held_values` names and that an object or a container in an attribute holds."""
+    holder: Any = model
+    *path, last = name.split(".")
+    for part in path:
+        holder = _items(holder)[part] if isinstance(holder, dict | list | tuple | deque) else getattr(holder, part)
+    if isinstance(holder, dict):
+        holder[next(key for key in holder if str(key) == last)] = value
+    elif isinstance(holder, list | deque):
+        holder[int(last)] = value
+    elif not isinstance(holder, tuple):
+        setattr(holder, last, value)
+
+
+def _items(holder: Any) -> dict[str, Any]:
+    pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
+    return {str(key): value for key, value in pairs}
+
+
 @contextmanager
 def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Yields a function that sets the generators which a network holds to their states of now; so does its end."""
@@ -204,6 +262,8 @@ def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
 
     restores: list[Callable[[], None]] = []
     for _, value in held_values(model):
+        if not is_generator(value):
+            continue
         if isinstance(value, numpy.random.Generator):
             restores.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
         elif isinstance(value, random.Random):

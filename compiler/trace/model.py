@@ -173,7 +173,7 @@ def _traced(
     first = _Count(model, cut, fake, input, SMALL)
     first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
     draws = HostDraws(model)
-    with _normalised(model) as values, _writing(model, first) as written, draws.watching():
+    with _normalised(model) as values, _writing(model, first) as (written, parameters_written), draws.watching():
         output = first.forward()
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
@@ -228,6 +228,7 @@ def _traced(
             host_draws=_place_of_draw(model, cut, fake, input) if draws.source else None,
             draws_from=draws.source,
             draws_globally=draws.is_global,
+            written=tuple(parameters_written),
             untracked=tuple(path for path, module in norms.items() if module.running_mean is None),
         ),
     )
@@ -350,24 +351,27 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _writing(model: nn.Module, run: _Count) -> Iterator[list[str]]:
-    """Yields the buffers that the forward pass inside writes in place or replaces, without batch norm's statistics."""
+def _writing(model: nn.Module, run: _Count) -> Iterator[tuple[list[str], list[str]]]:
+    """Yields the buffers, without batch norm's statistics, and the parameters that the forward pass inside writes in
+    place or replaces.
+    """
     from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers
 
-    def kept() -> dict[str, int]:
-        return {
+    def storages() -> tuple[dict[str, int], dict[str, int]]:
+        buffers = {
             f"{path}.{name}".lstrip("."): storage(buffer)
             for path, module in model.named_modules()
             if not isinstance(module, AnyBatchNorm)
             for name, buffer in own_buffers(module).items()
             if buffer is not None
         }
+        return buffers, {name: storage(parameter) for name, parameter in model.named_parameters()}
 
-    found: list[str] = []
-    before = kept()
-    yield found
-    after = kept()
-    found += [name for name, where in before.items() if where in run.written or after.get(name, where) != where]
+    names: tuple[list[str], list[str]] = ([], [])
+    before = storages()
+    yield names
+    for written, old, new in zip(names, before, storages(), strict=True):
+        written += [name for name, where in old.items() if where in run.written or new.get(name, where) != where]
 
 
 def seen(dtype: torch.dtype) -> DType:

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import (
     GENERATOR,
+    ITERATOR,
     NUMBER,
     TENSORS,
     UNSEEDED,
@@ -45,9 +47,11 @@ from dslc.compiler.trace.code_place import (
     generator_state,
     has_attribute,
     held_values,
+    is_generator,
     names_of,
     place_of,
     restored_generators,
+    set_inner_value,
 )
 from dslc.compiler.trace.private_torch import AnyBatchNorm, TorchDispatchMode
 from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
@@ -58,7 +62,7 @@ from dslc.runtime.technique.batch_norm import derived_norm
 
 ROWS = 3  # samples of a batch
 _JUMPS = (2, 3, 10, 1_000, 1_000_000)  # calls after which a number that counts them is tried
-_SEED = 20_011
+_SEED = 20_086  # by which no shuffle of 2 or 3 samples leaves one where it is
 PATHS = 16  # passes with other random numbers, where a path varies
 _ROUNDING = 1e-5  # of float32, between losses of as many samples
 _REPEATS = 4  # passes over equal samples, before a difference is said to come from other samples
@@ -71,7 +75,7 @@ class Pass:
     outputs: list[Tensor]
     used: frozenset[str]
     loss: tuple[float, float]  # sum and number, of a loss that the network returns
-    buffers: dict[str, Tensor]
+    buffers: dict[str, Tensor]  # and the parameters that a pass writes
     drew: bool  # true if it drew torch's random numbers
 
 
@@ -87,6 +91,8 @@ class NetworkTrial:
     reads: bool = False
     model: nn.Module = field(init=False)
     unsteady: bool = field(init=False, default=False)  # equal passes differ, by something that nothing seeds
+    _written: tuple[str, ...] = field(init=False, default=())  # parameters that a pass writes
+    _late: tuple[CodePlace, HostDraws] | None = field(init=False, default=None)  # draws that begin in a later pass
 
     def __post_init__(self) -> None:
         with random_numbers.aside():
@@ -98,6 +104,7 @@ class NetworkTrial:
     def result(self, facts: NetworkFacts) -> NetworkFacts:
         """Returns the facts of tracing with those of the trial. Raises as the network does."""
         with random_numbers.aside():
+            self._written = facts.written
             facts = self._training(facts)
             if self.rows > 1:
                 one = self._pass(self._fresh(), self.batch, training=False)
@@ -115,7 +122,7 @@ class NetworkTrial:
 
     def _made(self) -> nn.Module:
         _begin()
-        return with_fixed_statistics(self.make())
+        return with_fixed_statistics(_without_zeros(self.make()))
 
     def _fresh(self) -> nn.Module:
         """Returns a copy of the network as it was made: a pass may change its parameters, too."""
@@ -139,7 +146,7 @@ class NetworkTrial:
         if self.loss is not None:
             counted = OwnSum(self.loss).counted(output, batch[1])
             total, number = float(counted.total.detach()), float(counted.number)
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        buffers = {name: tensor.detach().clone() for name, tensor in self._state(model).items()}
         return Pass([each.detach() for each in outputs], frozenset(used), (total, number), buffers, drew)
 
     def _rows_of(self, rows: Sequence[int]) -> tuple[Any, Any]:
@@ -166,18 +173,31 @@ class NetworkTrial:
         repeats = draws.is_seeded and _alike(*passes) and self._repeats(one, training=True, times=3)
         variables = any(not has_attribute(first, name) for name in held)  # which no copy puts back
         self.unsteady = not (repeats or variables or draws.source)
-        if held and not self.unsteady:
+        if not self.unsteady:
             self._restore_buffers(first)
             passes.append(self._pass(first, self.batch))
             names = self._influential(passes, before, held, carried, draws)
-            facts = replace(facts, attributes=tuple(self._attribute(name, held[name]) for name in names))
-        facts = replace(facts, repeats=repeats, paths_differ=len({each.used for each in passes}) > 1)
+            facts = replace(facts, attributes=tuple(self._attribute(name, held.get(name)) for name in names))
         others = self._others(one, training=True) if repeats and self.rows > 1 else []
         moved, counted = self._buffers(one, others)
+        if repeats:
+            self._count_further(one, passes, counted)
+        facts = replace(facts, repeats=repeats, paths_differ=len({each.used for each in passes}) > 1)
+        if self._late is not None and facts.host_draws is None:
+            place, late = self._late
+            facts = replace(facts, host_draws=place, draws_from=late.source, draws_globally=late.is_global)
+        facts = replace(facts, written_by_samples=tuple(name for name in moved if name in self._written))
+        moved, counted = (tuple(name for name in names if name not in self._written) for names in (moved, counted))
         return replace(facts, moved=moved, counted=counted, mixes=self._mixing(one, others, training=True))
 
-    def _place_of_draw(self) -> CodePlace:
-        model = self._fresh()
+    def _state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Returns the buffers, and the parameters that a forward pass writes."""
+        parameters = dict(model.named_parameters()) if self._written else {}
+        written = {name: parameters[name].detach() for name in self._written if name in parameters}
+        return dict(model.named_buffers()) | written
+
+    def _place_of_draw(self, values: Mapping[str, Any] = MappingProxyType({})) -> CodePlace:
+        model = self._with(values)
         _begin()
         with HostDraws(model).line_of() as places:
             self._pass(model, self.batch)
@@ -234,7 +254,7 @@ class NetworkTrial:
             return [draws.holder] if draws.holder in held else []  # no two passes are alike
         if not (_alike(passes[0], passes[1]) and _alike(passes[0], passes[2])):
             alone = [name for name in held if not self._stays_with({name: carried[name]}, passes)]
-            return alone or list(held)
+            return alone or _iterators(self.model) or list(held)
         counters = {
             name: (before[name], value)
             for name, value in held.items()
@@ -242,22 +262,49 @@ class NetworkTrial:
         }
         for jump in _JUMPS:
             later = {name: start + jump * (end - start) for name, (start, end) in counters.items()}
-            if later and not self._stays_with(later, passes):
+            if later and (not self._stays_with(later, passes) or self._late is not None):
                 return list(counters)
         return []
 
     def _stays_with(self, values: Mapping[str, Any], passes: list[Pass]) -> bool:
         """True if a pass of a copy with these attributes is like the first pass."""
-        model = self._fresh()
-        modules = dict(model.named_modules())
-        for name, value in values.items():
-            path, _, attribute = name.rpartition(".")
-            if path in modules and (attribute in vars(modules[path]) or attribute in vars(self.model)):
-                setattr(modules[path], attribute, value)
-        passes.append(self._pass(model, self.batch))
+        passes.append(self._pass_later(values))
         return _alike(passes[0], passes[-1])
 
+    def _pass_later(self, values: Mapping[str, Any]) -> Pass:
+        """Returns a pass of a copy with these attributes and buffers, and notes whether it draws host randomness."""
+        model = self._with(values)
+        draws = HostDraws(model)
+        with draws.watching():
+            result = self._pass(model, self.batch)
+        if draws.source and self._late is None:
+            self._late = (self._place_of_draw(values), draws)
+        return result
+
+    def _with(self, values: Mapping[str, Any]) -> nn.Module:
+        """Returns a copy of the network with these attributes and buffers."""
+        model = self._fresh()
+        modules, buffers = dict(model.named_modules()), dict(model.named_buffers())
+        for name, value in values.items():
+            path, _, attribute = name.rpartition(".")
+            if name in buffers:
+                buffers[name].fill_(value)
+            elif path in modules and (attribute in vars(modules[path]) or attribute in vars(self.model)):
+                setattr(modules[path], attribute, value)
+            elif has_attribute(model, name):
+                set_inner_value(model, name, value)
+        return model
+
+    def _count_further(self, one: Pass, passes: list[Pass], counted: Sequence[str]) -> None:
+        """Adds passes in which the buffers that count calls have gone on, as after more steps."""
+        first = dict(self.model.named_buffers())
+        numbers = {n: (first[n].item(), one.buffers[n].item()) for n in counted if n in first and first[n].numel() == 1}
+        for jump in _JUMPS[:-1] if numbers else ():
+            passes.append(self._pass_later({name: a + jump * (b - a) for name, (a, b) in numbers.items()}))
+
     def _attribute(self, name: str, value: Any) -> AttributeFacts:
+        if value is None:
+            return AttributeFacts(name=name, holds=ITERATOR)
         holds = TENSORS if _has_tensors(value) else NUMBER if isinstance(value, int | float) else GENERATOR
         return AttributeFacts(name=name, holds=holds, line=_line_of_write(self._fresh(), name, self._run_once))
 
@@ -265,8 +312,8 @@ class NetworkTrial:
         self._pass(model, self.batch)
 
     def _buffers(self, one: Pass, others: Sequence[tuple[list[int], Pass]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns the buffers that training moves: by its samples, and in the same way whatever they are."""
-        first = dict(self.model.named_buffers())
+        """Returns the tensors that training moves: by its samples, and in the same way whatever they are."""
+        first = self._state(self.model)
         changed = [name for name, value in one.buffers.items() if name in first and not _equal(first[name], value)]
         same = [
             name
@@ -394,6 +441,21 @@ def _count_calls(model: nn.Module) -> Counter[str]:
     return calls
 
 
+def _without_zeros(model: nn.Module) -> nn.Module:
+    """Gives parameters that begin at zero small numbers, in place, so that they hide nothing."""
+    numbers = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=numbers))
+    return model
+
+
+def _iterators(model: nn.Module) -> list[str]:
+    """Returns the attributes that hold iterators."""
+    return [name for name, value in held_values(model) if isinstance(value, Iterator) and has_attribute(model, name)]
+
+
 def _begin(seed: int = _SEED) -> None:
     """Seeds the generators of the host."""
     random.seed(seed)
@@ -410,7 +472,7 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
     for name, value in held_values(model):
         if isinstance(value, bool | int | float | Tensor) or _has_tensors(value):
             found[name] = map_tensors(lambda each: each.detach().clone(), value)
-        elif isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
+        elif is_generator(value):
             found[name] = _Generator(repr(generator_state(value)))
     return found
 

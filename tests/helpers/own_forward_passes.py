@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import secrets
@@ -16,6 +17,13 @@ from torch import Tensor, nn
 GENERATOR = np.random.default_rng(0)
 
 
+class Chooser:
+    """Holds a generator, as a schedule of drop rates does."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random(0)
+
+
 class Path(nn.Module):
     """Uses one of two equal blocks, which `how` chooses in training."""
 
@@ -25,6 +33,13 @@ class Path(nn.Module):
         self.enter, self.leave = nn.Linear(6, 8), nn.Linear(8, 3)
         self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
         self.generator = np.random.default_rng(0)
+        self.system = random.SystemRandom() if how == "system" else None
+        self.chooser = Chooser()
+        self.listed: list[Any] = [np.random.RandomState(0), 0]
+        self.turns = itertools.cycle([0, 1])
+        self.counted: Any
+        if how == "counted later":
+            self.register_buffer("counted", torch.zeros((), dtype=torch.int64))
 
     def choose(self) -> int:
         self.calls += 1
@@ -47,6 +62,22 @@ class Path(nn.Module):
                 return self.calls % 2
             case "later":
                 return int(self.calls > 700)
+            case "system":
+                return self.system.randrange(2) if self.system is not None else 0
+            case "object":
+                return self.chooser.generator.randrange(2)
+            case "listed":
+                return int(self.listed[0].randint(2))
+            case "number":
+                self.listed[1] += 1
+                return self.listed[1] % 2
+            case "cycle":
+                return next(self.turns)
+            case "drawn later":
+                return random.randrange(2) if self.calls > 5 else 0
+            case "counted later":
+                self.counted += 1
+                return random.randrange(2) if self.counted > 5 else 0
         return 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,6 +181,7 @@ class Mixing(nn.Module):
         self.how = how
         self.enter, self.leave = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 3)
         self.norm: nn.Module = nn.InstanceNorm1d(8)
+        self.gate = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x)
@@ -168,6 +200,10 @@ class Mixing(nn.Module):
                 x = x.sort(0).values
             case "sums":
                 x = x.cumsum(0)
+            case "gate":
+                x = x + self.gate * x.mean(0)
+            case "shuffle":
+                x = 0.7 * x + 0.3 * x[torch.randperm(len(x))] if self.training else x
             case "size":
                 x = x / len(x)
             case "dropout":
@@ -204,6 +240,34 @@ class Moving(nn.Module):
                     case "calls":
                         moved += 1
         return self.leave(x / (1 + 0.1 * self.moved))
+
+
+class Writing(nn.Module):
+    """Writes to a parameter in training, in the way that `how` names."""
+
+    def __init__(self, how: str = "teacher") -> None:
+        super().__init__()
+        self.how = how
+        self.enter, self.slow, self.leave = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.slow.requires_grad_(how == "replaced")
+
+    @torch.no_grad()
+    def write(self, x: Tensor) -> None:
+        match self.how:
+            case "teacher":
+                for slow, fast in zip(self.slow.parameters(), self.enter.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+            case "clamped":
+                self.enter.weight.clamp_(-0.2, 0.2)
+            case "replaced":
+                self.slow.weight.data = F.normalize(self.slow.weight.data, dim=1)
+            case "samples":
+                self.slow.bias.lerp_(self.enter(x).mean(0), 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.write(x)
+        return self.leave(torch.tanh(self.enter(x)) + self.slow(x))
 
 
 class Carrying(nn.Module):

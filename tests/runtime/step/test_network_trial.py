@@ -46,6 +46,9 @@ def code_at(place: CodePlace | None) -> str:
         ("secrets", "operating system's", "return secrets.randbelow(2)"),
         ("urandom", "operating system's", "return os.urandom(1)[0] % 2"),
         ("unseeded", "operating system's", "return int(np.random.default_rng().integers(2))"),
+        ("system", "operating system's", "return self.system.randrange(2) if self.system is not None else 0"),
+        ("object", "`chooser.generator`", "return self.chooser.generator.randrange(2)"),
+        ("listed", "`listed.0`", "return int(self.listed[0].randint(2))"),
     ],
 )
 @pytest.mark.parametrize("traced", [False, True], ids=["tried", "traced"])
@@ -56,7 +59,9 @@ def test_a_path_that_host_randomness_chooses_is_known_by_its_line(
     assert facts.varies and source in facts.draws_from and code_at(facts.host_draws) == code
     assert facts.draws_globally == (how in ("random", "numpy"))
     assert facts.mixes is None and facts.mixes_evaluation is None
-    assert [each.holds for each in facts.attributes] == ["random numbers"] * (how in ("generator", "variable"))
+    assert [each.holds for each in facts.attributes] == ["random numbers"] * (
+        how in ("generator", "variable", "object", "listed")
+    )
 
 
 @pytest.mark.parametrize("how", ["turns", "later"])
@@ -64,6 +69,21 @@ def test_a_path_that_a_count_of_calls_chooses_is_known(how: str) -> None:
     facts = tried(lambda: own.Path(how))
     assert facts.varies and facts.host_draws is None
     assert [(each.name, each.holds) for each in facts.attributes] == [("calls", "a number")]
+
+
+@pytest.mark.parametrize(
+    ("how", "attribute"), [("number", ("listed.1", "a number")), ("cycle", ("turns", "the place of an iterator"))]
+)
+def test_state_inside_of_an_attribute_is_known(how: str, attribute: tuple[str, str]) -> None:
+    facts = tried(lambda: own.Path(how))
+    assert facts.varies and [(each.name, each.holds) for each in facts.attributes] == [attribute]
+
+
+@pytest.mark.parametrize("how", ["drawn later", "counted later"])
+def test_draws_that_begin_after_some_steps_are_known(how: str) -> None:
+    facts = tried(lambda: own.Path(how))
+    assert facts.varies and facts.draws_globally
+    assert code_at(facts.host_draws).startswith("return random.randrange(2) if")
 
 
 @pytest.mark.parametrize("how", ["random", "torch", "samples", "clock"])
@@ -106,6 +126,7 @@ def test_a_count_that_nothing_depends_on_is_none_of_them() -> None:
         ("sort", "x = x.sort(0).values"),
         ("sums", "x = x.cumsum(0)"),
         ("size", "x = x / len(x)"),
+        ("gate", "x = x + self.gate * x.mean(0)"),  # which is zero when it is made
         ("dropout", "x = x - x.mean(0)"),
     ],
 )
@@ -116,6 +137,7 @@ def test_a_network_that_mixes_samples_is_known_by_its_line(how: str, code: str) 
 
 
 def test_one_that_mixes_in_training_alone_does_not_in_evaluation() -> None:
+    assert "randperm" in code_at(tried(lambda: own.Mixing("shuffle")).mixes)
     facts = tried(lambda: own.Mixing("training"))
     assert "x.mean(0)" in code_at(facts.mixes) and facts.mixes_evaluation is None
 
@@ -142,6 +164,22 @@ def test_normalisation_and_noise_of_torch_mix_nothing(network: Any) -> None:
 def test_a_buffer_that_follows_from_the_samples_is_told_from_a_count_of_calls(how: str, moved: bool) -> None:
     facts = tried(lambda: own.Moving(how))
     assert (facts.moved, facts.counted) == ((("moved",), ()) if moved else ((), ("moved",)))
+
+
+@pytest.mark.parametrize(
+    ("how", "written"),
+    [
+        ("teacher", ("slow.weight", "slow.bias")),
+        ("clamped", ("enter.weight",)),
+        ("replaced", ("slow.weight",)),
+        ("samples", ("slow.bias",)),
+        ("none", ()),
+    ],
+)
+def test_a_parameter_that_a_forward_pass_writes_is_known(how: str, written: tuple[str, ...]) -> None:
+    facts = tried(lambda: own.Writing(how), traced=True)
+    assert (facts.written, facts.moved, facts.counted) == (written, (), ())
+    assert facts.written_by_samples == (written if how == "samples" else ())
 
 
 def test_a_state_that_is_carried_is_told_from_a_tensor_that_is_kept_for_a_look() -> None:
