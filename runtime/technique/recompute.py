@@ -54,6 +54,8 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
     forward = module.forward
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_numbers(module)}
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
+    # The compiler takes no other contexts; what Python and numpy draw are constants or inputs of its graphs.
+    compiled = options | ({"context_fn": contexts} if selective else {})
     if options["preserve_rng_state"]:  # torch preserves its own generators alone
         contexts = functools.partial(_drawing_alike, contexts)
     plain = options | ({"context_fn": contexts} if selective or options["preserve_rng_state"] else {})
@@ -64,7 +66,7 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return forward(*arguments, **named)
         if torch.compiler.is_compiling():
-            return checkpoint(forward, *arguments, **plain, **named)
+            return checkpoint(forward, *arguments, **compiled, **named)
         with _casting_anew():
             return checkpoint(forward, *arguments, **(writing_once if writes and module.training else plain), **named)
 

@@ -332,3 +332,26 @@ def test_a_block_that_host_randomness_leads_takes_the_same_path_again(kind: Any,
     recomputed = gradients(p.RecomputeStep(kind=kind, modules=tuple("012345")))
     for one, other in zip(plain, recomputed, strict=True):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_a_compiled_module_of_ones_own_recomputes(kind: Any) -> None:
+    """It may draw random numbers of the host, whose contexts the compiler does not take."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x + self.layer(x).tanh()
+
+    model, inputs = nn.Sequential(Block()), torch.randn(3, 4)
+    model(inputs).sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    recompute.apply(p.RecomputeStep(kind=kind, modules=("0",)), model)
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    compiled(inputs).sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
