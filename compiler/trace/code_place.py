@@ -259,8 +259,9 @@ def _items(holder: Any) -> dict[str, Any]:
 def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Yields a function that sets the generators which a network holds to their states of now; so does its end."""
     import numpy
+    import torch
 
-    restores: list[Callable[[], None]] = []
+    restores: list[Callable[[], object]] = []
     for _, value in held_values(model):
         if not is_generator(value):
             continue
@@ -270,6 +271,8 @@ def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
             restores.append(partial(value.setstate, value.getstate()))
         elif isinstance(value, numpy.random.RandomState):
             restores.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, torch.Generator):
+            restores.append(partial(value.set_state, value.get_state().clone()))
 
     def restore() -> None:
         for each in restores:

@@ -13,8 +13,12 @@ is done: `is_due` is a few comparisons. The steps are the first `FIRST` of a pro
 two, and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each. All steps of a network
 that is known to vary are compared if it has synchronised batch norms.
 
-Limits: networks that are known to vary agree on the parameters of each step by themselves (parallel/varying.py). What
-torch compiles calls no hooks: only its parameters are compared. A reentrant checkpoint of a user's own hides some.
+Networks that are known to vary agree on the parameters of each step by themselves (parallel/varying.py). Whether ranks
+differ in more than samples and random numbers is asked of one pass over the same (forward_check.py), in the first step,
+and in each of these if the parameters that a step uses may differ.
+
+Limits: modules inside of a compiled one are not announced. They exchange something on the tensor axis, or as
+synchronised batch norms. A reentrant checkpoint of a user's own hides some.
 """
 
 from __future__ import annotations
@@ -22,10 +26,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import os
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -34,39 +35,28 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import tensors
+from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure import collectives
+from dslc.runtime.measure.forward_check import ForwardCheck
+from dslc.runtime.measure.rank_order import (
+    DIFFERENT_ORDER,
+    RankOrderError,
+    call_text,
+    different_use,
+    module_of,
+    more,
+    place_of_call,
+)
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.varying import graph_nodes, leaves
 from dslc.runtime.process.job_line import at
-from dslc.runtime.process.whose_code import is_users
 from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique.batch_norm import is_synchronised
 
 FIRST = 4  # steps of a process that are all compared
 LIMIT = 1000  # modules announced in one step or evaluation
 
-_CALLERS = ("dslc.runtime.step.", "dslc.runtime.loop.", "dslc.runtime.pipeline.")  # of the network
-
 T = TypeVar("T")
-B = TypeVar("B")
-
-
-class RankOrderError(RuntimeError):
-    """Ranks that are about to exchange different things. The text is for the user; `told` on the rank that reports
-    it. `module` is the one at which they part, if that is known.
-    """
-
-    def __init__(self, message: str, *, told: bool, module: str | None) -> None:
-        super().__init__(message)
-        self.told, self.module = told, module
-        self.add_note(
-            "each rank has to run the same modules in one order. A number of Python's or numpy's generators, the clock "
-            "or the order of a set differs between ranks"
-        )
-        self.add_note(
-            "draw such a number from a generator that has the same seed on each rank; or, without synchronised batch "
-            "norms, as a tensor, `torch.rand(()).item()`, which is seen before the training begins"
-        )
 
 
 class OrderCheck:
@@ -87,9 +77,15 @@ class OrderCheck:
         self._on = bool(self._groups) and job.gradients.kind != "local"
         # Where numbers decide, each step finds the parameters that it used, and ranks may differ in them.
         varies = job.gradients.search and not job.gradients.unused
-        self._compares_use = job.gradients.kind in ("ddp", "zero1", "fsdp") and not varies
-        self._announced = self._modules_with_collectives() if self._on and not job.compiled else []
+        summed = job.gradients.kind in ("ddp", "zero1", "fsdp")
+        self._compares_use = (summed or job.tensor is not None) and not varies
+        by_name = dict(parts.plain.named_modules())
+        compiled = [by_name[name] for name in job.compiled if name in by_name]
+        # The hooks of a compiled module itself are outside of what torch compiles.
+        self._inside = {id(each) for module in compiled for each in module.modules() if each is not module}
+        self._announced = self._modules_with_collectives() if self._on else []
         self._always = varies and any(is_synchronised(module) for module in self._announced)
+        self._forward = ForwardCheck(job, place, parts, self._announce_end, self._end)
         self._compare_models()
 
     def is_due(self, step: int) -> bool:
@@ -99,10 +95,12 @@ class OrderCheck:
         self._done += 1
         return self._always or self._done <= FIRST or self._evaluated or step & (step - 1) == 0
 
-    def run(self, work: Callable[[B], T], batch: B) -> T:
+    def run(self, work: Callable[[StepBatch], T], batch: StepBatch) -> T:
         """Does a step that is compared."""
         self._evaluated = False
         with self._compared():
+            if self._done == 1 or self._job.gradients.search:
+                self._forward.compare(batch.micro[0][0])
             return work(batch)
 
     @contextlib.contextmanager
@@ -131,7 +129,7 @@ class OrderCheck:
                 self._micro += 1
                 self._announce_use([loss])
             else:
-                self._compare("ends", lambda: {"name": None, "place": "", "used": []})
+                self._announce_end()
 
         return both
 
@@ -150,10 +148,9 @@ class OrderCheck:
 
     def _add_hooks(self) -> None:
         plain, stages = self._parts.plain, self._stages
-        if not self._job.compiled:
-            for module in plain.modules():
-                if any(True for _ in module.parameters(recurse=False)):
-                    self._handles.append(module.register_forward_pre_hook(self._see))
+        for module in plain.modules():
+            if id(module) not in self._inside and any(True for _ in module.parameters(recurse=False)):
+                self._handles.append(module.register_forward_pre_hook(self._see))
         for module in self._announced:
             # Before the hook of `fully_shard`, which gathers; and after it, when its parameters are there.
             self._handles.append(module.register_forward_pre_hook(self._announce_module, prepend=True))
@@ -182,10 +179,10 @@ class OrderCheck:
         found |= dict.fromkeys(by_name[name] for name in named if name in by_name)
         if job.sync_batch_norm:
             found |= dict.fromkeys(each for each in plain.modules() if is_synchronised(each))
-        return [module for module in plain.modules() if module in found]
+        return [module for module in plain.modules() if module in found and id(module) not in self._inside]
 
     def _see(self, module: nn.Module, _: object) -> None:
-        self._places[self._names[id(module)]] = _place_of_call()
+        self._places[self._names[id(module)]] = place_of_call()
 
     def _see_whole(self, module: nn.Module, _: object) -> None:
         """Notes the parameters of a module, which are gathered now."""
@@ -199,7 +196,12 @@ class OrderCheck:
         name = self._names[id(module)]
         if self._left > 0:
             self._left -= 1
-            self._compare(f"calls {name}", lambda: {"name": name, "place": _place_of_call(), "used": None})
+            self._compare(f"calls {name}", lambda: {"name": name, "place": place_of_call(), "used": None})
+
+    def _announce_end(self) -> None:
+        """Compares the end of the network with the modules that another rank may still call."""
+        if self._announced:
+            self._compare("ends", lambda: {"name": None, "place": "", "used": []})
 
     def _see_output(self, module: nn.Module, _: object, output: object) -> None:
         found = [each for each in tensors(output) if each.requires_grad]
@@ -237,8 +239,8 @@ class OrderCheck:
         if missing:
             self._end(
                 0,
-                f"the loss does not depend on `{missing[0]}`{_more(missing)}, whose gradient is summed in each step",
-                missing[0].rpartition(".")[0],
+                f"the loss does not depend on `{missing[0]}`{more(missing)}, whose gradient is summed in each step",
+                module_of(missing[0]),
             )
 
     def _compare_models(self) -> None:
@@ -272,53 +274,20 @@ class OrderCheck:
         other = next(each for each in of_all if (each["name"], each["used"]) != (one["name"], one["used"]))
         if one["used"] is None or other["used"] is None:
             modules = [each["name"] for each in (one, other) if each["name"] is not None]
-            self._end(one["rank"], f"the ranks run different modules: {_call(one)}, {_call(other)}", modules[0])
-        only = [name for name in one["used"] if name not in other["used"]]
-        also = [name for name in other["used"] if name not in one["used"]]
-        parts = [
-            f"`{names[0]}`{_more(names)} {'is' if len(names) == 1 else 'are'} used on rank {by['rank']}"
-            f"{_where(by, names[0])} and not on rank {without['rank']}"
-            for names, by, without in ((only, one, other), (also, other, one))
-            if names
-        ]
-        text = "the ranks use different parameters in this step: " + "; ".join(parts)
-        self._end(one["rank"], text, (only or also)[0].rpartition(".")[0])
+            text = f"{call_text(one)}, {call_text(other)}"
+            self._end(one["rank"], f"the ranks run different modules: {text}", modules[0])
+        text, parameter = different_use(one, other)
+        self._end(one["rank"], f"the ranks use different parameters in this step: {text}", module_of(parameter))
 
-    def _end(self, rank: int, message: str, module: str) -> NoReturn:
+    def _end(self, rank: int, message: str, module: str, notes: Sequence[str] = DIFFERENT_ORDER) -> NoReturn:
         python = self._job.model.python
         with at(python.line if python is not None else ""):
-            raise RankOrderError(message, told=self._rank == rank, module=module)
-
-
-def _call(told: dict[str, Any]) -> str:
-    if told["used"] is not None:
-        return f"rank {told['rank']} has come to the end of the network"
-    name = f"`{told['name']}`" if told["name"] else "the network"
-    return f"rank {told['rank']} calls {name}" + (f" ({told['place']})" if told["place"] else "")
-
-
-def _where(told: dict[str, Any], parameter: str) -> str:
-    place = told["places"].get(parameter.rpartition(".")[0])
-    return f" ({place})" if place else ""
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise RankOrderError(message, told=self._rank == rank, module=module, notes=notes)
 
 
 def _hides_parameters(outputs: list[Tensor]) -> bool:
     """True if a function of a user's own is in the graph, which may use parameters that the graph does not show."""
     return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph_nodes(*outputs))
-
-
-def _place_of_call() -> str:
-    """Returns the line of the user's code that is calling a module."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_globals.get("__name__", "").startswith(_CALLERS):
-        if is_users(frame.f_code.co_filename):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 def _nothing(*_: object) -> None:

@@ -1,12 +1,14 @@
 """Compares what all ranks should hold alike: samples by their number, and the tensors of a model that ranks share.
 
-Model: each rank makes the data set for itself. Before the first step it reads a few samples of each split, and the
-ranks compare their digests. Where some differ, all read these again: what a rank gives otherwise the second time is
-drawn anew for each access, and is not compared.
+Model: each rank makes the data set for itself. Before the first step it reads samples of each split, and the ranks
+compare their digests: `FEW` of them, and up to `MANY` more that take no longer than `SECONDS`. Where some differ, all
+read these again: what differs from read to read is drawn anew for each access, and is not compared, unless one rank
+draws anew what another does not.
 
 Parameters of which ranks hold copies are compared by a digest of each, a sum of its bits: after the first steps, after
-each evaluation, and before each checkpoint. A large model is compared by every n-th number of a tensor, `NUMBERS` in
-all. Buffers are compared where their statistics are those of all ranks.
+each evaluation, and before each checkpoint. Copies over a tensor axis, whose gradients are not exchanged, are compared
+after the first steps alone: rounding may lead them apart. A large model is compared by every n-th number of a tensor,
+`NUMBERS` in all. Buffers are compared where their statistics are those of all ranks.
 
 Contract: a difference is an error on all ranks, which names the sample or the tensor, and the ranks. Nothing is read
 between these times. Reads leave the host's random generators as they were, and are done by a worker where workers read
@@ -21,8 +23,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import itertools
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -40,11 +45,17 @@ from dslc.runtime.process.job_line import at
 from dslc.runtime.process.random_numbers import aside
 from dslc.runtime.step.assemble import Parts
 
+FEW, MANY = 4, 60  # samples of the training data that are compared, and more of them; half as many of other splits
+SECONDS = 0.1  # that reading the samples of a split takes, beyond the first few
+READS, REPEATED = 8, 8  # of a sample that differs, and such samples that are read again
+
 FIRST = 3  # steps of a process after which parameters are compared
 NUMBERS = 1 << 24  # of a model, compared at once
 ROUNDING = 1e-4
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Numbered = tuple[str, Samples, int]  # a split, its samples, and a number among them
 
 
 class RanksDifferError(RuntimeError):
@@ -62,59 +73,96 @@ def compare_samples(job: JobProgram, place: RankPlace, splits: Splits, device: t
     """Raises RanksDifferError if the ranks hold different samples under one number."""
     if job.world_size == 1 or splits.stream is not None or job.data.stream is not None:
         return
-    numbered = list(_some(splits))
-    first = [_leaf_digests(job, place, *each, times=1)[0] for each in numbered]
-    differing = _differing([_digest("".join(f"{name} {each[name]} " for name in each)) for each in first], device)
-    for n in differing:
-        split, samples, number = numbered[n]
-        one, other = _leaf_digests(job, place, split, samples, number, times=2)
-        of_all: list[Any] = [None] * job.world_size
-        dist.all_gather_object(of_all, {name: [value, other.get(name)] for name, value in one.items()})
-        if (found := _first_difference(of_all)) is None:
-            continue
+    seconds = _compare_read(job, place, _some(splits, 0, FEW), device)
+    affordable = torch.tensor(min(MANY, int(SECONDS / max(seconds, 1e-9))), device=device)
+    with collectives.aside():
+        dist.all_reduce(affordable, dist.ReduceOp.MIN)
+    _compare_read(job, place, _some(splits, FEW, FEW + int(affordable)), device)
+
+
+def _compare_read(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered], device: torch.device) -> float:
+    """Reads and compares samples; returns the seconds that reading another one takes here."""
+    first, seconds = _leaf_digests(job, place, numbered)
+    digests = [_digest("".join(f"{name} {each[name]} " for name in each)) for each in first]
+    differing = [numbered[each] for each in _differing(digests, device)] if digests else []
+    if differing:
+        _compare_again(job, place, differing[:REPEATED])
+    return seconds
+
+
+def _compare_again(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered]) -> None:
+    """Reads samples that differ several times, and raises RanksDifferError for what is not drawn anew each time."""
+    reads = [_leaf_digests(job, place, [each] * READS)[0] for each in numbered]
+    of_all: list[Any] = [None] * job.world_size
+    dist.all_gather_object(of_all, reads)
+    for n, (split, _, number) in enumerate(numbered):
+        if (found := _first_difference([told[n] for told in of_all])) is not None:
+            rank, leaf = found
+            sample = sample_name(job.data, split, number)
+            _end_by_samples(job, place, f"{sample} is not the same on rank 0 and rank {rank}: its {leaf} differs")
+    if (found := _drawn_by_one(of_all)) is not None:
         rank, leaf = found
-        with at(job.data.line):
-            error = RanksDifferError(
-                f"{sample_name(job.data, split, number)} is not the same on rank 0 and rank {rank}: its {leaf} differs",
-                told=place.rank == 0,
-            )
-            error.add_note(
-                "each rank makes the data set for itself, and all have to make the same: what one holds out, another "
-                "trains on"
-            )
-            error.add_note(
-                "give generators a seed (`numpy.random.default_rng(0)`), and sort the names of a set or a folder"
-            )
-            raise error
+        anew, fixed = (0, rank) if _changes(of_all[0][0], leaf) else (rank, 0)
+        sample = sample_name(job.data, numbered[0][0], numbered[0][2])
+        text = f"{sample} is drawn anew at each access on rank {anew}, and is the same each time on rank {fixed}"
+        _end_by_samples(job, place, f"{text}: its {leaf} differs")
 
 
-def _some(splits: Splits) -> Iterator[tuple[str, Samples, int]]:
-    """Yields some samples of each split: its name, its samples, and a number among them."""
+def _end_by_samples(job: JobProgram, place: RankPlace, message: str) -> NoReturn:
+    with at(job.data.line):
+        error = RanksDifferError(message, told=place.rank == 0)
+        error.add_note(
+            "each rank makes the data set for itself, and all have to make the same: what one holds out, another "
+            "trains on"
+        )
+        error.add_note(
+            "give generators a seed (`numpy.random.default_rng(0)`), and sort the names of a set or a folder"
+        )
+        raise error
+
+
+def _some(splits: Splits, start: int, end: int) -> list[Numbered]:
+    """Returns samples `start` to `end` of those that are compared of the training data, and half as many of others."""
+    numbered: list[Numbered] = []
     for split, samples in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
-        count = 0 if samples is None else len(samples)
-        for number in sorted({0, count // 2} if split == "train" else {0}):
-            if samples is not None and number < count:
-                yield split, samples, number
+        part = 1 if split == "train" else 2
+        if samples is not None:
+            numbered += [(split, samples, each) for each in _numbers(len(samples))[start // part : end // part]]
+    return numbered
+
+
+def _numbers(count: int) -> list[int]:
+    """Returns numbers of samples, the same on all ranks: the first, the middle and the last one, and random ones."""
+    some = random.Random(count).sample(range(count), min(count, FEW + MANY))
+    return list(dict.fromkeys((0, count // 2, count - 1, *some))) if count else []
 
 
 def _leaf_digests(
-    job: JobProgram, place: RankPlace, split: str, samples: Samples, number: int, *, times: int
-) -> list[dict[str, int]]:
-    """Reads a sample so many times, in one process; returns each time the digests of its tensors, by their names."""
-    step = dataclasses.replace(job.data, workers=1 if job.data.workers and samples.by_process else 0)
-    with aside():
-        try:
-            pairs = list(read_batches(step, samples, place, [torch.tensor([number])] * times, torch.device("cpu")))
-        except Exception as error:  # any kind: the user's code runs; the training raises it where it needs the sample
-            return [{"error": _digest(type(error).__name__)}] * times
-    return [
-        {
-            f"{what}{name}": _of_tensor(tensor)
-            for what, part in zip(("input", "target"), pair, strict=True)
-            for name, tensor in named(part).items()
-        }
-        for pair in pairs
-    ]
+    job: JobProgram, place: RankPlace, numbered: Sequence[Numbered]
+) -> tuple[list[dict[str, int]], float]:
+    """Reads samples one after another, those of a split in one process. Returns the digests of their tensors by name,
+    and the seconds that the quickest one took, the first one left out.
+    """
+    digests: list[dict[str, int]] = []
+    seconds = 0.0
+    for _, group in itertools.groupby(numbered, key=lambda each: each[0]):
+        rest = list(group)
+        samples = rest[0][1]
+        step = dataclasses.replace(job.data, workers=1 if job.data.workers and samples.by_process else 0)
+        batches = [torch.tensor([number]) for _, _, number in rest]
+        some: list[dict[str, int]] = []
+        times: list[float] = []
+        with aside():
+            try:
+                for pair in read_batches(step, samples, place, batches, torch.device("cpu")):
+                    parts = [(what, named(part)) for what, part in zip(("input", "target"), pair, strict=True)]
+                    some.append({what + name: _of_tensor(leaf) for what, part in parts for name, leaf in part.items()})
+                    times.append(time.monotonic())
+            except Exception as error:  # any kind: the user's code runs; the training raises it where it needs it
+                some += [{"error": _digest(type(error).__name__)}] * (len(rest) - len(some))
+        digests += some
+        seconds = max(seconds, min((b - a for a, b in itertools.pairwise(times)), default=0.0))
+    return digests, seconds
 
 
 def _of_tensor(tensor: Tensor) -> int:
@@ -137,14 +185,33 @@ def _differing(digests: Sequence[int], device: torch.device, group: dist.Process
     return found
 
 
-def _first_difference(of_all: Sequence[Mapping[str, list[int]]]) -> tuple[int, str] | None:
-    """Returns the first rank, and the part of the sample, that differs from rank 0's and is not drawn anew."""
-    changing = {name for told in of_all for name, (value, again) in told.items() if value != again}
-    for rank, told in enumerate(of_all):
-        for name in {**of_all[0], **told}:
-            if name not in changing and told.get(name) != of_all[0].get(name):
+def _first_difference(of_all: Sequence[Sequence[Mapping[str, int]]]) -> tuple[int, str] | None:
+    """Returns the first rank, and the part of the sample, that differs from rank 0's and is not drawn anew. `of_all`
+    has the digests of each read on each rank.
+    """
+    for rank, reads in enumerate(of_all):
+        for name in {**of_all[0][0], **reads[0]}:
+            if of_all[0][0].get(name) != reads[0].get(name) and not any(_changes(each, name) for each in of_all):
                 return rank, name
     return None
+
+
+def _drawn_by_one(of_all: Sequence[Sequence[Sequence[Mapping[str, int]]]]) -> tuple[int, str] | None:
+    """Returns the first rank, and the part of samples, which either rank 0 or this one draws anew in each of several
+    samples, and the other in none.
+    """
+    if len(of_all[0]) < REPEATED // 2:
+        return None
+    for rank, samples in enumerate(of_all):
+        for name in samples[0][0]:
+            one, other = ([_changes(reads, name) for reads in each] for each in (of_all[0], samples))
+            if (all(one) and not any(other)) or (all(other) and not any(one)):
+                return rank, name
+    return None
+
+
+def _changes(reads: Sequence[Mapping[str, int]], name: str) -> bool:
+    return len({each.get(name) for each in reads}) > 1
 
 
 # --------------------------------------------------------------------------------------------------------- parameters
@@ -157,10 +224,12 @@ class ReplicaCheck:
         self._job, self._rank, self._parts = job, place.rank, parts
         self._done, self._compared = 0, -1
         self._groups: dict[dist.ProcessGroup, dict[str, Tensor]] = {}
+        self._tensor_axis: dist.ProcessGroup | None = None
+        self._over_tensor_axis: dict[str, Tensor] = {}
         exchange = parts.exchange
         if job.world_size == 1 or job.gradients.kind == "local" or (exchange is not None and exchange.differ):
             return
-        whole = mesh_of(job).group("data", "context")
+        whole, self._tensor_axis = mesh_of(job).group("data", "context"), mesh_of(job).group("tensor")
         tensors: dict[str, Tensor] = dict(parts.plain.named_parameters())
         if job.sync_batch_norm:
             alone = _unsynchronised(parts.plain)
@@ -172,25 +241,32 @@ class ReplicaCheck:
         for name, tensor in tensors.items():
             for group in _groups_of_copies(tensor, whole):
                 self._groups.setdefault(group, {})[name] = tensor
+            if self._tensor_axis is not None and not _is_over(tensor, "tensor"):
+                self._over_tensor_axis[name] = tensor
 
     def after_step(self, step: int) -> None:
         """Compares them if this is one of the first steps of this process."""
         self._done += 1
-        if self._groups and self._done <= FIRST:
+        if self._done <= FIRST:
             self.compare(step)
+            if self._tensor_axis is not None:
+                self._compare_copies(step, self._over_tensor_axis, self._tensor_axis)
 
-    @torch.no_grad()
     def compare(self, step: int) -> None:
         """Raises RanksDifferError if a tensor is not the same on the ranks that hold copies of it."""
         if self._compared == step:
             return
         self._compared = step
         for group, tensors in self._groups.items():
-            digests = bit_sums(list(tensors.values()))
-            for place in _differing(digests, self._parts.device, group):
-                name, tensor = list(tensors.items())[place]
-                self._hold_alike(step, name, local_part(tensor), group)
+            self._compare_copies(step, tensors, group)
 
+    def _compare_copies(self, step: int, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
+        digests = bit_sums(list(tensors.values()))
+        for place in _differing(digests, self._parts.device, group) if digests else ():
+            name, tensor = list(tensors.items())[place]
+            self._hold_alike(step, name, local_part(tensor), group)
+
+    @torch.no_grad()
     def _hold_alike(self, step: int, name: str, own: Tensor, group: dist.ProcessGroup) -> None:
         """Raises RanksDifferError if a tensor differs from that of the group's first rank by more than rounding."""
         own = own.to(self._parts.device)  # a group of GPUs takes nothing of the host's
@@ -226,6 +302,11 @@ def _unsynchronised(model: nn.Module) -> set[int]:
     """Returns the identities of the buffers of batch norms with `sync = false`, which each rank moves by itself."""
     norms = (module for module in model.modules() if not getattr(module, "sync", True))
     return {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+
+
+def _is_over(tensor: Any, axis: str) -> bool:
+    """True if a tensor is sharded over an axis, or kept whole there by its layout."""
+    return hasattr(tensor, "placements") and axis in (tensor.device_mesh.mesh_dim_names or ())
 
 
 def _groups_of_copies(tensor: Any, whole: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:

@@ -151,6 +151,7 @@ def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Se
     """Returns the parts of a user's own module that the stages `indices` run."""
     from dslc.runtime.pipeline.capture import capture
     from dslc.runtime.pipeline.captured import codes
+    from dslc.runtime.pipeline.compare_recordings import compare_recordings
 
     assert job.pipeline is not None
     stages = job.pipeline.stages
@@ -159,6 +160,7 @@ def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Se
     takes = job.context is not None and job.context.positions
     with context_parallel.given_positions(model, number) if takes else contextlib.nullcontext():
         recordings = capture(model, layers, input_form, job.precision, job.tensor)
+    compare_recordings(job, recordings[True])
     if job.context is not None:
         _attend(recordings.values(), context_parallel.torchs_attention(job))
     made = codes(recordings, [stage.modules[0] for stage in stages])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,28 +20,50 @@ def _rank() -> int:
 
 
 class Chooses(nn.Module):
-    """Runs one of its blocks on some ranks (`one`), another one on each (`other`), or all of them in another order
-    (`order`), from a call on.
+    """Runs one of its blocks on some ranks (`one`), another one on each (`other`), all of them in another order
+    (`order`), or on other numbers (`scaled`), from a call on. `spare`: it has a parameter that no pass uses. It repeats
+    a block by chance (`draws`) or by its samples (`experts`). `marked`: ranks only differ if a file `mark` is beside
+    this one.
     """
 
-    def __init__(self, how: str = "one", since: int = 1, width: int = 8, inputs: int = 6) -> None:
+    def __init__(
+        self,
+        how: str = "one",
+        since: int = 1,
+        width: int = 8,
+        inputs: int = 6,
+        *,
+        spare: bool = False,
+        draws: bool = False,
+        experts: bool = False,
+        tokens: bool = False,
+        marked: bool = False,
+    ) -> None:
         super().__init__()
-        self.into = nn.Linear(inputs, width)
+        self.draws, self.experts, self.marked = draws, experts, marked
+        if spare:
+            self.spare = nn.Parameter(torch.zeros(3))
+        self.into: nn.Module = nn.Embedding(256, width) if tokens else nn.Linear(inputs, width)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2))
-        self.out = nn.Linear(width, 4)
+        self.out = nn.Linear(width, 256 if tokens else 4)
         self.how, self.since, self.calls = how, since, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += self.training
         parts = _rank() > 0 and self.calls >= self.since and self.training
+        parts = parts and (not self.marked or Path(__file__).with_name("mark").exists())
         x = torch.tanh(self.into(x))
         blocks = list(self.blocks)
         if self.how == "one" and parts:
             blocks = blocks[:1]
         if self.how == "other" and self.training:
             blocks = blocks[_rank() : _rank() + 1]
+        if self.how == "scaled" and parts:
+            x = 1.5 * x
         for block in reversed(blocks) if self.how == "order" and parts else blocks:
             x = x + block(x)
+        if (self.draws and random.random() < 0.5) or (self.experts and x.mean().item() > 0):
+            x = x + blocks[0](x)
         return self.out(x)
 
 
@@ -70,27 +94,38 @@ class Named(nn.Module):
 
 
 def data(how: str, count: int = 48) -> Any:
-    """Samples that each rank makes for itself: `unseeded` ones, all in another `order`, or of another `file`."""
-    random = np.random.default_rng(int(how == "unseeded") * 1000 + _rank() * (how != "same"))
+    """Samples that each rank makes for itself: `unseeded` ones, all or the `last` 8 in another `order`, or of another
+    `file`; `marked`: other targets if a file `mark` is beside this one.
+    """
+    random = np.random.default_rng(int(how == "unseeded") * 1000 + _rank() * (how in ("unseeded", "order", "file")))
     if how == "order":
         order = random.permutation(count)
         random = np.random.default_rng(0)
     inputs = torch.from_numpy(random.normal(size=(count, 6)).astype("float32"))
     targets = torch.arange(count) % 4
+    if how == "last" and _rank():
+        inputs[-9:-1] = inputs[-9:-1].flip(0)
+    if how == "marked" and _rank() and Path(__file__).with_name("mark").exists():
+        targets = targets.flip(0)
     return TensorDataset(inputs[order], targets[order]) if how == "order" else TensorDataset(inputs, targets)
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
-    """Each access draws from a generator that each process seeds by itself; `targets` too, or only inputs."""
+    """Each access draws from a generator that each process seeds by itself; `targets` too, or only inputs. Rank 0 keeps
+    what it has drawn, if it is `cached`.
+    """
 
-    def __init__(self, targets: bool = False) -> None:
+    def __init__(self, targets: bool = False, cached: bool = False) -> None:
         self._random, self._targets = np.random.default_rng(os.getpid()), targets
+        self._cache: dict[int, Any] | None = {} if cached and dist.is_initialized() and not _rank() else None
 
     def __len__(self) -> int:
         return 48
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         noise = torch.from_numpy(self._random.normal(size=6).astype("float32"))
+        if self._cache is not None:
+            noise = self._cache.setdefault(index, noise)
         return noise + index, (index + self._targets * _rank()) % 4
 
 

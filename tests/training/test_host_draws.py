@@ -120,6 +120,17 @@ def test_numpys_generator_is_no_other(job: Path, launcher: Launcher, zero: int) 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("zero", "settings"), [(0, ()), (3, ()), (2, (HALVES,))])
+def test_compiled_code_draws_in_each_pass(job: Path, launcher: Launcher, zero: int, settings: tuple[str, ...]) -> None:
+    compare(job, launcher, own.Path, f"parallelism.zero={zero}", "train.compile=true", *settings)
+
+
+def test_passes_that_ranks_compare_leave_no_trace(job: Path, launcher: Launcher) -> None:
+    network = 'model.network=python("own_forward_passes:Momentum")'
+    agree(train_job(launcher, job, network, "devices.cpus=1"), train_job(launcher, job, network))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("how", [OWN, TURNS])
 def test_ranks_that_take_equal_paths_train_alike_under_each_zero(job: Path, launcher: Launcher, how: str) -> None:
     """A generator with a seed and a count of calls are the same on each rank, and in one process."""

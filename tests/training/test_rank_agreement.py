@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import own_forward_passes
 from helpers.launcher import Launcher
-from helpers.trained import beside, ready, train_job
+from helpers.trained import beside, ready, train, train_job
 
 from dslc.runtime.process.failure import describe
 
@@ -79,6 +79,12 @@ def network(**arguments: object) -> str:
         ),
         ({"how": "'one'", "since": 7}, (), ("at step 7 ",)),  # the first after an evaluation
         ({"how": "'one'", "since": 8}, ("parallelism.zero=3", "evaluate.every=100 steps"), ("at step 8 ",)),
+        pytest.param(
+            {"how": "'one'", "since": 8},
+            ("parallelism.zero=3", "evaluate.every=100 steps", "train.compile=true"),
+            ("at step 8 ", "rank 0 calls `blocks.1`"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_ranks_that_use_other_parameters_or_another_order(
@@ -87,7 +93,110 @@ def test_ranks_that_use_other_parameters_or_another_order(
     message = failure(launcher, job, network(**arguments), *settings)
     for each in words:
         assert each in message, message
-    assert "torch.rand(()).item()" in message and message.count("\n") < 8
+    alike = "for the same samples" in message  # found by a pass of each rank over the same
+    assert ("let all ranks take the same path" if alike else "torch.rand(()).item()") in message
+    assert message.count("\n") < 8
+
+
+PARAMETERS = (
+    "the ranks use different parameters for the same samples: `blocks.1.0.weight` and 1 more are used on rank 0"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        ({"spare": "true"}, (), (PARAMETERS,)),  # DistributedDataParallel finds the parameters that a step has used
+        ({"draws": "true"}, ("parallelism.zero=3",), (PARAMETERS,)),  # the ranks agree on them in each step
+        pytest.param({"draws": "true"}, (), (PARAMETERS,), marks=pytest.mark.long),
+        pytest.param({"experts": "true"}, ("parallelism.zero=2",), (PARAMETERS,), marks=pytest.mark.long),
+        (
+            {"how": "'scaled'"},
+            ("parallelism.zero=2",),
+            ("`blocks.0.0` (", ") gives different numbers on rank 0 and on rank 1 for the same samples"),
+        ),
+        pytest.param(
+            {"draws": "true", "since": 7},
+            ("evaluate.every=100 steps",),
+            ("at step 8 ", PARAMETERS),
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_path_that_follows_from_the_rank(
+    launcher: Launcher, job: Path, arguments: dict[str, object], settings: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    message = failure(launcher, job, network(**{"how": "'one'", **arguments}), *settings)
+    for each in (*words, "own_ranks.py:", "let all ranks take the same path"):
+        assert each in message, message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ({"draws": "true", "experts": "true"}, ("parallelism.zero=3",)),
+        pytest.param({"draws": "true"}, (), marks=pytest.mark.long),
+        pytest.param({"spare": "true"}, ("parallelism.zero=1",), marks=pytest.mark.long),
+    ],
+)
+def test_a_path_that_follows_from_samples_and_draws_is_right(
+    launcher: Launcher, job: Path, arguments: dict[str, object], settings: tuple[str, ...]
+) -> None:
+    train_job(launcher, job, network(how="'none'", **arguments), *settings)
+
+
+TENSOR = ("parallelism.data=1", "parallelism.tensor=2", 'parallelism.tensor_plan=["blocks.0.0: gathered"]')
+CONTEXT = ("parallelism.data=1", "parallelism.context=2", "data.source=stdlib(context = 16)", "data.validation=0.1%")
+RECORDED = ("the ranks record different forward passes: call ", " on rank 0", " on rank 1", "own_ranks.py")
+STAGES = ("parallelism.data=1", "parallelism.pipeline=2", "parallelism.microbatches=2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        ({"how": "'one'"}, TENSOR, ("at step 1 ", "`blocks.1.0.weight` and 1 more are used on rank 0 (own_ranks.py:")),
+        pytest.param(
+            {"how": "'order'"}, TENSOR, ("after step 1, `into.weight` is not the same",), marks=pytest.mark.long
+        ),
+        ({"how": "'scaled'"}, TENSOR, ("after step 1, `into.weight` is not the same on rank 0 and rank 1",)),
+        (
+            {"how": "'one'", "tokens": "true"},
+            CONTEXT,
+            ("at step 1 ", "rank 0 calls `blocks.1` (own_ranks.py:"),
+        ),
+        ({"how": "'one'"}, STAGES, ("before the first step", *RECORDED, "`blocks.1")),
+        pytest.param({"how": "'scaled'"}, STAGES, ("before the first step", *RECORDED), marks=pytest.mark.long),
+    ],
+)
+def test_ranks_of_other_axes_that_differ(
+    launcher: Launcher, job: Path, arguments: dict[str, object], settings: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    message = failure(launcher, job, network(**arguments), *settings)
+    for each in words:
+        assert each in message, message
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ('model.network=python("own_ranks:Chooses", marked = true)', ("at step 6 ", "`blocks.1.0.weight`")),
+        pytest.param(
+            'data.source=python("own_ranks:data", how = "marked")',
+            ("before the first step", "its target differs"),
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_ranks_that_differ_after_a_resume(launcher: Launcher, job: Path, setting: str, words: tuple[str, ...]) -> None:
+    settings = (setting, "checkpoint.every=5 steps", "checkpoint.resume=auto", "evaluate.every=100 steps")
+    made = ready(job, *settings)
+    folder = job.parent / "run"
+    folder.mkdir()
+    train(launcher, folder, made.program, made.places, steps=5)
+    (job.parent / "mark").touch()
+    message = failure(launcher, job, *settings)
+    for each in words:
+        assert each in message, message
 
 
 @pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.long)])
@@ -123,6 +232,7 @@ def test_models_whose_tensors_have_other_names(launcher: Launcher, job: Path, ze
         ('python("own_ranks:data", how = "unseeded")', ("its input differs",)),
         ('python("own_ranks:data", how = "order"), data.workers = 2', ("its input differs",)),
         ('python("own_ranks:Noisy", targets = true)', ("its target differs",)),
+        ('python("own_ranks:Noisy", cached = true)', ("drawn anew at each access on rank 1", "its input differs")),
     ],
 )
 def test_ranks_that_hold_other_samples(launcher: Launcher, job: Path, source: str, words: tuple[str, ...]) -> None:
@@ -132,6 +242,13 @@ def test_ranks_that_hold_other_samples(launcher: Launcher, job: Path, source: st
     assert "sample 0 of the training data (`dataset[" in message and "rank 1" in message
     for each in words:
         assert each in message
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_ranks_whose_last_samples_alone_differ(launcher: Launcher, job: Path, workers: int) -> None:
+    message = failure(launcher, job, 'data.source=python("own_ranks:data", how = "last")', f"data.workers={workers}")
+    assert "before the first step" in message and "of the training data (`dataset[" in message
+    assert "is not the same on rank 0 and rank 1: its input differs" in message
 
 
 @pytest.mark.parametrize("workers", [0, 2])

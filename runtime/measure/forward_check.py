@@ -1,0 +1,244 @@
+"""Compares the forward passes of the ranks of a data axis over the same samples.
+
+Model: with the same samples and random numbers, all ranks run the same modules and compute the same numbers, unless the
+network depends on the rank, on the name of a host or on an environment variable. So each rank runs it on a few samples
+of the first one, without gradients, and notes the modules that it calls, with sums over their outputs. The ranks
+compare both. Where they differ, more passes tell a rank from a number that nothing seeds: it differs from pass to pass.
+
+Contract: a difference is a RankOrderError on all ranks of the axis, which names the parameter or module, the ranks and
+the lines of the user's code. Parameters, buffers, generators and plain attributes are as they were before.
+
+Limits: networks of more than `NUMBERS` parameters on a rank are not compared, as these are copied; nor are stages of a
+pipeline, nor weights that differ by design. The loss is not compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.code_place import restored_generators
+from dslc.compiler.trace.private_torch import local_part
+from dslc.compiler.trace.structures import call, map_tensors, tensors
+from dslc.runtime.measure import collectives
+from dslc.runtime.measure.rank_order import call_text, different_use, module_of, place_of_call
+from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.process import random_numbers
+from dslc.runtime.step.assemble import Parts
+from dslc.runtime.technique.precision import autocast
+
+ROWS = 4  # samples of a pass, at most
+NUMBERS = 1 << 25  # parameters on a rank, at most
+_PASSES = 8  # more passes of each rank, where the first ones differ
+_ROUNDING = 1e-3
+
+NOTES = (
+    "with the same samples and random numbers, each rank has to compute what one process computes. The forward pass "
+    "depends on something else that differs between ranks: their number, the name of a host, an environment variable",
+    "let all ranks take the same path, or choose it by the samples or by random numbers",
+)
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """The modules that a forward pass called, each with a line of the user's code, and two sums over each output."""
+
+    calls: tuple[tuple[str, str], ...]
+    sums: Tensor
+
+    @property
+    def path(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def first_difference(self, other: ForwardPass) -> int | None:
+        """Returns the place of the first call that differs from another pass; None if none does."""
+        for place, (one, two) in enumerate(zip(self.path, other.path, strict=False)):
+            if one != two or not _near(self.sums[place], other.sums[place]):
+                return place
+        return None if len(self.path) == len(other.path) else min(len(self.path), len(other.path))
+
+
+class ForwardCheck:
+    """Compares forward passes over the same samples. Made by all ranks. `after_pass` is called after each pass, before
+    the ranks exchange anything else; `fail` raises the error.
+    """
+
+    def __init__(
+        self,
+        job: JobProgram,
+        place: RankPlace,
+        parts: Parts,
+        after_pass: Callable[[], None],
+        fail: Callable[..., NoReturn],
+    ) -> None:
+        self._job, self._rank, self._parts = job, place.rank, parts
+        self._after_pass, self._fail = after_pass, fail
+        self._names = {id(module): name for name, module in parts.plain.named_modules()}
+        exchange = parts.exchange
+        on = (
+            job.world_size > 1
+            and job.model.root is None
+            and job.own_step is None
+            and parts.pipeline is None
+            and not (exchange is not None and exchange.differ)
+            and sum(local_part(each).numel() for each in parts.plain.parameters()) <= NUMBERS
+        )
+        self._group = mesh_of(job).group("data") if on else None
+        self._other_axes = mesh_of(job).group("context", "tensor") if on else None
+
+    def compare(self, input: Any) -> None:
+        """Raises RankOrderError if the forward passes of the ranks differ; `input` is that of a micro-batch."""
+        if self._group is None:
+            return
+        eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._job.compiled:
+            eager = torch.compiler.set_stance("force_eager")
+        with collectives.aside(), self._restored(), eager:
+            input = self._shared(input)
+            one = self._run(input)
+            if not self._any_differ(one):
+                return
+            others = [self._run(input) for _ in range(_PASSES)]
+            self._report(one, steady=all(one.first_difference(other) is None for other in others))
+
+    # ------------------------------------------------------------------------------------------------- one pass
+
+    def _shared(self, input: Any) -> Any:
+        """Returns some samples of the first rank."""
+        few = input[:ROWS] if isinstance(input, Tensor) else input
+        shared = [map_tensors(lambda each: each.detach().cpu(), few)]
+        dist.broadcast_object_list(shared, group=self._group, group_src=0)
+        return map_tensors(lambda each: each.to(self._parts.device), shared[0])
+
+    def _run(self, input: Any) -> ForwardPass:
+        plain, cut = self._parts.plain, piece_of(self._job)
+        calls: list[tuple[str, str]] = []
+        sums: list[Tensor] = []
+
+        def note(module: nn.Module, _: object, output: object) -> None:
+            calls.append((self._names.get(id(module), ""), place_of_call()))
+            sums.append(_sums(output, self._parts.device))
+
+        handles = [module.register_forward_hook(note) for module in plain.modules()]
+        random_numbers.begin(self._job.seed, 0)
+        try:
+            with torch.no_grad(), autocast(self._job.precision, self._parts.device):
+                call(plain, plain.forward, input) if self._job.data.structured else plain(cut(input))
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._after_pass()
+        self._parts.engine.let_go()
+        return ForwardPass(tuple(calls), torch.stack(sums))
+
+    @contextlib.contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Restores on leaving whatever a forward pass may change."""
+        plain, device = self._parts.plain, self._parts.device
+        generators = random_numbers.state(device)
+        held = [local_part(each.detach()) for each in (*plain.parameters(), *plain.buffers())]
+        copies = [each.clone() for each in held]
+        self._parts.engine.agree_on_buffers()
+        attributes = [(vars(each), dict(vars(each)), _contents(vars(each))) for each in plain.modules()]
+        with restored_generators(plain):
+            yield
+        for values, before, contents in attributes:
+            values.clear()
+            values.update(before)
+            for value, content in contents:
+                value.clear()
+                value.update(content) if isinstance(value, dict) else value.extend(content)
+        with torch.no_grad():
+            for each, copy in zip(held, copies, strict=True):
+                each.copy_(copy)
+        random_numbers.restore(generators, device)
+
+    # ------------------------------------------------------------------------------------------------- between ranks
+
+    def _any_differ(self, one: ForwardPass) -> bool:
+        """True if ranks of this data axis differ, or those of one beside it: passes need the ranks of all axes."""
+        differ = torch.tensor(int(not self._agrees(one)), device=self._parts.device)
+        if self._other_axes is not None:
+            dist.all_reduce(differ, dist.ReduceOp.MAX, group=self._other_axes)
+        return bool(differ)
+
+    def _agrees(self, one: ForwardPass) -> bool:
+        digest = hashlib.blake2b("\n".join(one.path).encode(), digest_size=6).digest()  # exact in float64
+        path = torch.tensor([int.from_bytes(digest)], dtype=torch.float64, device=self._parts.device)
+        both = torch.stack((path, -path))
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
+        if bool((both[0] != -both[1]).any()):
+            return False
+        both = torch.stack((one.sums, -one.sums))
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
+        return all(_near(high, -low) for high, low in zip(*both.cpu(), strict=True))
+
+    def _report(self, one: ForwardPass, *, steady: bool) -> None:
+        """Raises RankOrderError if two ranks differ whose own passes are alike."""
+        of_all: list[Any] = [None] * dist.get_world_size(self._group)
+        mine = {"rank": self._rank, "steady": steady, "calls": one.calls, "sums": one.sums.cpu()}
+        dist.all_gather_object(of_all, mine, group=self._group)
+        ranks = [each for each in of_all if each["steady"]]
+        for other in ranks[1:]:
+            passes = [ForwardPass(each["calls"], each["sums"]) for each in (ranks[0], other)]
+            if (place := passes[0].first_difference(passes[1])) is not None:
+                self._fail(of_all[0]["rank"], *self._difference(place, ranks[0], other), notes=NOTES)
+
+    def _difference(self, place: int, one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+        """Returns the message on two ranks whose calls differ from `place` on, and the module that they part at."""
+        uses = [self._use(each) for each in (one, other)]
+        if set(uses[0]["used"]) != set(uses[1]["used"]):
+            text, parameter = different_use(*uses)
+            return f"the ranks use different parameters for the same samples: {text}", module_of(parameter)
+        calls = [each["calls"][place] if place < len(each["calls"]) else None for each in (one, other)]
+        named = [
+            {"rank": each["rank"], "used": [] if at is None else None, "name": at and at[0], "place": at and at[1]}
+            for each, at in zip((one, other), calls, strict=True)
+        ]
+        module = next(at[0] for at in calls if at is not None)
+        if named[0]["name"] == named[1]["name"]:
+            where = f"`{module}`" if module else "the network"
+            line = f" ({calls[0][1]})" if calls[0] and calls[0][1] else ""
+            ranks = f"on rank {one['rank']} and on rank {other['rank']}"
+            return f"{where}{line} gives different numbers {ranks} for the same samples", module
+        texts = ", ".join(call_text(each) for each in named)
+        return f"the ranks run different modules for the same samples: {texts}", module
+
+    def _use(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Returns the parameters of the modules that a rank has called, in the order of the model."""
+        places = dict(told["calls"])
+        used = [name for name, _ in self._parts.plain.named_parameters() if module_of(name) in places]
+        return {"rank": told["rank"], "used": used, "places": places}
+
+
+def _sums(output: object, device: torch.device) -> Tensor:
+    """Returns the sum of the numbers of an output, and that of their magnitudes."""
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for each in tensors(output):
+        if each.is_floating_point():
+            local = local_part(each.detach()).nan_to_num()
+            sums += torch.stack((local.sum(dtype=torch.float64), local.abs().sum(dtype=torch.float64)))
+    return sums
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= _ROUNDING * torch.maximum(one[1], other[1]).abs())
+
+
+def _contents(values: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Returns the plain lists and dictionaries among the attributes of a module, its buffers too, each with a copy."""
+    kept = ("_parameters", "_modules")  # a pass that shards parameters changes them, and changes them back
+    return [
+        (value, type(value)(value))
+        for name, value in values.items()
+        if type(value) in (list, dict) and name not in kept
+    ]
