@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -20,7 +21,11 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 
 
 class UnevenSamples(ValueError):
-    """Samples that do not stack; the text says which part of them."""
+    """Samples that do not stack. The text says which part of them; `index` is the first sample that differs."""
+
+    def __init__(self, text: str, index: int | None = None) -> None:
+        super().__init__(text)
+        self.index = index
 
 
 def collate(function: PythonFunction | None) -> Collate:
@@ -79,10 +84,10 @@ def _init_fields(kind: type[Any]) -> tuple[str, ...] | None:
 def _flattened(samples: list[Any], path: str) -> Any:
     first, form = flatten(samples[0])
     rows = [first]
-    for sample in samples[1:]:
+    for index, sample in enumerate(samples[1:], 1):
         leaves, other = flatten(sample)
         if other != form:
-            raise UnevenSamples(f"the structures of {path} differ" if path else "their structures differ")
+            raise UnevenSamples(f"the structures of {path} differ" if path else "their structures differ", index)
         rows.append(leaves)
     columns = zip(*rows, strict=True)
     places = [path + place for place in paths(samples[0])]
@@ -92,12 +97,26 @@ def _flattened(samples: list[Any], path: str) -> Any:
 def _stack(values: Sequence[Any], path: str) -> Any:
     if not isinstance(values[0], Tensor | np.ndarray | np.generic | float | int):
         return list(values)
-    tensors = [_tensor(value) for value in values]
-    shapes = {tensor.shape for tensor in tensors}
-    if len(shapes) > 1:
-        one, other, *_ = sorted(tuple(shape) for shape in shapes)
-        raise UnevenSamples(f"{path or 'they'} has shapes {one} and {other}")
-    return torch.stack(tensors)
+    try:
+        return torch.stack([_tensor(value) for value in values])
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise unstackable(values, path or "one", error) from error
+
+
+def unstackable(values: Sequence[Any], path: str, error: Exception) -> UnevenSamples:
+    """Returns the exception for values that do not stack, which names the first one that is unlike the rest."""
+    shapes: list[tuple[int, ...]] = []
+    for index, value in enumerate(values):
+        try:
+            shapes.append(tuple(_tensor(value).shape))
+        except (TypeError, RuntimeError, ValueError) as reason:
+            kind = "None" if value is None else f"a `{type(value).__name__}`"
+            return UnevenSamples(f"{path} is {kind}, and no tensor: {reason}", index)
+    usual = Counter(shapes).most_common(1)[0][0]
+    unusual = [index for index, shape in enumerate(shapes) if shape != usual]
+    if not unusual:
+        return UnevenSamples(str(error))
+    return UnevenSamples(f"{path} has shape {shapes[unusual[0]]}, and others {usual}", unusual[0])
 
 
 def _tensor(value: Any) -> Tensor:

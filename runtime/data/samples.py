@@ -20,12 +20,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from dslc.runtime.data.collating import Collate, UnevenSamples, stacked
+from dslc.runtime.data.collating import Collate, UnevenSamples, stacked, unstackable
 from dslc.runtime.process.job_line import mark_during
 from dslc.runtime.process.random_numbers import aside, begin_sample
 
@@ -142,17 +142,18 @@ class FetchedSamples:
         if self.collate is not None:
             if self.collate is stacked:
                 self._refuse(samples, numbers, [sample is None for sample in samples], "a structure of tensors")
-            return self.collated(samples)
+            return self.collated(samples, numbers)
         wrong = [not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples]
         self._refuse(samples, numbers, wrong, "a pair (input, target)")
-        return self._stack([pair[0] for pair in samples]), self._stack([pair[1] for pair in samples])
+        inputs, targets = ([pair[part] for pair in samples] for part in (0, 1))
+        return self._stack(inputs, numbers, "input"), self._stack(targets, numbers, "target")
 
     def sample(self, epoch: int, index: int) -> Any:
         """Returns one sample as the data set gives it, drawn with its own random numbers."""
         begin_sample(self.seed, self.part, epoch, index)
         try:
             return self.dataset[index]
-        except Exception as error:  # any kind: the user's code runs
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # any kind: the user's code runs
             name_sample(error, index)
             raise
 
@@ -169,29 +170,38 @@ class FetchedSamples:
             name_sample(error, numbers[first])
         raise error
 
-    def collated(self, samples: list[Any]) -> Pair:
+    def collated(self, samples: list[Any], numbers: Sequence[int] = ()) -> Pair:
         """Returns a batch of samples as the data set gives them."""
         assert self.collate is not None
         try:
             batch = self.collate(samples)
         except UnevenSamples as error:
-            raise SourceError(
-                f"{self.line}: samples of the data set do not stack to a batch: {error}; `data.collate` puts samples "
-                "of unequal size together"
-            ) from error
+            self._refuse_stacking(error, numbers, "; `data.collate` puts samples of unequal size together")
+        except Exception as error:  # any kind: the user's code runs
+            missing = [number for number, sample in zip(numbers, samples, strict=False) if sample is None]
+            if missing:
+                name_sample(error, missing[0], ", which is None")
+            raise
         if self.whole:
             return batch, batch
         if not isinstance(batch, Sequence) or len(batch) != 2:
             raise SourceError(f"{self.line}: a batch of the data set has to be a pair (input, target)")
         return batch[0], batch[1]
 
-    def _stack(self, items: list[Any]) -> Tensor:
+    def _stack(self, items: list[Any], numbers: Sequence[int], part: str) -> Tensor:
         if not items:
             return torch.empty(0)
         try:
             return as_seen(torch.stack([torch.as_tensor(item) for item in items]))
         except (TypeError, RuntimeError, ValueError) as error:
-            raise SourceError(f"{self.line}: samples of the data set do not stack to a batch: {error}") from error
+            self._refuse_stacking(unstackable(items, f"the {part}", error), numbers)
+
+    def _refuse_stacking(self, error: UnevenSamples, numbers: Sequence[int], remedy: str = "") -> NoReturn:
+        """Raises SourceError for samples that do not stack, with the number of the first that is unlike the rest."""
+        refusal = SourceError(f"{self.line}: samples of the data set do not stack to a batch: {error}{remedy}")
+        if numbers and error.index is not None:
+            name_sample(refusal, numbers[error.index])
+        raise refusal from error
 
 
 @dataclass(frozen=True)
@@ -234,7 +244,7 @@ class Part(_Of):
         inner = self.inner(indices)
         try:
             return self.samples.batch(inner, epoch)
-        except Exception as error:  # any kind: the user's code runs
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # any kind: the user's code runs
             numbers = indices[inner == getattr(error, _SAMPLE, -1)].tolist()
             if numbers and self.split:
                 name_sample(error, getattr(error, _SAMPLE), f", sample {numbers[0]} of the {self.split} data")

@@ -62,9 +62,9 @@ def test_samples_stack_as_pytrees_do(shape: Any, number: int) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        (torch.zeros(2), torch.zeros(3), r"^they has shapes \(2,\) and \(3,\)"),
-        ({"a": [torch.zeros(2)]}, {"a": [torch.zeros(3)]}, r"^\['a'\]\[0\] has shapes"),
-        ((1, Boxes(torch.zeros(2), 1)), (1, Boxes(torch.zeros(3), 1)), r"^\[1\]\.corners has shapes"),
+        (torch.zeros(2), torch.zeros(3), r"^one has shape \(3,\), and others \(2,\)"),
+        ({"a": [torch.zeros(2)]}, {"a": [torch.zeros(3)]}, r"^\['a'\]\[0\] has shape"),
+        ((1, Boxes(torch.zeros(2), 1)), (1, Boxes(torch.zeros(3), 1)), r"^\[1\]\.corners has shape"),
         ({"a": 1}, {"b": 1}, "^their structures differ"),
         ({"a": (1, 2)}, {"a": (1, 2, 3)}, r"^the structures of \['a'\] differ"),
     ],
@@ -116,5 +116,5 @@ def test_dataclasses_stack_field_by_field() -> None:
     assert stacked([Counted(torch.zeros(2)), Counted(torch.ones(2))]).values.shape == (2, 2)
     with pytest.raises(UnevenSamples, match="structures differ"):
         stacked([Pair(torch.zeros(2)), Pair(torch.zeros(2), 1)])
-    with pytest.raises(UnevenSamples, match=r"^\.left has shapes"):
+    with pytest.raises(UnevenSamples, match=r"^\.left has shape"):
         stacked([Pair(torch.zeros(2)), Pair(torch.zeros(3))])

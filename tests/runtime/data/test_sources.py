@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, PythonFunction
+from dslc.runtime.data.collating import stacked
 from dslc.runtime.data.sources import (
     FetchedSamples,
     Part,
@@ -23,6 +24,7 @@ from dslc.runtime.data.sources import (
     npz_array,
     open_source,
 )
+from dslc.runtime.process.job_line import during
 
 
 def data_step(source: str, samples: int, validation: int = 0, split: str = "none", **more: Any) -> DataStep:
@@ -213,7 +215,7 @@ def test_made_up_tokens_follow_one_another() -> None:
 # -------------------------------------------------------------------------------------------------------- of a user
 
 OWN = """
-import numpy, torch
+import sys, numpy, torch
 from torch.utils.data import TensorDataset
 
 class Squares:
@@ -231,6 +233,20 @@ def tensors(): return TensorDataset(*map(torch.as_tensor, arrays()))
 def uneven(): return [(torch.zeros(index + 1), 0) for index in range(6)]
 def triples(): return [(0, 0, 0)] * 6
 def stream(): return iter(range(6))
+def holes(): return [(torch.zeros(2), None if index == 4 else index) for index in range(6)]
+def words(): return [("a" if index == 4 else torch.zeros(2), index) for index in range(6)]
+def narrow(): return [(torch.zeros(1 if index == 4 else 2), index) for index in range(6)]
+def dicts(): return [{"x": torch.zeros(2), "y": None if index == 4 else index} for index in range(6)]
+
+class Leaves(Squares):
+    def __getitem__(self, index):
+        if index == 4:
+            sys.exit(3)
+        return super().__getitem__(index)
+
+def leaves(): return Leaves(6)
+def nothing(): return [None if index == 4 else (torch.zeros(2), index) for index in range(6)]
+def unpacked(samples): return torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
 """
 
 
@@ -277,3 +293,32 @@ def test_arrays_of_the_users_own_are_taken_whole(own: Any, name: str) -> None:
 def test_data_sets_that_will_not_do(own: Any, name: str, message: str) -> None:
     with pytest.raises(SourceError, match=f"job.plt:9:3: .*{message}"):
         own(name).train.batch(torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("holes", SourceError, "the target is None, and no tensor"),
+        ("words", SourceError, "the input is a `str`, and no tensor"),
+        ("narrow", SourceError, r"the input has shape \(1,\), and others \(2,\)"),
+        ("leaves", SystemExit, "3"),
+    ],
+)
+def test_the_sample_that_does_not_stack_is_named(own: Any, name: str, kind: type[BaseException], message: str) -> None:
+    """One of its parts is no tensor, or of another shape; or reading it ends the process."""
+    with pytest.raises(kind, match=message) as failure:
+        own(name).train.batch(torch.tensor([5, 1, 4]))
+    assert during(failure.value).startswith("`dataset[4]`")
+
+
+@pytest.mark.parametrize(
+    ("name", "collate", "message"),
+    [("nothing", "own_data:unpacked", "cannot unpack"), ("dicts", "", r"\['y'\] is None, and no tensor")],
+)
+def test_the_sample_that_collate_fails_at_is_named(own: Any, name: str, collate: str, message: str) -> None:
+    samples = own(name).train.samples.dataset
+    function = getattr(sys.modules["own_data"], collate.partition(":")[2]) if collate else stacked
+    fetched = FetchedSamples(samples, "job.plt:9:3", collate=function, whole=not collate)
+    with pytest.raises((SourceError, TypeError), match=message) as failure:
+        Part(fetched, length=6, split="training").batch(torch.tensor([5, 1, 4]))
+    assert during(failure.value) == "`dataset[4]`, sample 4 of the training data"
