@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -160,17 +161,26 @@ def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, repo
 def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
     """Raises LossError for a class, whose objects may be losses."""
     from dslc.runtime.model.loss_error import LossError
+    from dslc.runtime.process.whose_code import is_users
 
     kind = getattr(function, "func", function)
-    if isinstance(kind, type):
-        module, _, name = call.function.partition(":")
-        arguments = ", ".join(f"{key} = {value!r}" for key, value in call.arguments)
-        instance = name.rpartition(".")[2].lower()
-        raise LossError(
-            f"`{name}` is a class, and a loss is a function, or an object that can be called",
-            remedy=f"make the object in `{module}`, `{instance} = {name}({arguments})`, and name it: "
-            f'`python("{module}:{instance}")`',
-        )
+    if not isinstance(kind, type):
+        return
+    module, _, name = call.function.partition(":")
+    class_name = name.rpartition(".")[2]
+    instance = class_name.lower()
+    making = f"{instance} = {name}({', '.join(f'{key} = {value!r}' for key, value in call.arguments)})"
+    place = f"`{module}`, `{making}`"
+    if not is_users(inspect.getfile(kind)):
+        place = f"a module of yours, `losses.py`: `from {module} import {class_name}`, `{making}`"
+        module = "losses"
+    remedy = f'make the object in {place}, and name it: `python("{module}:{instance}")`'
+    if "reduction" in inspect.signature(kind).parameters:
+        remedy += '; `reduction = "none"` gives the losses of the samples'
+    raise LossError(
+        f"`{name}` is a class, and a loss is a function, or an object that can be called",
+        remedy=remedy,
+    )
 
 
 def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Trial, report: Report) -> None:

@@ -322,6 +322,8 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
     ("setting", "code", "said"),
     [
         ('model.loss=python("of_outputs:Margin", scale = 2.0)', "E0802", "`margin = Margin(scale = 2.0)`"),
+        ('model.loss=python("torch.nn:NLLLoss")', "E0802", "`from torch.nn import NLLLoss`, `nllloss = NLLLoss()`"),
+        ('model.loss=python("torch.nn:MSELoss", reduction = "sum")', "E0802", '; `reduction = "none"` gives'),
         ('model.loss=python("of_outputs:mean")', "E0802", "own(mean_of = …)"),
         ('model.loss=python("of_outputs:dice")', "E0802", 'python("of_outputs:dice", over = all)'),
         ('model.network=python("of_outputs:Both")', "E0322", "`own()`, if the network returns its loss"),
