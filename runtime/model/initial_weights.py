@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -42,6 +43,8 @@ _DEPTH = 3  # of mappings within mappings where a state dict is looked for
 _KEYS = 8  # of a file that a message names
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _ADVICE = re.compile("Weights only load failed|Please file an issue|Check the documentation")  # of torch
+_START = 64  # bytes of a file that a message may show
+_SAVE_ALONE = "save the state dict alone, as in `torch.save(model.state_dict(), …)`"
 _SHOWN = 3  # names that a line on the screen has
 
 
@@ -190,30 +193,45 @@ def tensors_of(path: str) -> dict[str, Tensor]:
     ValueError if there is no state dict, or several.
     """
     try:
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(_refused(str(error))) from error
-    return state_dict_in(loaded)
+        return state_dict_in(_loaded(path))
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(_refused(path, str(error))) from error
+    except RuntimeError as error:
+        if "TorchScript" not in str(error):
+            raise
+        raise ValueError(f"it is an archive of TorchScript: {_SAVE_ALONE}") from error
 
 
-def _refused(error: str) -> str:
+def _loaded(path: str) -> object:
+    """Returns what `torch.save` wrote, mapped into memory where torch can; nothing in it runs."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*TorchScript archive", UserWarning)  # it is refused
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _refused(path: str, error: str) -> str:
     """Returns why torch does not read a file by `weights_only`: it holds an object of a class, which may run code, or
     is no file of `torch.save`. Torch's own advice is left out: to read it all the same.
     """
     found = re.search(r"(?i)unsupported (?:global: )?GLOBAL (\S+)", error)
-    if found is None:
-        lines = _ESCAPES.sub("", error).splitlines()
-        reasons = [line.strip() for line in lines if line.strip() and not _ADVICE.match(line)]
-        return f"torch cannot read it without running what it holds ({reasons[0] if reasons else 'no reason given'})"
-    return (
-        f"it holds an object of `{found[1]}`, which may run code: save the state dict alone, as in "
-        "`torch.save(model.state_dict(), …)`"
-    )
+    if found is not None:
+        return f"it holds an object of `{found[1]}`, which may run code: {_SAVE_ALONE}"
+    with open(path, "rb") as file:
+        start = file.read(_START)
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS, which `git lfs pull` replaces by the file"
+    if not start:
+        return "it is empty"
+    if start.isascii() and start.decode().isprintable():
+        return f"`torch.save` has not written it: it begins with `{start.decode()}`"
+    lines = _ESCAPES.sub("", error).splitlines()
+    reasons = [line.strip() for line in lines if line.strip() and not _ADVICE.match(line)]
+    return f"torch cannot read it without running what it holds ({reasons[0] if reasons else 'no reason given'})"
 
 
 def state_dict_in(loaded: object) -> dict[str, Tensor]:
@@ -224,6 +242,8 @@ def state_dict_in(loaded: object) -> dict[str, Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     found = dict(_state_dicts(loaded))
+    with_weights = {path: each for path, each in found.items() if any(map(_may_be_weight, _tensors(each)))}
+    found = with_weights or found
     if len(found) != 1:
         keys = list(found) or (list(map(str, loaded)) if isinstance(loaded, Mapping) else [])
         named = _first([f"`{key}`" for key in keys], _KEYS)
@@ -235,14 +255,25 @@ def state_dict_in(loaded: object) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
+def _tensors(state: Mapping[str, Any]) -> list[Tensor]:
+    return [value for value in state.values() if isinstance(value, Tensor)]
+
+
 def _state_dicts(loaded: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the mappings of names to tensors by their path, outermost first. The state of an optimizer, which has the
-    numbers of parameters, is none.
+    numbers of parameters, is none; nor are tensors of one number beside a state dict, as the best loss of a training.
     """
     if not isinstance(loaded, Mapping) or not all(isinstance(key, str) for key in loaded):
         return
-    if any(isinstance(value, Tensor) for value in loaded.values()):
+    inner = [(key, value) for key, value in loaded.items() if isinstance(value, Mapping)]
+    tensors = _tensors(loaded)
+    if any(map(_may_be_weight, tensors)) or (tensors and not inner):
         yield path, loaded
     elif path.count(".") < _DEPTH:
-        for key, value in loaded.items():
+        for key, value in inner:
             yield from _state_dicts(value, f"{path}.{key}" if path else key)
+
+
+def _may_be_weight(tensor: Tensor) -> bool:
+    """True for tensors of more than one number that are no state of a random generator, which is bytes."""
+    return tensor.dim() > 0 and tensor.dtype != torch.uint8

@@ -173,12 +173,42 @@ OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2, 2), "step": torch.tensor(1.0
         {"checkpoint": {"training": {"weights": STATE}}, "epoch": 3},
         {"model": STATE, "ema": STATE},
         STATE | {"num_classes": 3},
+        {"net": STATE, "best": torch.tensor(0.9), "scaler": {"scale": torch.tensor(4.0)}},
+        {
+            "weights": STATE,
+            "random": {"torch": torch.get_rng_state()},
+            "callbacks": {"best": {"score": torch.tensor(1)}},
+        },
+        {"module": STATE, "param_shapes": [{"0.weight": torch.Size([2, 2])}], "optimizer": None, "ds_version": "0.16"},
+        STATE | {"0._extra_state": {"seen": torch.ones(2)}},
     ],
 )
 def test_the_state_dict_in_a_file_of_a_training_is_found(saved: dict[str, Any], tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "weights.pt")
     found = tensors_of(str(tmp_path / "weights.pt"))
     assert found.keys() == STATE.keys() and all(torch.equal(found[name], STATE[name]) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "it is empty"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "it is a pointer of Git LFS"),
+        ("<!DOCTYPE html><html>404</html>", "`torch.save` has not written it: it begins with `<!DOCTYPE html>"),
+    ],
+)
+def test_what_is_no_file_of_torch_is_said(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_text(content)
+    with pytest.raises(ValueError, match=r"^(it|`torch)") as error:
+        tensors_of(str(tmp_path / "weights.pt"))
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_archive_of_torchscript_is_refused(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), str(tmp_path / "weights.pt"))
+    with pytest.raises(ValueError, match=r"^it is an archive of TorchScript: save the state dict alone"):
+        tensors_of(str(tmp_path / "weights.pt"))
 
 
 @pytest.mark.parametrize(
