@@ -204,7 +204,7 @@ class _Streamed(IterableDataset[Any]):
             pieces = micro_batches(self.step, self.place, self.microbatches, epoch, k)
             try:
                 made = [self.splits.train.batch(indices, epoch) for indices in pieces]
-            except Exception as error:  # any kind: the user's code runs
+            except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
                 yield _to_be_raised(error)
                 return
             yield StepBatch(made, batch_samples(self.step, k), epoch, number, stream.marks())
@@ -255,7 +255,7 @@ class WorkerError(Exception):
 HandedError: TypeAlias = WorkerError | SourceError
 
 
-def _to_be_raised(error: Exception) -> HandedError:
+def _to_be_raised(error: BaseException) -> HandedError:
     """Returns an exception as a worker hands it to its rank: a user's after writing all of it into the rank's log."""
     if isinstance(error, SourceError):
         return error
@@ -321,7 +321,7 @@ class _Batched(Dataset[Any]):
     def __getitems__(self, asked: tuple[Tensor, int]) -> Pair | HandedError:
         try:
             return self.samples.batch(*asked)
-        except Exception as error:  # any kind: the user's code runs
+        except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
             return _to_be_raised(error)
 
 

@@ -153,7 +153,7 @@ class FetchedSamples:
         begin_sample(self.seed, self.part, epoch, index)
         try:
             return self.dataset[index]
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # any kind: the user's code runs
+        except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
             name_sample(error, index)
             raise
 
@@ -244,7 +244,7 @@ class Part(_Of):
         inner = self.inner(indices)
         try:
             return self.samples.batch(inner, epoch)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # any kind: the user's code runs
+        except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
             numbers = indices[inner == getattr(error, _SAMPLE, -1)].tolist()
             if numbers and self.split:
                 name_sample(error, getattr(error, _SAMPLE), f", sample {numbers[0]} of the {self.split} data")

@@ -12,11 +12,14 @@ Source: `torchmetrics.Metric`, https://lightning.ai/docs/torchmetrics/stable/pag
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -37,6 +40,9 @@ _REDUCTIONS: Mapping[str, Callable[[list[Tensor]], Tensor]] = {
     "min": lambda tensors: torch.stack(tensors).amin(0),
     "cat": lambda tensors: torch.cat([torch.atleast_1d(tensor) for tensor in tensors]),
 }
+
+
+_NUMBERS = (int, float, Tensor, np.ndarray, np.number)
 
 
 class MetricError(RuntimeError):
@@ -102,6 +108,32 @@ class Kept:
                     value = _where_defined(whole, value)
                 return _values(self._step.name, value)
 
+    def unlisted(self) -> str | None:
+        """Returns an attribute that `update` has changed and `compute` depends on, and that is no state; None if there
+        is none.
+        """
+        if self._object is None:
+            return None
+        fresh, names = vars(self.made(self._settings)), _reductions(self._object)
+        states = self._object.metric_state if names is None else names
+        for name, value in vars(self._object).items():
+            of_library = names is None and name.startswith("_")
+            if name in states or of_library or not _counts(value) or _equal(value, fresh.get(name)):
+                continue
+            if not self._is_indifferent(name, value + 1 if isinstance(value, _NUMBERS) else fresh.get(name)):
+                return name
+        return None
+
+    def _is_indifferent(self, name: str, value: Any) -> bool:
+        """True if `compute` gives the same with another value of an attribute."""
+        changed = copy.deepcopy(self._object)
+        setattr(changed, name, value)
+        try:
+            results = [_values("", copy.deepcopy(each).compute()) for each in (self._object, changed)]
+        except Exception:  # any kind: the user's code fails without the value
+            return False
+        return _same(*results)
+
     def made(self, settings: Settings, device: torch.device | str = "") -> Any:
         """Returns a metric that has counted nothing. Raises MetricError if it is none."""
         step = self._step
@@ -156,7 +188,28 @@ def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[
     again = alone.result([part.states() for part in several])
     if not _same(once, again):
         raise MetricError(f"it gives {once} over all samples, and {again} put together from two pieces of them")
+    if (name := alone.unlisted()) is not None:
+        raise MetricError(
+            f"it counts in `{name}`, which `states` does not name: that of each rank would be lost",
+            remedy=f'make `self.{name}` a tensor, and name it: `states = {{…, "{name}": "sum"}}`, or `max`, `min`, '
+            f'`cat`; in a metric of torchmetrics, `self.add_state("{name}", torch.tensor(0), dist_reduce_fx="sum")`',
+        )
     return [name for name, value in once.items() if not isinstance(value, list)]
+
+
+def _counts(value: Any) -> bool:
+    """True for what a metric may count in: numbers, and collections."""
+    return not isinstance(value, bool) and isinstance(value, (*_NUMBERS, list, dict, set, deque))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """True if an attribute has the value of another object's."""
+    if isinstance(one, Tensor | np.ndarray) or isinstance(other, Tensor | np.ndarray):
+        return type(one) is type(other) and one.shape == other.shape and bool((one == other).all())
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # collections of tensors
+        return False
 
 
 def _as_one(batches: Sequence[Batch]) -> Sequence[Batch]:
@@ -198,10 +251,10 @@ def _reductions(metric: Any) -> Mapping[str, str] | None:
     for name in names:
         value = getattr(metric, name, None)
         if not isinstance(value, Tensor) and not (isinstance(value, list) and names[name] == "cat"):
-            number = isinstance(value, int | float)
+            start = repr(value) if isinstance(value, int | float) else "…"
             raise MetricError(
                 f"its state `{name}` is of type {type(value).__name__}, and a state is a tensor",
-                remedy=f"`self.{name} = torch.tensor({value!r})`, as ranks put tensors together" if number else "",
+                remedy=f"`self.{name} = torch.tensor({start})`, as ranks put tensors together",
             )
     return names
 

@@ -110,7 +110,7 @@ class OwnSum:
     def _sum(self, found: Any, target: Any) -> tuple[Tensor, int | Tensor]:
         if isinstance(found, tuple | list) and len(found) == 2:
             total, number = found
-            if isinstance(total, Tensor) and total.numel() == 1:
+            if isinstance(total, Tensor) and total.numel() == 1 and _numbers(number) == 1:
                 return _in_float32(total.reshape(())), torch.as_tensor(number, device=total.device).reshape(())
         elif isinstance(found, Tensor) and found.dim() and (kept := self._kept(target, found)) is not None:
             return _in_float32(found.reshape(-1).masked_fill(~kept, 0).sum()), kept.sum()
@@ -168,7 +168,11 @@ def _of_model(output: Any) -> Any:
     """Returns the loss in a model's output: its `loss`, the one number in a tuple, or itself."""
     if isinstance(output, Mapping):
         if output.get("loss") is None:
-            raise LossError("the model returns a dict without `loss`, which `own()` takes from it")
+            keys = [f"`{key}`" for key in output]
+            raise LossError(
+                f"the model returns a dict without `loss`, which `own()` takes from it: its keys are {', '.join(keys)}",
+                remedy="let `forward` add the losses up, with their weights, and return the sum as `loss` in the dict",
+            )
         return output["loss"]
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, tuple | list):
@@ -203,6 +207,10 @@ def _loss_in_tuple(output: Sequence[Any]) -> Any:
 def _is_number(part: object) -> bool:
     """True for a number, or a tensor of one number without dims."""
     return part.dim() == 0 if isinstance(part, Tensor) else type(part) in (int, float)
+
+
+def _numbers(part: object) -> int:
+    return part.numel() if isinstance(part, Tensor) else 1
 
 
 def _may_be_a_count(part: object) -> bool:

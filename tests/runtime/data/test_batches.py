@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from typing import Any
@@ -34,8 +35,8 @@ STEP = DataStep(
 class Squares:
     """A user's data set: `size` samples, of which one may be broken. It cannot be pickled."""
 
-    def __init__(self, size: int, broken: int = -1) -> None:
-        self.size, self.broken = size, broken
+    def __init__(self, size: int, broken: int = -1, ending: type[BaseException] = ZeroDivisionError) -> None:
+        self.size, self.broken, self.ending = size, broken, ending
         self.square = lambda number: number * number
 
     def __len__(self) -> int:
@@ -43,13 +44,13 @@ class Squares:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if index == self.broken:
-            raise ZeroDivisionError(f"sample {index}")
+            raise self.ending(f"sample {index}")
         return torch.full((2,), float(index)), self.square(index)
 
 
-def splits(*, fetched: bool, broken: int = -1) -> Splits:
-    numbers = torch.arange(63)
-    whole = FetchedSamples(Squares(63, broken), "") if fetched else TensorSamples(numbers.float()[:, None], numbers**2)
+def splits(*, fetched: bool, broken: int = -1, ending: type[BaseException] = ZeroDivisionError) -> Splits:
+    numbers, squares = torch.arange(63), Squares(63, broken, ending)
+    whole = FetchedSamples(squares, "") if fetched else TensorSamples(numbers.float()[:, None], numbers**2)
     return Splits(Part(whole, start=0, length=53), Part(whole, start=53, length=10, split="validation"))
 
 
@@ -87,25 +88,34 @@ def test_steps_are_those_of_the_sampler(
     assert seen(workers, fetched, rank, ranks, first) == expected(rank, ranks, first)
 
 
+ENDINGS = (ZeroDivisionError, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+
+
 def by_workers(rank: int) -> Any:
     """Both passes with two worker processes; it runs in a process that has run no parallel operation of torch."""
-    held, step = splits(fetched=True, broken=60), dataclasses.replace(STEP, workers=2)
-    validation = []
-    try:
-        for inputs, _ in split_batches(step, held, "validation", place(0, 1), 4, CPU):
-            validation.append(inputs[:, 0].tolist())
-        failure = ""
-    except WorkerError as error:
-        failure = f"{error} in {during(error)}"
-    return seen(2, True, rank, 2, 3), validation, failure
+    step = dataclasses.replace(STEP, workers=2)
+    validation, failures = [], []
+    for ending in ENDINGS:
+        held = splits(fetched=True, broken=60, ending=ending)
+        validation = []
+        try:
+            for inputs, _ in split_batches(step, held, "validation", place(0, 1), 4, CPU):
+                validation.append(inputs[:, 0].tolist())
+        except WorkerError as error:
+            failures.append(f"{error} in {during(error)}")
+    return seen(2, True, rank, 2, 3), validation, failures
 
 
 def test_worker_processes_give_the_same_and_their_failures_come_through() -> None:
-    for rank, (steps, validation, failure) in enumerate(gang(2, by_workers)):
-        assert steps == expected(rank, 2, 3)
-        assert validation == [[53, 54, 55, 56]] and failure == (
-            "ZeroDivisionError: sample 60 in `dataset[60]`, sample 7 of the validation data"
-        )
+    said = (
+        "ZeroDivisionError: sample 60",
+        "the user's code left by sys.exit('sample 60')",
+        "KeyboardInterrupt: sample 60",
+        "asyncio.exceptions.CancelledError: sample 60",
+    )
+    for rank, (steps, validation, failures) in enumerate(gang(2, by_workers)):
+        assert steps == expected(rank, 2, 3) and validation == [[53, 54, 55, 56]]
+        assert failures == [f"{each} in `dataset[60]`, sample 7 of the validation data" for each in said]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -121,11 +121,15 @@ def test_an_area_under_no_curve_is_nan(
         ("not_counting", "not_counting has no `states`, which says of each attribute"),
         ("not_a_number", "`compute` gives a str, and should give a number"),
         ("not_a_tensor", "its state `seen` is of type int, and a state is a tensor"),
+        ("half_named", "it counts in `right`, which `states` does not name"),
+        ("half_named number", "it counts in `right`, which `states` does not name"),
+        ("of_torchmetrics", "it counts in `right`, which `states` does not name"),
     ],
 )
 def test_what_does_not_add_up_is_refused(name: str, said: str) -> None:
+    function, _, start = name.partition(" ")
     with pytest.raises(MetricError, match=said):
-        try_out(own(name), KEPT, in_two())
+        try_out(own(function, **{"start": start} if start else {}), KEPT, in_two())
 
 
 def in_two() -> list[tuple[Tensor, Tensor]]:
