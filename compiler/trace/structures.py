@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from types import SimpleNamespace
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -77,13 +78,40 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def attribute_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that a module keeps as plain attributes, or within one, by name: `table`, `tables["a"][0]`."""
+    """Yields the tensors that a module keeps as plain attributes, or within one, by name: `table`, `tables["a"][0]`,
+    `rope.table` of an object that is no module.
+    """
+    seen: set[int] = set()
     for name, value in vars(module).items():
-        if isinstance(value, Tensor):
-            yield name, value
-        elif isinstance(value, Mapping | list | tuple | SimpleNamespace) and value and name not in MODULE_MAPPINGS:
-            places = zip(paths(value), flatten(value)[0], strict=True)
-            yield from ((name + place, leaf) for place, leaf in places if isinstance(leaf, Tensor))
+        if name not in MODULE_MAPPINGS:
+            yield from _held(value, name, seen)
+
+
+_DEPTH = 6  # of objects within objects
+_NO_HOLDERS = (nn.Module, type, FunctionType, MethodType, ModuleType)
+
+
+def _held(value: object, path: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in a collection, or in the attributes of an object, by their path."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    if id(value) in seen or depth > _DEPTH:
+        return
+    parts: Iterable[tuple[str, object]]
+    if isinstance(value, Mapping):
+        parts = [(f"[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple | deque):
+        parts = [(f"[{number}]", part) for number, part in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    elif hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS):
+        parts = [(f".{name}", part) for name, part in vars(value).items()]
+    else:
+        return
+    seen.add(id(value))
+    for place, part in parts:
+        yield from _held(part, path + place, seen, depth + 1)
 
 
 def call(module: Callable[..., Any], forward: Callable[..., Any], batch: Any) -> Any:

@@ -6,6 +6,7 @@ gradient, is none: stages would go on with the numbers that it had when the netw
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import FakeTensorMode, own_buffers, own_parameters, storage_identity
@@ -34,10 +35,14 @@ class Attributes:
             for name, tensor in attribute_tensors(module):
                 if id(tensor) in own:
                     continue
-                full, owner = _full(path, name), owners.get(storage_identity(tensor))
+                full = _full(path, name)
                 self._kept.append(tensor)
                 self._names[id(tensor)] = full
                 attribute = f"`{full}`, a plain attribute,"
+                if tensor.layout is not torch.strided:
+                    self._faults[id(tensor)] = f"{attribute} is no array of numbers: make it in `forward`, of buffers"
+                    continue
+                owner = owners.get(storage_identity(tensor))
                 if owner is not None:
                     self._faults[id(tensor)] = f"{attribute} is a view of `{owner}`: take it in `forward`"
                 elif tensor.requires_grad:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -142,6 +144,37 @@ class Attributes(Base):
         return self.leave(y)
 
 
+@dataclass
+class Waves:
+    table: Tensor
+    more: deque[Tensor]
+
+
+class Rotation:
+    """An object that is no module, with a table."""
+
+    def __init__(self) -> None:
+        self.table = torch.linspace(0, 2, 8)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.table
+
+
+class Objects(Base):
+    """Tables in objects that are attributes: a dataclass, and a class of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = Waves(torch.linspace(0, 1, 8), deque([torch.linspace(1, 2, 8)]))
+        self.rotation = Rotation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        for block in self.blocks:
+            y = self.rotation(block(y + self.waves.table)) - self.waves.more[0]
+        return self.leave(y)
+
+
 def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: PrecisionStep = FP32) -> Any:
     """Returns the stages of all cuts at once."""
     rest = [name for name, _ in model.named_parameters() if not any(name.startswith(f"{n}.") for n in layers if n)]
@@ -180,7 +213,7 @@ def composed(parts: Sequence[CapturedStage], x: Tensor) -> Tensor:
 LAYERS = ("enter", "blocks.0", "blocks.1", "blocks.2", "leave")
 
 
-@pytest.mark.parametrize("kind", [Skips, Sizes, Context, Loose, Tables, Attributes])
+@pytest.mark.parametrize("kind", [Skips, Sizes, Context, Loose, Tables, Attributes, Objects])
 def test_the_stages_together_are_the_module(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind()
@@ -367,6 +400,15 @@ class KeptTable(Kept):
         return self.leave(y * self.table)
 
 
+class KeptSparse(Kept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = {"edges": torch.eye(8).to_sparse()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(torch.sparse.mm(self.graph["edges"], self.enter(x).T).T)
+
+
 class KeptBefore(Kept):
     def forward(self, x: Tensor) -> Tensor:
         y = self.enter(x)
@@ -395,6 +437,7 @@ class Inward(Base):
         (KeptView, "`view`, a plain attribute, is a view of `enter.weight`"),
         (KeptProduct, "`product`, a plain attribute, has a gradient"),
         (KeptTable, "changes `table`, which is a plain attribute"),
+        (KeptSparse, r"`graph\['edges'\]`, a plain attribute, is no array of numbers"),
         (KeptBefore, "the tensor of an earlier forward pass that it keeps in `before`"),
     ],
 )
