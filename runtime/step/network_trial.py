@@ -79,6 +79,9 @@ class Pass:
     drew: bool  # true if it drew torch's random numbers
 
 
+_ODD_SIZES = (5, 7)  # numbers of samples in the passes that look for a place
+
+
 @dataclass
 class NetworkTrial:
     """A network that is tried: `batch` holds input and target of `ROWS` samples, or of two; `loss` is that of a network
@@ -357,18 +360,36 @@ class NetworkTrial:
     def _locate(
         self, rows: Sequence[int], kept: Sequence[int], tolerance: float, *, training: bool
     ) -> CodePlace | None:
-        """Returns the place of the first operation whose numbers for the kept samples differ; None if none do."""
-        results = []
-        for chosen in (list(range(self.rows)), list(rows)):
-            model = self._fresh()
-            operations = _Operations(model, len(chosen), kept)
-            with operations:
-                self._pass(model, self._rows_of(chosen), training=training)
-            results.append(operations.results)
-        for (place, a), (_, b) in zip(*results, strict=False):
+        """Returns the place of the first operation whose numbers for the kept samples differ; None if none do.
+
+        Samples are repeated up to a number that other first dims hardly have, as three joined projections do. Tensors
+        that have something else before the samples are told by a third pass, of the same samples in another order.
+        """
+        one_size, other_size = _ODD_SIZES[0] if len(rows) == self.rows else _ODD_SIZES[1], _ODD_SIZES[0]
+        one, other = (
+            [*chosen, *chosen[-1:] * (size - len(chosen))]
+            for chosen, size in ((list(range(self.rows)), one_size), (list(rows), other_size))
+        )
+        backward = [one_size - 1 - row for row in kept]
+        passes = ((one, kept), (other, kept), (one[::-1], backward))
+        results = [self._operations(chosen, places, training=training) for chosen, places in passes]
+        doubtful: CodePlace | None = None
+        for (place, a), (_, b), (_, c) in zip(*results, strict=False):
             if a.shape == b.shape and not _near(a, b, tolerance):
-                return place
-        return None
+                if a.shape == c.shape and _near(a, c, tolerance):
+                    return place
+                doubtful = doubtful or place
+        return doubtful
+
+    def _operations(
+        self, rows: Sequence[int], kept: Sequence[int], *, training: bool
+    ) -> list[tuple[CodePlace, Tensor]]:
+        """Returns the numbers that each operation of a pass has for the kept samples, with its place."""
+        model = self._fresh()
+        operations = _Operations(model, len(rows), kept)
+        with operations:
+            self._pass(model, self._rows_of(rows), training=training)
+        return operations.results
 
     def _loss_mixes(self) -> bool:
         """True if the loss is no sum over the samples of a batch."""

@@ -209,6 +209,10 @@ class Mixing(nn.Module):
             case "dropout":
                 x = F.dropout(x, 0.5, self.training)
                 x = x - x.mean(0)
+            case "joined":
+                # The first dim has the three parts of a joined projection, and not the samples.
+                x = torch.stack([x, x + 1, x + 2]).tanh().sum(0)
+                x = x - x.mean(0)
             case "instance":
                 x = self.norm(x[:, :, None].expand(-1, -1, 4).cumsum(-1))[..., 0]
         return self.leave(x)

@@ -128,12 +128,31 @@ def test_a_count_that_nothing_depends_on_is_none_of_them() -> None:
         ("size", "x = x / len(x)"),
         ("gate", "x = x + self.gate * x.mean(0)"),  # which is zero when it is made
         ("dropout", "x = x - x.mean(0)"),
+        ("joined", "x = x - x.mean(0)"),
     ],
 )
 def test_a_network_that_mixes_samples_is_known_by_its_line(how: str, code: str) -> None:
     facts = tried(lambda: own.Mixing(how))
     assert code_at(facts.mixes_evaluation) == code
     assert facts.mixes is not None and (how == "dropout" or code_at(facts.mixes) == code)
+
+
+class Attends(nn.Module):
+    """Attention of torch, whose joined projections begin with three parts, before the samples are compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.leave = nn.MultiheadAttention(3, 1, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.unflatten(1, (2, 3))
+        mixed: torch.Tensor = self.leave(self.attention(tokens, tokens, tokens)[0].flatten(1)).softmax(0)
+        return mixed
+
+
+def test_joined_projections_are_not_said_to_mix_samples() -> None:
+    place = tried(Attends).mixes_evaluation
+    assert place is not None and place.kind == "Attends"
 
 
 def test_one_that_mixes_in_training_alone_does_not_in_evaluation() -> None:
