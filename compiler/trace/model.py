@@ -172,18 +172,19 @@ def _traced(
     cut = skipped.without(whole)
     first = _Count(model, cut, fake, input, SMALL)
     first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
-    draws = HostDraws(model)
+    draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
     with _normalised(model) as values, _writing(model, first) as (written, parameters_written), draws.watching():
         output = first.forward()
+    _check_parameters(model, trained)
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
-    unused = _run_backward(first, output, loss)
+    unused = _run_backward(first, output, loss, trained)
     structured = not isinstance(output, torch.Tensor)
     with frozen_parameters(model, frozen) as some:
         counted = first
         if some:
             counted = _Count(model, cut, fake, input, SMALL)
-            _run_backward(counted, counted.forward(), loss)
+            _run_backward(counted, counted.forward(), loss, trained)
             first.flops_back = counted.flops_back
         second = _Count(model, cut, fake, input, LARGE)
         larger = second.forward()
@@ -197,6 +198,8 @@ def _traced(
             if low:
                 raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
             autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained[name])  # `forward` may freeze some
     figures = (first.flops, first.flops_back, first.inputs, first.outputs, float32, autocast)
     skipped.check(*figures)
     skipped.fill(*figures)
@@ -244,15 +247,17 @@ def _place_of_draw(model: nn.Module, cut: Cut, fake: FakeTensorMode | None, inpu
     return places[0] if places else place_of(None, {}, model)
 
 
-def _run_backward(run: _Count, output: Any, loss: Loss | None) -> list[str]:
-    """Runs backward from a module's output, or from the loss of it; returns the parameters that get no gradient."""
+def _run_backward(run: _Count, output: Any, loss: Loss | None, trained: Mapping[str, bool]) -> list[str]:
+    """Runs backward from a module's output, or from the loss of it; returns those of the `trained` parameters that get
+    no gradient.
+    """
     total = total_of(output)
     if loss is not None and isinstance(run.sample, Example):
         with run.fake:
             total = loss(output, without_numbers(run.sample.target(run.samples), run.mode))
     if total is not None and total.requires_grad:
         run.backward(total)
-    unused = [name for name, p in run.model.named_parameters() if p.requires_grad and p.grad is None]
+    unused = [name for name, p in run.model.named_parameters() if trained[name] and p.grad is None]
     for parameter in run.model.parameters():
         parameter.grad = None
     return unused
@@ -493,9 +498,25 @@ class _Count(Run):
 # ------------------------------------------------------------------------------------------------------ the facts
 
 
+def _check_parameters(model: nn.Module, trained: Mapping[str, bool]) -> None:
+    """Raises TraceError if `forward` has made a parameter, or let one train; `trained` are those before it, by name."""
+    for name, parameter in model.named_parameters():
+        if name not in trained:
+            raise TraceError(
+                f"`forward` makes its parameter `{name}`, when the optimizer has its parameters already",
+                "make it in `__init__`, or call the network once on a sample in the function that makes it",
+            )
+        if parameter.requires_grad and not trained[name]:
+            raise TraceError(
+                f"`forward` lets its parameter `{name}` train, when the optimizer has its parameters already",
+                "call `requires_grad_(True)` in `__init__`: `forward` may freeze it",
+            )
+
+
 def _check(output: torch.Tensor) -> None:
     if output.shape[:1] != (SMALL,):
-        raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}")
+        one_number = "" if output.dim() else "if the network returns its loss, say so: `loss = own()`"
+        raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}", one_number)
 
 
 def _forward(

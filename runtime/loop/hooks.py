@@ -114,6 +114,27 @@ class _AloneCheck:
         return found
 
 
+class _FreezeCheck:
+    """Finds that a hook freezes parameters, or lets frozen ones train, which the plan does not know of."""
+
+    def __init__(self, job: JobProgram, parts: Parts) -> None:
+        self._trained = [(name, each, each.requires_grad) for name, each in parts.plain.named_parameters()]
+        # Elsewhere the ranks would wait for the gradients of frozen parameters, or sum others without them.
+        self._may_freeze = job.gradients.kind in ("none", "fsdp") or job.gradients.search
+
+    def look(self) -> None:
+        """Raises HookError."""
+        for name, parameter, trains in self._trained:
+            if parameter.requires_grad and not trains:
+                raise HookError(f"it lets `{name}` train, which the optimizer was made without: `model.freeze` has it")
+            if trains and not parameter.requires_grad and not self._may_freeze:
+                error = HookError(f"it freezes `{name}`, and the ranks wait for its gradient in each step")
+                error.add_note(
+                    "`model.freeze` freezes it from the beginning; with `zero = 3` a hook may freeze parameters"
+                )
+                raise error
+
+
 class Hooks:
     """The hooks of one rank."""
 
@@ -136,6 +157,7 @@ class Hooks:
         }
         self._context = Context(self._values)
         named = _named(job.hooks)
+        self._freezing = _FreezeCheck(job, parts)
         self._hooks = [
             (name, hook.python.line, made(hook.python), _AloneCheck(place, parts, job, hook))
             for name, hook in zip(named, job.hooks, strict=True)
@@ -148,6 +170,7 @@ class Hooks:
             if method is not None:
                 with at(line, f"the hook `{name}`, its `{event}`"), alone.compared(self._steps_seen, event):
                     method(self._context)
+                    self._freezing.look()
 
     def start(self, step: int) -> None:
         self._values["step"] = step

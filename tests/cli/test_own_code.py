@@ -172,6 +172,31 @@ def called():
     model(torch.zeros(2, 4))
     return model
 
+class Grows(nn.Module):
+    def __init__(self, how="module"):
+        super().__init__()
+        self.linear, self.how = nn.Linear(4, 3).requires_grad_(how != "thaw"), how
+
+    def forward(self, x):
+        if self.how == "module" and not hasattr(self, "more"):
+            self.more = nn.Linear(3, 3)
+        if self.how == "parameter" and not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(3))
+        if self.how == "thaw":
+            self.linear.requires_grad_(True)
+            return self.linear(x)
+        return self.more(self.linear(x)) if self.how == "module" else self.linear(x) * self.scale
+
+class Detector(nn.Module):
+    def __init__(self, how="dict"):
+        super().__init__()
+        self.linear, self.how = nn.Linear(4, 3), how
+
+    def forward(self, x, targets):
+        logits = self.linear(x)
+        loss = F.cross_entropy(logits, targets)
+        return {"loss_cls": loss, "loss_box": logits.square().mean()} if self.how == "dict" else (loss, logits)
+
 class Margin:
     def __init__(self, scale=1.0):
         self.scale = scale
@@ -337,6 +362,15 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
         ),
         ('model.network=python("of_outputs:Wide", cast = true)', "", ""),
         ('model.network=python("of_outputs:called")', "", ""),
+        ('model.network=python("of_outputs:Grows")', "E0802", "make it in `__init__`"),
+        ('model.network=python("of_outputs:Grows", how = "parameter")', "E0802", "make it in `__init__`"),
+        (
+            'model.network=python("of_outputs:Grows", how = "thaw")',
+            "E0802",
+            "call `requires_grad_(True)` in `__init__`",
+        ),
+        ('model={network = python("of_outputs:Detector"), loss = own()}', "E0802", "let `forward` add the losses up"),
+        ('model={network = python("of_outputs:Detector", how = "pair"), loss = own()}', "E0802", "in place of (logits"),
         ('model.loss=python("of_outputs:dice", over = all)', "", ""),
         ('evaluate.metrics=[python("of_outputs:Counting")]', "E0802", "`self.number = torch.tensor(0)`"),
     ],

@@ -76,6 +76,17 @@ class Fails:
             raise ValueError("no more")
 
 
+class Freezes:
+    """Freezes the first parameter, or lets it train, when the second epoch begins."""
+
+    def __init__(self, trains: bool = False) -> None:
+        self.trains = trains
+
+    def epoch(self, context: Any) -> None:
+        if context.epoch == 1:
+            next(iter(context.model.parameters())).requires_grad_(self.trains)
+
+
 class Sets:
     def start(self, context: Any) -> None:
         context.step = 3

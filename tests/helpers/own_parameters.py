@@ -71,3 +71,41 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.tanh(self.a(x.flatten(1))))
+
+
+class Freezes(nn.Module):
+    """Freezes some parameters in `forward`: those of a module, or one."""
+
+    def __init__(self, kind: str = "module") -> None:
+        super().__init__()
+        self.first, self.norm, self.last, self.kind = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "module":
+            self.first.requires_grad_(False)
+        else:
+            self.first.weight.requires_grad = False
+        hidden: Tensor = self.last(torch.tanh(self.norm(self.first(x.flatten(1)))))
+        return hidden
+
+
+class Table:
+    """An object that is no module, with tensors."""
+
+    def __init__(self) -> None:
+        self.scales = [torch.linspace(0.5, 1.5, 8)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.scales[0]
+
+
+class Beside(nn.Module):
+    """Keeps tensors in an object that is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table, self.last = nn.Linear(64, 8), Table(), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.last(torch.tanh(self.table(self.first(x.flatten(1)))))
+        return hidden

@@ -196,6 +196,25 @@ def test_an_exception_of_a_service_is_known_by_its_class(name: str, is_one: bool
 
 
 @pytest.mark.parametrize(
+    ("trains", "settings", "said"),
+    [
+        ("false", (), "it freezes `0.weight`, and the ranks wait for its gradient"),
+        ("true", ('model.freeze=["0.*"]',), "it lets `0.weight` train, which the optimizer was made without"),
+        pytest.param("false", ("parallelism.zero=3",), "", marks=pytest.mark.long),
+    ],
+)
+def test_a_hook_that_freezes_or_thaws_is_refused_where_ranks_would_differ(
+    launcher: Launcher, tmp_path: Path, job: Path, trains: str, settings: tuple[str, ...], said: str
+) -> None:
+    hook = f'train.hooks=[python("own_hooks:Freezes", trains = {trains}, ranks = all)]'
+    if not said:
+        assert train_job(launcher, job, hook, "train.steps=6", *settings).lines
+        return
+    _, text = failure(launcher, tmp_path / "run", job, hook, "train.steps=6", *settings)
+    assert said in text
+
+
+@pytest.mark.parametrize(
     ("field", "call", "said"),
     [
         (

@@ -13,6 +13,7 @@ from helpers.trained import Trained, agree, beside, staged, train_job
 
 TWO = "devices.cpus=2"
 PLANS = {
+    "data": (TWO,),
     "zero 1": (TWO, "parallelism.zero=1"),
     "zero 2": (TWO, "parallelism.zero=2"),
     "zero 3": (TWO, "parallelism.zero=3"),
@@ -22,8 +23,13 @@ CASES = [
     ("Last()", "zero 3"),
     ('Normed(kind = "orthogonal")', "zero 2"),
     ('Odd(kind = "strided")', "zero 1"),
+    ("Freezes()", "data"),
+    ("Beside()", "zero 3"),
 ]
 MORE = [
+    ('Freezes(kind = "one")', "data"),
+    ("Freezes()", "zero 3"),
+    ("Beside()", "stages"),
     ("Last()", "zero 2"),
     ('Normed(kind = "orthogonal")', "stages"),
     *(('Odd(kind = "strided")', plan) for plan in ("zero 3", "stages")),
