@@ -375,9 +375,13 @@ class NetworkTrial:
         results = [self._operations(chosen, places, training=training) for chosen, places in passes]
         doubtful: CodePlace | None = None
         for (place, a), (_, b), (_, c) in zip(*results, strict=False):
-            if a.shape == b.shape and not _near(a, b, tolerance):
-                if a.shape == c.shape and _near(a, c, tolerance):
-                    return place
+            if a.shape != b.shape:
+                continue
+            if _near(a, b, tolerance):
+                doubtful = None  # what went before was no difference of samples
+            elif a.shape == c.shape and _near(a, c, tolerance):
+                return place
+            else:
                 doubtful = doubtful or place
         return doubtful
 

@@ -140,18 +140,19 @@ def test_a_network_that_mixes_samples_is_known_by_its_line(how: str, code: str) 
 class Attends(nn.Module):
     """Attention of torch, whose joined projections begin with three parts, before the samples are compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
-        self.attention, self.leave = nn.MultiheadAttention(3, 1, batch_first=True), nn.Linear(6, 3)
+        self.attention, self.leave, self.how = nn.MultiheadAttention(3, 1, batch_first=True), nn.Linear(6, 3), how
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.unflatten(1, (2, 3))
-        mixed: torch.Tensor = self.leave(self.attention(tokens, tokens, tokens)[0].flatten(1)).softmax(0)
-        return mixed
+        scores: torch.Tensor = self.leave(self.attention(tokens, tokens, tokens)[0].flatten(1))
+        return scores @ scores.T if self.how == "pairs" else scores.softmax(0)
 
 
-def test_joined_projections_are_not_said_to_mix_samples() -> None:
-    place = tried(Attends).mixes_evaluation
+@pytest.mark.parametrize("how", ["softmax", "pairs"])
+def test_joined_projections_are_not_said_to_mix_samples(how: str) -> None:
+    place = tried(lambda: Attends(how)).mixes_evaluation
     assert place is not None and place.kind == "Attends"
 
 
