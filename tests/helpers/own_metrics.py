@@ -120,6 +120,7 @@ def of_torchmetrics() -> object:
 
     class Listed(torchmetrics.Metric):
         full_state_update = False
+        seen: Tensor
 
         def __init__(self) -> None:
             super().__init__()

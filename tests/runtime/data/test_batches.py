@@ -94,7 +94,8 @@ ENDINGS = (ZeroDivisionError, SystemExit, KeyboardInterrupt, asyncio.CancelledEr
 def by_workers(rank: int) -> Any:
     """Both passes with two worker processes; it runs in a process that has run no parallel operation of torch."""
     step = dataclasses.replace(STEP, workers=2)
-    validation, failures = [], []
+    validation: list[Any] = []
+    failures: list[str] = []
     for ending in ENDINGS:
         held = splits(fetched=True, broken=60, ending=ending)
         validation = []
