@@ -352,7 +352,7 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
         ('model.loss=python("of_outputs:mean")', "E0802", "own(mean_of = …)"),
         ('model.loss=python("of_outputs:dice")', "E0802", 'python("of_outputs:dice", over = all)'),
         ('model.network=python("of_outputs:Both")', "E0322", "`own()`, if the network returns its loss"),
-        ('model={network = python("of_outputs:Both"), loss = own()}', "E0802", '{"logits": logits, "loss": loss}'),
+        ('model={network = python("of_outputs:Both"), loss = own()}', "", ""),
         ('model.network=python("of_outputs:lazy")', "E0802", "call it once on a sample"),
         ('model.network=python("of_outputs:Wide")', "E0802", "let `forward` cast it, as by `x.double()`"),
         (
@@ -370,7 +370,7 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
             "call `requires_grad_(True)` in `__init__`",
         ),
         ('model={network = python("of_outputs:Detector"), loss = own()}', "E0802", "let `forward` add the losses up"),
-        ('model={network = python("of_outputs:Detector", how = "pair"), loss = own()}', "E0802", "in place of (logits"),
+        ('model={network = python("of_outputs:Detector", how = "pair"), loss = own()}', "", ""),
         ('model.loss=python("of_outputs:dice", over = all)', "", ""),
         ('evaluate.metrics=[python("of_outputs:Counting")]', "E0802", "`self.number = torch.tensor(0)`"),
     ],
