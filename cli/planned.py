@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 
 from dslc.compiler.compile import Compiled
+from dslc.compiler.ir.program import TrainMode
 from dslc.compiler.plan_facts import differences, facts_of
 from dslc.compiler.plan_file import PlanFile, Refused, read_plan
 from dslc.dsl.bounds import PLAN
@@ -99,7 +100,7 @@ def prepare_plan(
     return Ready(
         loaded=loaded,
         compiled=Compiled(analysis=analysis, graph=made.graph),
-        program=dataclasses.replace(program, profile=profile),
+        program=dataclasses.replace(program, mode=TrainMode(profile=profile)),
         places=made.places(),
         world=world,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.common.untrusted_files import recreate_file, replacing
 from dslc.compiler.compile import Compiled, compile_plan
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.compiler.plan_facts import facts_of
 from dslc.compiler.plan_file import JobText, PlanFile
 from dslc.compiler.rules.analysis import Analysis
@@ -53,7 +53,7 @@ class Ready:
     def on(self, nodes: int) -> Ready:
         """Returns an elastic job as it is trained on so many nodes."""
         compiled = compile_plan(self.counts[nodes])
-        program = dataclasses.replace(compiled.program(), profile=self.program.profile)
+        program = dataclasses.replace(compiled.program(), mode=self.program.mode)
         return dataclasses.replace(self, compiled=compiled, program=program, places=compiled.places())
 
 
@@ -85,7 +85,7 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Ar
     if report.errors or analysis is None:
         return None
     compiled = compile_plan(analysis)
-    program = dataclasses.replace(compiled.program(), profile=profile)
+    program = dataclasses.replace(compiled.program(), mode=TrainMode(profile=profile))
     return Ready(
         loaded=loaded,
         compiled=compiled,

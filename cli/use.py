@@ -10,9 +10,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from dslc.checkpoints import Misfit, NoCheckpoint, Taken, hold_against, take
+from dslc.compiler.ir.program import EvaluateMode, PredictMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import CheckpointSpec
@@ -35,9 +36,9 @@ class Refused(Exception):
 
 
 def ready(
-    loaded: Loaded, asked: str | None, task: Literal["evaluate", "predict"], **changed: Any
+    loaded: Loaded, asked: str | None, mode: type[EvaluateMode] | type[PredictMode], **arguments: Any
 ) -> tuple[Ready, Taken]:
-    """Returns the job as a program that does `task` with a checkpoint. Raises Refused."""
+    """Returns the job as a program of that mode, with these arguments, and its checkpoint. Raises Refused."""
     report = Report()
     if loaded.job is None or loaded.report.errors:
         show(loaded.report)
@@ -52,7 +53,7 @@ def ready(
     except Misfit as misfit:
         print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
         raise Refused(JOB_AT_FAULT) from None
-    program = replace(made.program, task=task, use=taken.path, **changed)
+    program = replace(made.program, mode=mode(use=taken.path, **arguments))
     return replace(made, program=program), taken
 
 
@@ -87,12 +88,13 @@ def _without_training(job: JobSpec) -> JobSpec:
 @contextlib.contextmanager
 def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
     """Yields the folder with the results of the ranks, which exists while the context lasts. Raises Refused."""
-    folder, failed = tempfile.mkdtemp(prefix=f".dslc-{made.program.task}-", dir=beside), False
+    command = "predict" if isinstance(made.program.mode, PredictMode) else "evaluate"
+    folder, failed = tempfile.mkdtemp(prefix=f".dslc-{command}-", dir=beside), False
     try:
         outcome = launch_quietly(made.program, made.places, folder)
         failed = outcome.failure is not None
         if failed:
-            show_failure(outcome, what=f"`{made.program.task}`")
+            show_failure(outcome, what=f"`{command}`")
             raise Refused(TRAINING_FAILED)
         yield folder
     finally:

@@ -193,7 +193,7 @@ def compare(
     _samples(plan, one, samples)
     _start(plan, one, start)
     if noisy(plan) or noisy(one):
-        if not job.noise:
+        if job.observation is None or not job.observation.noise:
             verdict.notes.append("the model draws random numbers of its own, and no two ranks draw the same")
         elif job.precision.dtype != "float32":
             verdict.notes.append("noise is kept on, and in low precision cannot be told from rounding")

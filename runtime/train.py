@@ -149,7 +149,7 @@ class _Training:
             later=collectives.aside,
         )
         work = self._measure.around(_stepper(job)(job, self._place, self._parts, looks))
-        if not job.observe:
+        if job.observation is None:
             return work
         parts = self._parts
         self._observer = Observer(job, self._place, parts.plain, parts.optimizer, parts.device, self._run_dir, first)
@@ -227,7 +227,7 @@ class _Training:
         """Evaluates the splits that the job asks for, if it does after this step, or before the first."""
         job, step = self._job, self._step
         splits = evaluated(job.data) + (("training",) if job.evaluate_training else ())
-        if not splits or job.observe or not (step == 0 or self._timed or is_evaluated(job, step)):
+        if not splits or job.observation is not None or not (step == 0 or self._timed or is_evaluated(job, step)):
             return
         with self._averaged(), self._order.evaluation():
             found = {split: evaluate(job, self._place, self._parts, self._splits, split) for split in splits}
@@ -246,7 +246,7 @@ class _Training:
     def _test(self) -> None:
         """Evaluates the test samples, once, if the training has come to its end."""
         job = self._job
-        if not job.data.test_samples or job.observe or (self._told.stopped and not self._timed):
+        if not job.data.test_samples or job.observation is not None or (self._told.stopped and not self._timed):
             return
         with self._averaged():
             found = evaluate(job, self._place, self._parts, self._splits, "test")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from dslc.compiler.ir.program import EvaluateMode
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.runtime.process.records import finite
@@ -19,7 +20,7 @@ def main(arguments: argparse.Namespace) -> int:
     _, combinations = load_each(arguments.job, arguments.settings)
     split = arguments.split
     try:
-        made, taken = ready(combinations[0], arguments.checkpoint, "evaluate", split=split, raw=arguments.raw)
+        made, taken = ready(combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw)
         samples = getattr(made.program.data, f"{split}_samples")
         if not samples:
             print(

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from dslc.compiler.ir.program import PredictMode
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
@@ -24,7 +25,7 @@ def main(arguments: argparse.Namespace) -> int:
     _, combinations = load_each(arguments.job, arguments.settings)
     try:
         made, taken = ready(
-            combinations[0], arguments.checkpoint, "predict", split=arguments.split, output=output, raw=arguments.raw
+            combinations[0], arguments.checkpoint, PredictMode, split=arguments.split, output=output, raw=arguments.raw
         )
         data = made.program.data
         if arguments.split in ("validation", "test") and not getattr(data, f"{arguments.split}_samples"):

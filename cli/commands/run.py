@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.meaning.load import Loaded, load_each
@@ -223,7 +224,7 @@ def _ended(
 
     if outcome.failure is not None:
         show_failure(outcome)
-    if report and ready.program.profile:
+    if report and ready.program.mode == TrainMode(profile=True):
         show_report(report)
     failure = outcome.failure
     # The command that resumes would be the one that has just been refused.

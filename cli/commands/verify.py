@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.common.checkpoint_names import name_of
-from dslc.compiler.ir.program import CheckpointStep, JobProgram
+from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain_lines
@@ -137,7 +137,8 @@ def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
 def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
     from dslc.verification import NOISE, Rounding, compare, compare_resumed, noisy, rounding_of
 
-    plan, one = (replace(each, program=replace(each.program, noise=noise)) for each in (plan, one))
+    mode = ObserveMode(noise=noise)
+    plan, one = (replace(each, program=replace(each.program, mode=mode)) for each in (plan, one))
 
     steps = min(steps, plan.program.steps)
     saved = steps // 2
@@ -207,10 +208,10 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
         return None  # its stages send float32
     saved = steps // 2
     checkpoint = CheckpointStep(every=saved, keep=steps) if saved and not by_nature else CheckpointStep()
-    alone = replace(_observed(one.program, steps), exact=True)
+    alone = _changed(_observed(one.program, steps), exact=True)
     first = _train(
         plan,
-        replace(_observed(plan.program, steps, checkpoint), exact=True),
+        _changed(_observed(plan.program, steps, checkpoint), exact=True),
         os.path.join(folder, "plan in float64"),
         "under the plan, in float64",
         quiet=True,
@@ -221,7 +222,7 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
     verdict = compare(plan.program, first, second, by_nature, exact=True)
     if verdict.findings[3].status == "holds" and saved:
         taken = CheckpointStep(resume=os.path.join(folder, "plan in float64", "checkpoints", name_of(saved)))
-        program = replace(_observed(one.program, steps, taken), exact=True)
+        program = _changed(_observed(one.program, steps, taken), exact=True)
         resumed = _train(one, program, os.path.join(folder, "resumed in float64"), "resumed", quiet=True)
         if not resumed:
             return None
@@ -248,22 +249,22 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
         )
 
     def train(what: str, quiet: bool = False, **changed: Any) -> Observation | None:
-        return _train(one, replace(program, **changed), os.path.join(folder, what), what, quiet=quiet)
+        return _train(one, _changed(program, **changed), os.path.join(folder, what), what, quiet=quiet)
 
     if program.precision.dtype == "float32":
         wide = train("one process in float64", quiet=True, exact=True)
-        plain = wide and train("plain loop in float64", quiet=True, exact=True, task="plain")
+        plain = wide and train("plain loop in float64", quiet=True, exact=True, plain=True)
         if wide and plain:
             return compare_plain(program, wide, plain, exact=True)
-    plain = train("plain loop", task="plain")
+    plain = train("plain loop", plain=True)
     return compare_plain(program, alone, plain, exact=False) if plain else None
 
 
 def _again(one: Ready, steps: int, folder: str) -> list[Observation]:
     """Trains in one process with other roundings: in float64, if the model can be, and in other orders."""
     program = _observed(one.program, steps)
-    ways = {"in float64": replace(program, exact=True)}
-    ways |= {f"in order {n}": replace(program, reorder=n) for n in range(1, _ORDERS + 1)}
+    ways = {"in float64": _changed(program, exact=True)}
+    ways |= {f"in order {n}": _changed(program, reorder=n) for n in range(1, _ORDERS + 1)}
     found = (
         _train(one, way, os.path.join(folder, what), f"in one process, {what}", quiet=True)
         for what, way in ways.items()
@@ -275,13 +276,18 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
     return replace(
         program,
         steps=steps,
-        observe=True,
         log_every=steps,
         tensorboard=False,
         hooks=(),
         loggers=(),
         checkpoint=checkpoint or CheckpointStep(),
     )
+
+
+def _changed(program: JobProgram, **changes: Any) -> JobProgram:
+    """Returns a program that is observed in another way."""
+    assert program.observation is not None
+    return replace(program, mode=replace(program.observation, **changes))
 
 
 def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False) -> Observation | None:

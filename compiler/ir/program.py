@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, SamplerStep
 from dslc.compiler.ir.memory import MemoryNode
@@ -435,6 +435,50 @@ class Training(Record):
 
 
 @record
+class TrainMode(Record):
+    """Trains. `profile` measures memory and collectives of the first steps."""
+
+    profile: bool = False
+
+
+@record
+class ObserveMode(Record):
+    """Trains, and records for `dslc verify` what each rank did in each step.
+
+    `exact`: in float64, without a pipeline, to tell a fault from float32's rounding. `reorder`: another order of each
+    batch's samples for each number but 0, to measure the same. `noise`: dropout stays on. `plain`: the plain loop
+    trains (runtime/loop/plain_loop.py).
+    """
+
+    exact: bool = False
+    reorder: int = 0
+    noise: bool = False
+    plain: bool = False
+
+
+@record
+class EvaluateMode(Record):
+    """Evaluates the weights of a checkpoint or a file, `use`; `raw`: not their average, where a checkpoint has one."""
+
+    use: str
+    raw: bool = False
+    split: Literal["validation", "test"] = "validation"
+
+
+@record
+class PredictMode(Record):
+    """Writes the outputs for the samples of `split` to the file `output`; `use` and `raw` as in an evaluation."""
+
+    use: str
+    output: str
+    raw: bool = False
+    split: Literal["train", "validation", "test", "all"] = "validation"
+
+
+Mode: TypeAlias = TrainMode | ObserveMode | EvaluateMode | PredictMode
+
+
+@record
 class JobProgram(Training):
     """The part of the program that all ranks of a job share."""
 
@@ -463,18 +507,17 @@ class JobProgram(Training):
     tensor: TensorParallelStep | None = None
     context: ContextStep | None = None
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
-    profile: bool = False  # measures memory and collectives of the first steps
-    observe: bool = False  # records, for `dslc verify`, what each rank did in each step
-    exact: bool = False  # observe: in float64, without a pipeline, to tell a fault from float32's rounding
-    reorder: int = 0  # observe: another order of each batch's samples, one for each number but 0, to measure the same
-    noise: bool = False  # observe: dropout stays on
-    task: Literal["train", "evaluate", "predict", "plain"] = (
-        "train"  # plain: a hand-written loop (runtime/loop/plain_loop.py)
-    )
-    use: str = ""  # evaluate, predict: the checkpoint, or the file of weights
-    raw: bool = False  # evaluate, predict: the weights themselves, also where the checkpoint has their average
-    split: Literal["train", "validation", "test", "all"] = "validation"  # evaluate, predict: the samples
-    output: str = ""  # predict: the output file
+    mode: Mode = field(default_factory=TrainMode)
+
+    @property
+    def observation(self) -> ObserveMode | None:
+        """The mode of a training that `dslc verify` compares; None in any other mode."""
+        return self.mode if isinstance(self.mode, ObserveMode) else None
+
+    @property
+    def trains(self) -> bool:
+        """True if the training loop runs; false for the plain loop, an evaluation and predictions."""
+        return isinstance(self.mode, TrainMode) or (self.observation is not None and not self.observation.plain)
 
 
 @record

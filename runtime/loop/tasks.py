@@ -1,6 +1,6 @@
 """The tasks of the ranks besides training: evaluate a checkpoint, or write its model's predictions.
 
-Model: the parts are those of a training, with the weights of a checkpoint (`job.use`) instead of initial values: each
+Model: the parts are those of a training, with the weights of a checkpoint (`mode.use`) instead of initial values: each
 rank reads its own. An evaluation is that of a training. For a prediction the samples are put into the order of the
 source and split over the ranks, one contiguous piece each. A rank writes its outputs batch by batch into a file of its
 own; the process that launched the ranks joins these (predictions.py).
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.common.shares import piece
-from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace, WeightsStep
+from dslc.compiler.ir.program import DataStep, EvaluateMode, JobProgram, PredictMode, RankPlace, WeightsStep
 from dslc.compiler.trace.structures import map_tensors
 from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
@@ -50,18 +50,20 @@ class OutputError(RuntimeError):
 
 
 def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
-    """Does the task of `job`, which is not a training. Raises CheckpointError and WeightsError for `job.use`."""
-    if os.path.isdir(job.use):
-        load_model(job.use, checkpoint_files.read_manifest(job.use), parts.plain, parts.pipeline, raw=job.raw)
+    """Evaluates or predicts, by the mode of the job. Raises CheckpointError and WeightsError for the weights."""
+    mode = job.mode
+    assert isinstance(mode, EvaluateMode | PredictMode)
+    if os.path.isdir(mode.use):
+        load_model(mode.use, checkpoint_files.read_manifest(mode.use), parts.plain, parts.pipeline, raw=mode.raw)
     else:
         whole = parts.pipeline.whole if parts.pipeline is not None else None
-        weights = WeightsStep(files=(job.use,))
+        weights = WeightsStep(files=(mode.use,))
         # The file of a run has all tensors under the model's own names, those of adapters too.
         initial_weights.load(dataclasses.replace(job.model, weights=weights, adapter=None), parts.plain, whole)
-    if job.task == "predict":
-        _predict(job, place, parts, splits, run_dir)
+    if isinstance(mode, PredictMode):
+        _predict(job, mode, place, parts, splits, run_dir)
         return
-    asked = ("test",) if job.split == "test" else evaluated(job.data)
+    asked = ("test",) if mode.split == "test" else evaluated(job.data)
     found = named({split: evaluate(job, place, parts, splits, split) for split in asked})
     if place.rank == 0:
         path = os.path.join(run_dir, EVALUATION)
@@ -73,8 +75,8 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
 
 
 @torch.no_grad()
-def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
-    samples, chosen, numbers = in_order(job.data, splits, job.split)
+def _predict(job: JobProgram, mode: PredictMode, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
+    samples, chosen, numbers = in_order(job.data, splits, mode.split)
     mesh, cut = mesh_of(job), context_parallel.piece_of(job)
     tells = mesh.leads and mesh.coordinates["context"] == 0
     with Part(run_dir, place.rank) as part, evaluating(parts):

@@ -77,14 +77,16 @@ class Observer:
         step: int,
     ) -> None:
         self._job, self._place, self._optimizer, self._device, self._step = job, place, optimizer, device, step
+        assert job.observation is not None
+        self._mode = job.observation
         alone = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
         self._first, self._leads = not any(alone.values()), not alone.get("tensor", 0)
         self._folder = os.path.join(run_dir, _FOLDER)
         self._seen: list[Seen] = []
         os.makedirs(self._folder, exist_ok=True)
-        if not job.noise:
+        if not self._mode.noise:
             _silence(model)
-        if job.exact:
+        if self._mode.exact:
             model.double()  # that of the plain loop; a training's is so from its beginning
         self._tensors = named_tensors(model)  # now: buffers are other objects in float64
         torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, which round differently for each shape
@@ -100,14 +102,14 @@ class Observer:
             if self._first:  # of the ranks that share samples, which reports them
                 pairs = zip(batch.micro, taken, strict=True)
                 digests = tuple(digest for pair, own in pairs for digest in _digests(data, *pair, len(own)))
-            if self._job.exact:
+            if self._mode.exact:
                 batch = replace(batch, micro=[_wide_pair(*pair) for pair in batch.micro])
-            if self._job.reorder:
+            if self._mode.reorder:
                 batch = replace(batch, micro=[self._reordered(*pair) for pair in batch.micro])
             before = random_numbers.state(self._device)
             groups = self._optimizer.param_groups
             done = work(batch)
-            if self._job.exact and not self._seen:
+            if self._mode.exact and not self._seen:
                 self._write_tensors("first")
             after = random_numbers.state(self._device)
             assert done.norm is not None
@@ -131,7 +133,7 @@ class Observer:
     def _reordered(self, input: Any, target: Any) -> Pair:
         if self._job.data.structured:
             return input, target  # its first dim need not be the samples
-        generator = torch.Generator().manual_seed(self._job.reorder + 1000 * self._step)
+        generator = torch.Generator().manual_seed(self._mode.reorder + 1000 * self._step)
         order = torch.randperm(len(input), generator=generator).to(input.device)
         return input[order], target[order]
 
@@ -146,7 +148,7 @@ class Observer:
         from safetensors.torch import save_file
 
         found, places = {}, {}
-        kept = torch.float64 if self._job.exact else torch.float32
+        kept = torch.float64 if self._mode.exact else torch.float32
         for name, tensor in self._tensors.items():
             local, part = own_part(tensor)
             if is_permuted(name):

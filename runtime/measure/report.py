@@ -46,7 +46,7 @@ from torch import Tensor
 
 from dslc.compiler.common.untrusted_files import replacing
 from dslc.compiler.ir.codec import to_json
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.compiler.ir.traffic import When
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.track_memory import KINDS, Tracker
@@ -82,7 +82,7 @@ class Measure:
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, done: int) -> None:
         self._rank, self._device, self._done = place.rank, parts.device, done
         self._exchanges: dict[int, tuple[collectives.Exchange, ...]] = {}
-        self._tracker = tracker_of(parts) if job.profile else None
+        self._tracker = tracker_of(parts) if job.mode == TrainMode(profile=True) else None
 
     def around(self, work: Callable[[B], T]) -> Callable[[B], T]:
         """Returns `work`, which does one step, measured if the program asks for it."""

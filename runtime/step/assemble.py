@@ -88,7 +88,7 @@ def assemble(
     if isinstance(exchange, GradientExchange):
         exchange.scaler = scaler
     average: WeightsInPlace | None = None
-    if job.task == "train":
+    if job.trains:
         moving = Average(job.average, plain, optimizer) if job.average is not None else None
         with at(job.optimizer.line):
             average = weights_in_place(moving, plain, optimizer)
@@ -165,7 +165,7 @@ def _input_form(job: JobProgram, samples: Samples | None) -> InputForm:
 
 def _widen(job: JobProgram, model: nn.Module) -> None:
     """Makes a model float64 where its training is compared without rounding, before anything is laid out for it."""
-    if job.exact:
+    if job.observation is not None and job.observation.exact:
         assert job.pipeline is None and job.precision.dtype == "float32", "stages send float32"
         model.double()
 

@@ -245,7 +245,7 @@ def clipper(job: JobProgram, parts: Parts) -> Callable[[Callable[[Tensor], None]
     engine, optimizer, scaler, limit, most = parts.engine, parts.optimizer, parts.scaler, job.clip, job.clip_value
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
     counted = [engine.counts(parameter) for parameter in parameters]
-    measured = limit is not None or job.observe
+    measured = limit is not None or job.observation is not None
 
     def clip(seen: Callable[[Tensor], None]) -> Tensor | None:
         norm = None

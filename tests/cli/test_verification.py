@@ -15,6 +15,7 @@ from helpers.launcher import Launcher
 from helpers.made_programs import images, places, program
 
 from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.program import ObserveMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -414,7 +415,7 @@ def test_what_cannot_be_made_narrow_is_said(tmp_path: Path) -> None:
 def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path: Path) -> None:
     """A fault of dslc itself, which no job can cause: rank 1 takes the place of rank 0."""
     data = images(tmp_path)
-    common: dict[str, Any] = {"observe": True, "steps": 2, "clip": None}
+    common: dict[str, Any] = {"mode": ObserveMode(), "steps": 2, "clip": None}
     right, wrong = places(2)
     both = (right, dataclasses.replace(wrong, data_rank=0))
     for folder, ranks, where in (("plan", 2, both), ("one", 1, places(1))):

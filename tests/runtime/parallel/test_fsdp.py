@@ -159,7 +159,7 @@ def test_an_infinity_in_one_ranks_rows_is_seen_by_all(tmp_path: Path, clip: floa
 
 def norms(rank: int, folder: str, kind: Any, clip: float | None) -> list[Any]:
     engine = sharded(("2",), 2) if kind == "fsdp" else p.GradientStep(kind=kind)
-    parts, (step, batch) = made(rank, folder, 2, gradients=engine, clip=clip, observe=True)
+    parts, (step, batch) = made(rank, folder, 2, gradients=engine, clip=clip, mode=p.ObserveMode())
     norm = step(batch).norm
     changed: Any = parts.plain.get_parameter("2.mlp.weight")
     whole = changed.full_tensor() if kind == "fsdp" else changed
