@@ -51,8 +51,10 @@ from dslc.compiler.cost.layer_bytes import (
     has_backward,
     layer_bytes,
     loss_bytes,
+    loss_kept_bytes,
     mask_bytes,
     saved_bytes,
+    saved_input_bytes,
     sent_bytes,
 )
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
@@ -143,7 +145,8 @@ class _Account:
 
     def _fly(self, staging: Staging, schedule: ScheduleTable, again: set[str], pipeline: int) -> None:
         job, layers, mine = self._job, self._model.of_a_rank, staging.stages_of(pipeline)
-        # Each micro-batch has its own masks and copies of weights, and a stage keeps its output.
+        # Each micro-batch has its own masks and copies of weights. The last stage keeps its output
+        # and what the loss keeps; others send theirs.
         each = {
             n: self._samples * saved_bytes(job, layers[n], layers[n].name in again)
             + (
@@ -155,11 +158,18 @@ class _Account:
             else copy_bytes(job, layers[n])
             for n in self._mine
         }
-        apart = [a != b for a, b in pairwise((*schedule.placement, -1))]  # else it lies where the next receives
+        outputs = [self._given(stage[-1]) for stage in staging.stages]
+        apart = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
+        sizes = [size * sends for size, sends in zip(outputs, apart, strict=False)]  # of each cut that is a message
+        sent = list(zip((*sizes, 0), (0, *sizes), strict=True))
         kept = [0.0] * len(staging.stages)  # by stage
         for stage in mine:
-            kept[stage] = sum(each[n] for n in staging.stages[stage])
-            kept[stage] += self._given(staging.stages[stage][-1]) * apart[stage]
+            first = layers[staging.stages[stage][0]]
+            received = saved_input_bytes(job, first, first.name in again) if stage else 0
+            kept[stage] = sum(each[n] for n in staging.stages[stage]) - self._samples * received
+        of_loss = int(self._samples * loss_kept_bytes(job, self._model)) if self._ends else 0
+        if self._ends:
+            kept[-1] += outputs[-1] + of_loss
         between, during = list(kept), list(kept)
         if schedule.name in SPLITS_BACKWARD:
             # Between the halves torch frees nothing, and gradients are added to the activations. The first stage has
@@ -175,11 +185,11 @@ class _Account:
                     if repeated:
                         during[n] = max(during[n], between[n] + left + half.most)
                     left += half.left if repeated else -half.gradients
-        own = sum(layer.kept + (0 if layer.again else layer.copies) for layer in self._bytes)
-        first, later = peaks_held(schedule, pipeline, kept, between)
+        own = of_loss + sum(layer.kept + (0 if layer.again else layer.copies) for layer in self._bytes)
+        first, later = peaks_held(schedule, pipeline, kept, between, sent)
         self._flight = max(0, int(first) - own), max(0, int(later) - own)
         if during > between:
-            self._in_weights = int(peak_in_w(schedule, pipeline, kept, between, during))
+            self._in_weights = int(peak_in_w(schedule, pipeline, kept, between, during, sent))
 
     def _given(self, layer: int) -> int:
         """Returns the bytes of a micro-batch that a stage ending with this layer sends."""

@@ -62,6 +62,14 @@ def saved_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
     return found // 2 if low_copy(job) else found
 
 
+def saved_input_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
+    """Returns the part of `saved_bytes` that is the layer's input."""
+    if not has_backward(job, layer):
+        return 0
+    found = layer.input.bytes if again else _memory(job, layer).saved_input
+    return found // 2 if low_copy(job) else found
+
+
 def has_backward(job: JobSpec, layer: LayerNode) -> bool:
     """True if a gradient reaches the layer: it has a parameter that trains, or one comes before it."""
     working = _memory(job, layer).working
@@ -194,3 +202,9 @@ def loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
     if isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         return output + wide + 4 * numbers, 4 * numbers, 4 * numbers + 8 * numbers
     return output + wide + 4 * numbers, wide or output, (wide or output) + 4 * numbers + (output if low else 0)
+
+
+def loss_kept_bytes(job: JobSpec, model: ModelGraph) -> int:
+    """Returns the bytes that the loss of one sample keeps for its backward pass beside the model's output."""
+    beside = low_precision(job) or isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss)
+    return 4 * prod(model.shared_output or model.output.shape) if beside else 0

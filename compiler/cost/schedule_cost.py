@@ -176,37 +176,50 @@ def peak_held(
     return tuple(max(peaks_held(table, rank, bytes_per_stage, between)) for rank in range(table.ranks))
 
 
+Sent = Sequence[tuple[float, float]]  # by stage: bytes of the output and of the input's gradient, sent to another rank
+
+
 def peaks_held(
-    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float]
+    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], sent: Sent = ()
 ) -> tuple[float, float]:
-    """Returns the same of one rank, until it has made its first gradients of weights and from then on."""
+    """Returns the same of one rank, until it has made its first gradients of weights and from then on. A tensor that
+    is `sent` stays until the end of the step, where torch waits for the message.
+    """
     most, later = [0.0, 0.0], 0
-    for action, now in _held_at(table, rank, bytes_per_stage, between):
+    for action, now in _held_at(table, rank, bytes_per_stage, between, sent):
         most[later] = max(most[later], now)
         later = later or int(action.kind in ("B", "W"))
     return most[0], most[1]
 
 
 def peak_in_w(
-    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], during: Sequence[float]
+    table: ScheduleTable,
+    rank: int,
+    bytes_per_stage: Sequence[float],
+    between: Sequence[float],
+    during: Sequence[float],
+    sent: Sent = (),
 ) -> float:
     """Returns the most bytes that a rank holds in a W, which takes `during` instead of `between`."""
-    held = _held_at(table, rank, bytes_per_stage, between)
+    held = _held_at(table, rank, bytes_per_stage, between, sent)
     return max((now - between[a.stage] + during[a.stage] for a, now in held if a.kind == "W"), default=0.0)
 
 
 def _held_at(
-    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float]
+    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], sent: Sent
 ) -> Iterator[tuple[Action, float]]:
     """Yields the actions of a rank, with the bytes held in each."""
     assert len(bytes_per_stage) == table.stages, "one size per stage"
     now = 0.0
     for action in table.work(rank):
         whole, rest = bytes_per_stage[action.stage], between[action.stage]
+        output, gradient = sent[action.stage] if sent else (0.0, 0.0)
         if action.kind == "F":
-            now += whole
+            now += whole + output
         elif action.kind == "I":
             now += rest - whole
         yield action, now
         if action.kind in ("B", "W"):
             now -= rest if action.kind == "W" else whole
+        if action.kind in ("B", "I"):
+            now += gradient

@@ -66,8 +66,10 @@ class LayerMemory(Record):
     `saved` are the tensors that autograd keeps, each piece of memory once, at the first layer that keeps it, without
     parameters, the model's own input and memory that does not grow with the batch. `selective` is the same under
     selective recomputation: of a layer that is recomputed, its input and its results of products and attention.
+    `saved_input` is the part of `saved` that is the layer's input.
     """
 
     saved: int
     selective: int
+    saved_input: int = 0
     working: Working | None = None  # None if no operation is known one by one

@@ -188,7 +188,7 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: in
 
 def _scaled(found: LayerMemory, kept: float, weights: float) -> LayerMemory:
     working = found.working and _scaled_working(found.working, kept, weights)
-    return replace(found, saved=int(kept * found.saved), working=working)
+    return replace(found, saved=int(kept * found.saved), saved_input=int(kept * found.saved_input), working=working)
 
 
 def _scaled_working(found: Working, kept: float, weights: float) -> Working:

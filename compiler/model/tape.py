@@ -126,8 +126,10 @@ class Kept:
 
     def memory(self, entered: int, again: bool) -> LayerMemory:
         """Returns the layer's memory, given the bytes of its input; `again`: it is worth recomputing."""
+        first = self.operations[0].takes[0] if self.operations else None
         return LayerMemory(
             saved=self.saved,
+            saved_input=sum(store.bytes for op in self.operations for store in op.kept if store is first),
             selective=entered + self.products if again else self.saved,
             working=working(self.operations),
         )

@@ -401,6 +401,7 @@ class _Count(Run):
         self.flops: dict[str, int] = defaultdict(int)
         self.flops_back: dict[str, int] = defaultdict(int)
         self.saved: dict[str, int] = defaultdict(int)
+        self.saved_input: dict[str, int] = defaultdict(int)
         self.given: dict[str, int] = defaultdict(int)  # bytes of a layer's inputs
         self.products: dict[str, int] = defaultdict(int)  # bytes of results of products and attention
         self.inputs: dict[str, TensorFact] = {}
@@ -468,6 +469,7 @@ class _Count(Run):
             self._alive.append(tensor)
             self._note(self.now)
             self.saved[self.now] += storage_bytes(tensor)
+            self.saved_input[self.now] += storage_bytes(tensor) if key in self._entered else 0
         return tensor
 
     def _look(self, func: Operator, args: Sequence[Any]) -> None:
@@ -539,7 +541,7 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
         one, other = getattr(small, name), getattr(large, name)
         return {path: (other[path] - one[path]) // (LARGE - SMALL) for path in large.order}
 
-    saved, given, products = grown("saved"), grown("given"), grown("products")
+    saved, given, products, inputs = map(grown, ("saved", "given", "products", "saved_input"))
     working = measure(large, saved, given)
     selective = {path: given[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
     if compile:
@@ -550,7 +552,13 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
                 working[path] = _keeping(working[path], kept - saved[path])
             saved[path] = kept
     return {
-        path: LayerMemory(saved=saved[path], selective=selective[path], working=working.get(path)) for path in saved
+        path: LayerMemory(
+            saved=saved[path],
+            selective=selective[path],
+            saved_input=min(saved[path], inputs[path]),
+            working=working.get(path),
+        )
+        for path in saved
     }
 
 

@@ -41,6 +41,7 @@ class Measured:
     at_rest: Sums  # by kind, of the rank with the highest peak
     at_peak: Sums
     when: str
+    errors: tuple[float, ...] = ()  # the same of each rank
 
     @property
     def error(self) -> float:
@@ -91,6 +92,7 @@ class Case:
     pipeline: int = 1
     schedule: str = "1f1b"
     freeze: str = "[]"
+    adapter: str = ""
 
     def __str__(self) -> str:
         other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
@@ -105,6 +107,7 @@ model {{
   network = {network}
   loss    = cross_entropy()
   freeze  = {self.freeze}
+  {self.adapter and f"adapter = {self.adapter}"}
 }}
 data {{
   source = {source}
@@ -215,13 +218,15 @@ def measure(text: str) -> Measured:
     highest = max(range(len(found)), key=lambda rank: sum(found[rank][1].values()))
     rest, peak, when = found[highest]
     nodes = ready.compiled.plan.ranks
+    of_rank = [next(node.memory for node in nodes if node.first <= rank <= node.last) for rank in range(len(found))]
     return Measured(
-        predicted=next(node.memory for node in nodes if node.first <= highest <= node.last),
+        predicted=of_rank[highest],
         rest=sum(rest.values()),
         peak=sum(peak.values()),
         at_rest=rest,
         at_peak=peak,
         when=when,
+        errors=tuple(node.peak / sum(held.values()) - 1 for node, (_, held, _) in zip(of_rank, found, strict=True)),
     )
 
 

@@ -40,6 +40,7 @@ def test_and_with_more_of_each_axis(case: Case) -> None:
 OF_GPT = '["embedding.*", "position.*", "blocks.0.*", "blocks.1.*"]'
 OF_OWN = '["first.*", "blocks.0.*", "blocks.1.*", "blocks.2.*"]'
 IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
+OWN_IN_STAGES = replace(IN_STAGES, network="own", batch=256, freeze="[]")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,8 @@ IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
     [
         Case(freeze=OF_GPT),
         Case(network="own", batch=256, freeze=OF_OWN),
+        replace(IN_STAGES, batch=64, microbatches=16),  # what was sent stays until the end of the step
+        replace(OWN_IN_STAGES, adapter='lora(4, ["blocks.4.up", "blocks.5.up"])'),
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
@@ -58,9 +61,16 @@ IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
                 Case(network="own", batch=256, freeze='["blocks.1.*", "blocks.2.*"]'),
                 Case(network="own frozen", batch=256),
                 Case(network="own frozen", batch=256, precision="bf16"),
+                Case(network="own", batch=256, adapter='lora(4, ["blocks.*.up"])'),
+                Case(freeze='["embedding.*", "position.*", "blocks.0.*", "blocks.1.attention.*"]'),
                 IN_STAGES,
                 replace(IN_STAGES, schedule="gpipe"),
-                replace(IN_STAGES, network="own frozen", batch=256, freeze="[]"),
+                replace(IN_STAGES, schedule="gpipe", freeze='["embedding.*", "position.*", "blocks.[012].*"]'),
+                replace(IN_STAGES, freeze='["embedding.*", "position.*"]'),
+                replace(IN_STAGES, freeze='["embedding.*", "position.*", "blocks.0.*"]', recompute="full"),
+                replace(IN_STAGES, batch=64, microbatches=16, schedule="interleaved_1f1b"),
+                replace(IN_STAGES, batch=64, microbatches=16, freeze="[]"),
+                replace(OWN_IN_STAGES, network="own frozen"),
             )
         ),
     ],
@@ -68,7 +78,7 @@ IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
 )
 def test_frozen_layers_keep_what_autograd_keeps(case: Case) -> None:
     found = measure(case.text)
-    assert abs(found.error) <= 0.03, (found.predicted, found.at_peak, found.when)
+    assert max(map(abs, found.errors)) <= 0.03, (found.errors, found.predicted, found.at_peak, found.when)
 
 
 def test_half_of_the_predictions_are_within_a_tenth() -> None:

@@ -443,6 +443,14 @@ def test_less_is_held_beside_gradients() -> None:
     assert peaks(table("1f1b", 2, 4, 1)) == [(2.0, 2.0), (1.0, 1.0)]
 
 
+def test_what_was_sent_is_held_until_the_end_of_a_step() -> None:
+    schedule, sent = table("1f1b", 2, 8, 1), [(1.0, 0.0), (0.0, 3.0)]
+    assert peaks_held(schedule, 0, [10.0] * 2, [10.0] * 2, sent) == (22.0, 28.0), "in the backward pass of the 7th"
+    assert peaks_held(schedule, 1, [10.0] * 2, [10.0] * 2, sent) == (10.0, 10.0 + 7 * 3)
+    split = table("zero_bubble", 2, 8, 1)
+    assert peaks_held(split, 1, [10.0] * 2, [10.0] * 2, sent)[1] >= 10 + 7 * 3
+
+
 def test_what_is_held_between_i_and_w_can_be_said() -> None:
     schedule = table("zero_bubble", 4, 8, 2)
     same = peak_held(schedule, [10.0] * 8)
