@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pickle import UnpicklingError
@@ -60,7 +60,12 @@ def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
     named = parameters or [((name,), shape) for name, shape in _UNKNOWN]
     if _Made(step, [(names, torch.ones(_small(shape))) for names, shape in named]).optimizer.needs_closure:
         return _try_with_closure(step, named)
-    measured = _measured(step, named)
+    try:
+        measured = _measured(step, named)
+    except Exception as error:  # of the user's code, which may want a closure that it has a default for
+        if not _steps_with_closure(step, named, error):
+            raise
+        return _try_with_closure(replace(step, closure=True), named)
     kinds = sorted(set(measured.kinds.values()), key=repr)
     trial = _Trial(step, *_samples(step, named, measured.kinds))
     trial.follows_the_rate()
@@ -79,6 +84,27 @@ def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
         unkept=not draws and not trial.resumes(),
         modes=measured.modes,
     )
+
+
+def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exception) -> bool:
+    """True if an optimizer whose `step()` raised `error` does a step with a closure. Raises OptimizerError if it needs
+    gradients before it calls the closure.
+    """
+    made = _Made(replace(step, closure=True), [(names, torch.ones(_small(shape))) for names, shape in named])
+    gradients = [torch.ones_like(q) for q in made.parameters]
+    for before in (False, True):
+        try:
+            made.ready(gradients, 1.0)
+            made.update(before=before)
+        except Exception:  # of the user's code, which fails with a closure as well
+            continue
+        if before:
+            raise OptimizerError(
+                "its `step` uses gradients before it calls the closure, which computes them",
+                remedy="call `closure()` first in `step`: each call zeroes the gradients and computes them anew",
+            ) from error
+        return True
+    return False
 
 
 def _try_with_closure(step: OptimizerStep, named: Sequence[Named]) -> OptimizerFacts:
@@ -305,13 +331,17 @@ class _Made:
         self.ready(gradients, factor)
         self.update()
 
-    def update(self) -> None:
-        """Does a step. A closure's loss is a paraboloid whose least value is at the gradients that were set."""
+    def update(self, before: bool = False) -> None:
+        """Does a step. A closure's loss is a paraboloid whose least value is at the gradients that were set. Parameters
+        have gradients once it was called, and `before`.
+        """
         if not self.optimizer.needs_closure:
             self.optimizer.step()
             return
         targets = [torch.zeros_like(q) if q.grad is None else q.grad for q in self.parameters]
         evaluations = 0
+        for q in self.parameters:
+            q.grad = q.grad if before else None
 
         @torch.enable_grad()
         def closure() -> Tensor:

@@ -34,7 +34,11 @@ Group = tuple[list[tuple[str, Tensor]], bool]  # tensors with their names; true 
 
 
 class OptimizerError(RuntimeError):
-    """A user's function has given something else than an optimizer of its parameters."""
+    """A user's function has given something else than an optimizer of its parameters. `remedy` is for the user."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 def made(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
@@ -113,7 +117,7 @@ class OwnOptimizer(torch.optim.Optimizer):
             self.pairs += found
             mine.append(([(names[id(parameter)], part) for parameter, part in found], "weight_decay" in group))
         self.own = made(step, mine) if self.pairs else None
-        self.needs_closure = self.own is not None and needs_closure(self.own)
+        self.needs_closure = self.own is not None and (step.closure or needs_closure(self.own))
         if self.own is not None:
             self.state = self.own.state
             self._update = self.own.step if self.needs_closure else _step_of(self.own)

@@ -67,6 +67,27 @@ class Sam(torch.optim.SGD):
         return loss
 
 
+class SamWithDefault(Sam):
+    """The same, with a default for the closure that it does not do without, as public ones have."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
+        assert closure is not None, "it needs a closure"
+        return super().step(closure)
+
+
+class GradientsFirst(torch.optim.SGD):
+    """Uses the gradients of a backward pass that the loop has done before."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Any:  # type: ignore[override]
+        if closure is None:
+            raise ValueError("it needs a closure")
+        torch.stack([p.grad.norm() for group in self.param_groups for p in group["params"] if p.grad is not None])
+        closure()
+        return super().step()
+
+
 class SameLoss(torch.optim.SGD):
     """Fails if a second evaluation at the same parameters gives another loss."""
 

@@ -80,6 +80,7 @@ def test_one_with_a_closure_may_keep_tensors_like_its_parameters() -> None:
     facts = tried("own_closures:Sam")
     assert set(map(str, bytes_of(facts).values())) == {"{'momentum_buffer': ('like', 4), 'old': ('like', 4)}"}
     assert facts.closure and not facts.unkept and not tried("Lion").closure
+    assert tried("own_closures:SamWithDefault") == facts, "by a step without one, which fails"
 
 
 def test_without_a_model_it_is_tried_on_some_shapes() -> None:
@@ -93,6 +94,7 @@ def test_without_a_model_it_is_tried_on_some_shapes() -> None:
         ("without_one", "its groups lack `embedding.weight`"),
         ("Steady", "does not depend on the `lr` of its groups"),
         ("own_closures:NeverCalls", "its `step` takes a closure and does not call it"),
+        ("own_closures:GradientsFirst", "its `step` uses gradients before it calls the closure"),
         ("KeepsAList", "it keeps `past` of a parameter as a list"),
     ],
 )
