@@ -11,18 +11,30 @@ DType = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "
 
 
 DTYPE_BYTES: dict[str, int] = {
+    "complex128": 16,
     "float64": 8,
     "int64": 8,
+    "uint64": 8,
+    "complex64": 8,
     "float32": 4,
     "int32": 4,
+    "uint32": 4,
+    "complex32": 4,
     "float16": 2,
     "bfloat16": 2,
     "int16": 2,
+    "uint16": 2,
     "uint8": 1,
     "int8": 1,
     "bool": 1,
-    "complex64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
 }
+UNSAVABLE = ("complex128", "complex32", "float8_e4m3fnuz", "float8_e5m2fnuz")  # safetensors has no name for them
+UNSENDABLE = ("int16", "uint16", "uint32", "uint64", *(name for name in DTYPE_BYTES if name.startswith("float8")))
 
 
 @record

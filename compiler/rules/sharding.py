@@ -1,4 +1,4 @@
-"""Rules for parameters that torch's `fully_shard` cannot hold. E0720 to E0729."""
+"""Rules for tensors of a module that ranks cannot share out or exchange. E0675, E0720 to E0729."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.tensors import UNSENDABLE
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, low_copy, offloaded, sharding_of, trained
 from dslc.dsl.diagnostics import Note, Report
@@ -24,6 +25,15 @@ def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: Mode
         _check_numbers(job, layout, facts, report)
     if engine in ("fsdp", "zero1"):
         _check_dtypes(job, layout, facts, model, report)
+    for name, _, dtype in facts.buffers if layout.world_size > 1 else ():
+        if dtype in UNSENDABLE:
+            report.add(
+                "E0675",
+                f"the buffer `{name}` is of {dtype}, which neither gloo nor NCCL sends, and {layout.world_size} ranks "
+                "begin with the buffers of the first",
+                job.model.at("network"),
+                help="a buffer of `int32`, `uint8` or `float32`, from which `forward` makes the other",
+            )
 
 
 def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph, report: Report) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.common.parameter_names import ParameterNames
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.tensors import UNSAVABLE, TensorFact
 from dslc.compiler.ir.working import LayerMemory
 
 if TYPE_CHECKING:
@@ -141,7 +141,18 @@ def as_module(made: object) -> nn.Module:
         raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
     _check_layouts(made)
     _check_memory(made)
+    _check_dtypes(made)
     return made.train()
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    """Raises TraceError for a tensor of the state dict that the files of weights cannot hold."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if (dtype := dtype_name(tensor.dtype)) in UNSAVABLE:
+            raise TraceError(
+                f"its `{name}` is of {dtype}, for which files of weights have no name",
+                "`complex64`, `float32`; or `register_buffer(…, persistent = False)` for what `__init__` computes",
+            )
 
 
 def _check_memory(model: nn.Module) -> None:

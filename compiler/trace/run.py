@@ -10,11 +10,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import Example, batch_of
 from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.made import TraceError
 
 if TYPE_CHECKING:
     import torch
@@ -86,10 +88,20 @@ class Run:
             yield
 
     def called(self) -> Any:
-        """Returns the model's output."""
+        """Returns the model's output. Raises TraceError if it makes nested tensors, which torch cannot run so."""
         from dslc.compiler.trace.structures import call
 
-        return call(self.model, self.model.forward, self.input)
+        try:
+            return call(self.model, self.model.forward, self.input)
+        except Exception as error:  # of the user's code
+            if any(
+                str(frame.f_globals.get("__name__")).startswith("torch.nested")
+                for frame, _ in walk_tb(error.__traceback__)
+            ):
+                raise _not_traced("a nested tensor", "pad its parts to one length, with a mask").with_traceback(
+                    error.__traceback__
+                ) from error
+            raise
 
     def backward(self, total: torch.Tensor) -> None:
         self.going_back = True
@@ -130,9 +142,19 @@ class Run:
 
     def done(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         """Does an operation, observes it and returns its result."""
+        if func.name().startswith("aten::to_mkldnn"):
+            raise _not_traced(
+                "a tensor in the layout of mkldnn", "leave `to_mkldnn` out: torch takes oneDNN's kernels itself"
+            )
         result = func(*args, **kwargs)
         self.operation(func, args, kwargs, result)
         return result
+
+
+def _not_traced(kind: str, remedy: str) -> TraceError:
+    return TraceError(
+        f"its `forward` makes {kind}, and dslc follows plain arrays of numbers and sparse ones", remedy=remedy
+    )
 
 
 def storage(tensor: torch.Tensor) -> int:

@@ -18,10 +18,13 @@ class Net(nn.Module):
             self.s = nn.Parameter(whole[:1].expand(8))
         elif kind == "overlapping":
             self.s, self.t = nn.Parameter(whole[:8]), nn.Parameter(whole[2:])
+        elif kind in ("int16", "float8_e4m3fn"):
+            del self.s
+            self.register_buffer("s", torch.ones(8).to(getattr(torch, kind)))
         elif kind == "empty":
             self.s = nn.Parameter(torch.zeros(0, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x.flatten(1))
-        x = self.s(x) if self.kind == "lazy" else x + self.s.sum()
+        x = self.s(x) if self.kind == "lazy" else x + self.s.float().sum()
         return self.b(x)

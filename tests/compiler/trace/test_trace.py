@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.working import Working
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.trace.trace import TraceError, trace_model
@@ -518,3 +519,49 @@ def test_forward_may_build_a_sparse_tensor(kind: str) -> None:
     facts = trace_model(lambda: WithSparseProduct(kind), TensorFact(shape=(4,), dtype="float32"))
     assert facts.output.shape == (4,)
     assert not facts.looks and not facts.unused, "and its gradient reaches the parameters"
+
+
+class MakesOther(nn.Module):
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make, self.inner = make, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return h + 0 * self.make(h)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (
+            lambda h: torch.nested.as_nested_tensor(list(h[:, None]), layout=torch.jagged).to_padded_tensor(0.0),
+            "nested",
+        ),
+        (lambda h: torch.nested.nested_tensor([h[:1], h[1:]]).to_padded_tensor(0.0), "nested"),
+        (lambda h: h.detach().to_mkldnn().to_dense(), "in the layout of mkldnn"),
+    ],
+    ids=["jagged", "nested", "mkldnn"],
+)
+def test_a_tensor_that_cannot_be_followed_is_named(make: Any, kind: str) -> None:
+    with pytest.raises(TraceError, match=f"its `forward` makes a .*{kind}"):
+        trace_model(lambda: MakesOther(make), TensorFact(shape=(4,), dtype="float32"))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fnuz])
+def test_a_dtype_that_no_file_of_weights_has_is_named(dtype: torch.dtype) -> None:
+    def with_buffer(persistent: bool) -> nn.Module:
+        model = nn.Linear(4, 4)
+        model.register_buffer("table", torch.zeros(2).to(dtype), persistent=persistent)
+        return model
+
+    with pytest.raises(TraceError, match="its `table` is of"):
+        trace_model(lambda: with_buffer(True), TensorFact(shape=(4,), dtype="float32"))
+    facts = trace_model(lambda: with_buffer(False), TensorFact(shape=(4,), dtype="float32"))
+    assert DTYPE_BYTES[facts.buffers[0][2]] == dtype.itemsize
+
+
+def test_each_dtype_has_a_size() -> None:
+    names = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
+    known = {str(each).removeprefix("torch."): each.itemsize for each in names.values()}
+    assert {name: known[name] for name in DTYPE_BYTES} == DTYPE_BYTES
