@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.batch import Example
     from dslc.compiler.trace.skipped import Skipped
+    from dslc.runtime.model.own_losses import OwnSum
     from dslc.runtime.pipeline.captured import Seam
     from dslc.runtime.pipeline.input_form import InputForm
 
@@ -259,11 +260,15 @@ def _told(
 
     given = read_example(files.batches) if source.structures is not None and files else source.input
     assert given is not None
-    own = OwnSum(loss_step(job, source, job.folder)) if isinstance(job.model.loss, Own) else None
+    step = loss_step(job, source, job.folder)
+    own = OwnSum(step) if isinstance(job.model.loss, Own) else None
+    counted = _sum_of_pieces(OwnSum(step)) if job.parallelism.context > 1 and step.counts == "own" else None
     target = given if isinstance(given, Example) else source.target
     outputs = Outputs(files.outputs, target) if files and target is not None else None
     skipped = Skipped(wanted=job.parallelism.context == 1)  # over that axis positions are followed through all blocks
-    facts = trace_model(keep, given, loss=own, outputs=outputs, skipped=skipped, asked=_asked, **_axes(job))
+    facts = trace_model(
+        keep, given, loss=own, counted=counted, outputs=outputs, skipped=skipped, asked=_asked, **_axes(job)
+    )
     facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
     facts = replace(facts, network=try_network(job, source, make, facts, real.batch, undone(kept[-1], resting)))
     graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
@@ -288,6 +293,19 @@ def with_seams(
         if skipped.middle is None:
             raise
         return _find_seams(job, model, facts, given, source, Skipped())
+
+
+def _sum_of_pieces(loss: OwnSum) -> Callable[[Any, Any], Any]:
+    """Returns the function that gives the sum of the losses of a piece of sequences, and their number."""
+    from dslc.compiler.trace.piece_records import MIXES, Fault
+
+    def total(output: Any, target: Any) -> Any:
+        counts = loss.counted(output, target)
+        if counts.further:
+            raise Fault(MIXES, f"the loss `{next(iter(counts.further))}` beside the loss is of whole samples", "")
+        return counts.total, counts.number
+
+    return total
 
 
 def _enters_stages(source: SourceFacts) -> bool:

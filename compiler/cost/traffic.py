@@ -140,7 +140,7 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
     summed = layout.sizes["data"] > 1 and when.until != 0
     if place.workload.counts == "kept" and summed:
         yield replace(_data("all_reduce", "count of what is kept", [8], "int64"), when=when)
-    if place.workload.counts == "own" and summed and layout.sizes["pipeline"] == 1:
+    if place.workload.counts == "own" and summed and layout.sizes["pipeline"] * layout.sizes["context"] == 1:
         yield replace(_data("all_reduce", "count of the losses", [8], "float64"), when=when)
     yield from over_outputs(place)
 
@@ -155,7 +155,7 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
     if not wide or (wide == ["data"] and not (shared_out or apart)):
         return
     axis = wide[0] if len(wide) == 1 else "all"
-    if place.workload.counts == "own" and "pipeline" in wide:  # known where the last stage is
+    if place.workload.counts == "own" and {"pipeline", "context"} & {*wide}:  # each rank knows a part of it
         yield TrafficNode(
             operation="all_reduce", axis=axis, what="count of the losses", dtype="float64", count=1, bytes=8
         )

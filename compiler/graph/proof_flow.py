@@ -409,16 +409,17 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
         when = When(until=exchange.alone)
     shares = data.size > 1 and when.until != 0
 
-    staged = plan.axis("pipeline").size > 1  # the ranks with the last stage have the losses
+    # The ranks with the last stage have the losses, and those of a context axis the losses of a piece.
+    everyone = plan.axis("pipeline").size * plan.axis("context").size > 1
 
     def of_samples(action: Action) -> bool:
         return of_parameters(action) and (action.dtypes, action.bytes) == (("int64",), 8) and action.when == when
 
     def of_losses(action: Action) -> bool:
         world = plan.axis("pipeline").size * plan.axis("pipeline").stride
-        everywhere = staged and (action.ranks, action.stride, action.count) == (world, 1, 1)
+        everywhere = everyone and (action.ranks, action.stride, action.count) == (world, 1, 1)
         numbers = (action.dtypes, action.bytes) == (("float64",), 8)
-        return (everywhere or (not staged and of_parameters(action))) and numbers and action.when == when
+        return (everywhere or (not everyone and of_parameters(action))) and numbers and action.when == when
 
     def of_parameters(action: Action) -> bool:
         return (action.ranks, action.stride, action.count) == (data.size, data.stride, 1)
@@ -432,7 +433,7 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
 
     return {
         "count of what is kept": (loss.counts == "kept" and shares, True, of_samples),
-        "count of the losses": (loss.counts == "own" and (shares or staged), False, of_losses),
+        "count of the losses": (loss.counts == "own" and (shares or everyone), False, of_losses),
         "which parameters were used": (searches, False, of_parameters),
         "norm of the gradient": (
             training.clip is not None and spread and gradients.kind != "local",

@@ -166,6 +166,8 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
     """Checks that sequences can be cut into equal pieces, and that the layers work on each piece for itself."""
     ranks, span = layout.sizes["context"], job.parallelism.at("context")
     length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
+    if source.structures is not None:  # all of one length (structures.py)
+        length = next((leaf.fixed[1] for leaf in source.structures[0].leaves), None)
     if length is None and source.input is not None:
         report.add(
             "E0418",

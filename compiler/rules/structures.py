@@ -1,7 +1,7 @@
 """Rules for batches that are structures of tensors, losses that count by themselves, and networks that look at numbers.
 
 E0320 to E0326, W0326, W0440. All of these run over the data axis, with any `zero`; all but networks that look at
-numbers over the tensor axis, too.
+numbers over the tensor axis, too, and within limits over the pipeline and the context axis.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.tensors import LeafFact, TensorFact
+from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.rules.forward_passes import place_text
 from dslc.dsl.diagnostics import Note, Report
@@ -21,6 +21,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -51,7 +52,7 @@ def check_structures(
     if structures or (model is not None and model.structured):
         _check_loss_and_metrics(job, _pair(source, model), report)
     used = [axis for axis in _AXES if layout is not None and layout.sizes[axis] > 1]
-    fits = not [axis for axis in used if not _fits(job, axis, source, model, report)]
+    fits = not [axis for axis in used if not _fits(job, axis, used, source, model, report)]
     if model is not None and model.looks:
         report.add(
             "W0326",
@@ -163,8 +164,10 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
             )
 
 
-def _fits(job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None, report: Report) -> bool:
-    for why, what, span, remedy in _reasons(job, axis, source, model):
+def _fits(
+    job: JobSpec, axis: str, used: list[str], source: SourceFacts, model: ModelFacts | None, report: Report
+) -> bool:
+    for why, what, span, remedy in _reasons(job, axis, used, source, model):
         report.add(
             "E0320",
             f"{why}, which the {axis} axis cannot share out",
@@ -177,7 +180,7 @@ def _fits(job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None
 
 
 def _reasons(
-    job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None
+    job: JobSpec, axis: str, used: list[str], source: SourceFacts, model: ModelFacts | None
 ) -> Iterator[tuple[str, str, Span | None, str]]:
     """Yields each reason, what it concerns, the place of that, and what to do first."""
     if model is not None and model.looks:
@@ -196,8 +199,11 @@ def _reasons(
         yield from _not_staged(job, source)
         return
     over_stages = "`pipeline`, if the network is too large for a rank; or "
+    if source.structures is not None and "pipeline" in used:
+        yield "a batch over stages is a structure of tensors", "the source", job.data.at("source"), ""
     if source.structures is not None:
-        yield "a batch is a structure of tensors", "the source", job.data.at("source"), over_stages
+        yield from _not_in_pieces(job, source.structures, source)
+        return
     if model is not None and model.structured:
         yield "the network's output is a structure of tensors", "the network", _network(job), over_stages
     if isinstance(job.model.loss, c.Own) or source.loss_counts:
@@ -227,6 +233,26 @@ def _not_staged(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, str, S
                 span,
                 "let `collate` give tensors whose first dimension is the samples, and all others fixed; or ",
             )
+
+
+def _not_in_pieces(
+    job: JobSpec, structures: tuple[TreeFact, TreeFact], source: SourceFacts
+) -> Iterator[tuple[str, str, Span | None, str]]:
+    """Yields the structures that the context axis cannot cut: each of its ranks has a piece of every sequence."""
+    span = job.data.at("source")
+    yield from _not_staged(job, source)
+    leaves = [(leaf, "target" if tree is structures[1] else "input") for tree in structures for leaf in tree.leaves]
+    length = next((leaf.fixed[1] for leaf, _ in leaves if leaf.has_samples_first and len(leaf.fixed) > 1), 0)
+    for leaf, part in leaves:
+        name = f"`{leaf.path}` of the {part}" if leaf.path else f"the {part}"
+        positions = leaf.fixed[1] if leaf.has_samples_first and len(leaf.fixed) > 1 else 0
+        if positions != length or not positions:
+            has = f"{plural(positions, 'position')}, not {length}" if positions else "no positions"
+            yield f"{name} has {has}", "the source", span, "tensors of (batch, positions, …), of one length; or "
+    metric = next((each for each in job.evaluate.metrics if isinstance(each, m.PythonMetric)), None)
+    if isinstance(job.model.loss, c.Own) and metric is not None:
+        place = metric.span or job.evaluate.at("metrics")
+        yield "the loss in the output that a metric is given is of a piece", "the metric", place, "leave it out; or "
 
 
 def _network(job: JobSpec) -> Span | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
@@ -30,6 +31,21 @@ class Example:
 
     def target(self, samples: int) -> Any:
         return self._pairs[samples][1]
+
+    @property
+    def length(self) -> int:
+        """Returns the positions of the tensors, which all are (batch, positions, …); 0 if some are not."""
+        from dslc.compiler.trace.structures import tensors
+
+        lengths = {tensor.shape[1] if tensor.dim() > 1 else 0 for tensor in tensors(self._pairs[SMALL])}
+        return lengths.pop() if len(lengths) == 1 else 0
+
+    def piece(self, first: int, count: int) -> Example:
+        """Returns the batches of these positions alone."""
+        from dslc.compiler.trace.structures import map_tensors
+
+        pairs = (map_tensors(lambda each: each.narrow(1, first, count), pair) for pair in self._pairs.values())
+        return Example(*pairs)
 
 
 def read_example(path: str) -> Example:
@@ -79,6 +95,25 @@ def batch_of(given: TensorFact | Example, samples: int, fake: FakeTensorMode | N
         return torch.randn(shape) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
     with fake:
         return torch.empty(shape, dtype=dtype)
+
+
+def length_of(input: TensorFact | Example) -> int:
+    """Returns the positions of a sequence; 0 if it is none."""
+    if isinstance(input, Example):
+        return input.length
+    return input.shape[0] if input.shape else 0
+
+
+def piece_of(input: TensorFact | Example, first: int, count: int) -> TensorFact | Example:
+    """Returns the input of these positions alone."""
+    if isinstance(input, Example):
+        return input.piece(first, count)
+    return replace(input, shape=(count, *input.shape[1:]))
+
+
+def batch_names(batch: object) -> tuple[str, ...]:
+    """Returns the names of a batch that is a mapping."""
+    return tuple(batch) if isinstance(batch, Mapping) else ()
 
 
 def without_numbers(value: Any, fake: FakeTensorMode | None) -> Any:

@@ -15,6 +15,7 @@ saves by itself for its backward pass (`torch.utils.checkpoint` its inputs) is n
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -45,6 +46,7 @@ from dslc.compiler.trace.made import (
 )
 from dslc.compiler.trace.memory import measure
 from dslc.compiler.trace.pieces import Asked, with_pieces
+from dslc.compiler.trace.pieces import Loss as CountedLoss
 from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
 from dslc.compiler.trace.shares import with_shares
 from dslc.compiler.trace.skipped import Skipped
@@ -69,6 +71,7 @@ def trace_model(
     input: TensorFact | Example,
     *,
     loss: Loss | None = None,
+    counted: CountedLoss | None = None,
     outputs: Outputs | None = None,
     low: bool = False,
     compile: bool = False,
@@ -85,12 +88,13 @@ def trace_model(
     parameters take no more than `REAL` bytes; `looks` then says where it does.
 
     `loss`, of an output and a target of the example, is the loss, where only its gradient tells which parameters are
-    used. `outputs` takes outputs like those of the module. `low`: the job runs in 16 bits, so that a module that fails
-    under autocast is at fault; otherwise its float32 bytes stand for those. `compile`: torch compiles its blocks, which
-    then keep less. `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it.
-    With `skipped`, blocks that are alike are traced once; it then has those that were left out.
-    `context`: ranks of a context axis. `frozen`: patterns of parameters that the job freezes, so that less is kept; all
-    other facts are those of the module as it is made. `asked` makes libraries read numbers that are known (pieces.py).
+    used; `counted` is one that counts by itself, over pieces of sequences. `outputs` takes outputs like those of the
+    module. `low`: the job runs in 16 bits, so that a module that fails under autocast is at fault; otherwise its
+    float32 bytes stand for those. `compile`: torch compiles its blocks, which then keep less. `tensor`: ranks of a
+    tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `skipped`, blocks that are alike
+    are traced once; it then has those that were left out. `context`: ranks of a context axis. `frozen`: patterns of
+    parameters that the job freezes, so that less is kept; all other facts are those of the module as it is made.
+    `asked` makes libraries read numbers that are known (pieces.py).
     """
     from dslc.compiler.trace.private_torch import (
         DataDependentOutputException,
@@ -120,8 +124,9 @@ def trace_model(
                 skipped.middle = None
                 model = made_without_memory(make, fake)
         facts = _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped, frozen)
-        if context > 1 and isinstance(input, TensorFact) and not facts.structured:
-            facts = with_pieces(facts, model, Cut(model), fake, input, context, asked, lambda: _buffers(model, make))
+        if context > 1 and not (isinstance(input, TensorFact) and facts.structured):
+            buffers = functools.partial(_buffers, model, make)
+            facts = with_pieces(facts, model, Cut(model), fake, input, context, asked, buffers, counted)
         return facts
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -457,3 +457,17 @@ _BY_KIND: dict[_Rule, str] = {
     _sought: "isin bucketize searchsorted",
 }
 _RULES = {name: rule for rule, names in _BY_KIND.items() for name in names.split()}
+
+
+_SUMS = (
+    *("sum", "mean", "nll_loss_forward", "mse_loss", "smooth_l1_loss", "huber_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+)
+
+
+def sums_positions(operation: Operation, made: Sequence[torch.Tensor]) -> bool:
+    """True if an operation makes one number of all positions: a sum, a mean, or a loss that is one of them."""
+    if operation.name not in _SUMS or any(tensor.dim() for tensor in made):
+        return False
+    shares = [share for _, share in operation.shares]
+    return all(share == shares[0] for share in shares) and (len(shares) == 1 or operation.name not in ("sum", "mean"))

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.batch import SMALL
+from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
 from dslc.compiler.trace.cut import Cut
-from dslc.compiler.trace.operators import Operation, Refused, Share, follow
+from dslc.compiler.trace.operators import Operation, Refused, Share, follow, sums_positions
 from dslc.compiler.trace.piece_records import (
     ATTENDS,
     DIFFERS,
@@ -61,9 +61,12 @@ if TYPE_CHECKING:
 
 Asked = Callable[[Callable[["torch.Tensor"], bool]], AbstractContextManager[None]]
 Buffers = Mapping[str, "torch.Tensor"]
+Loss = Callable[[Any, Any], "tuple[torch.Tensor, int | torch.Tensor]"]  # a sum, and the number of its parts
 
 _MOST = 1 << 24  # numbers of a constant that is computed
 _VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+_SCALES = ("neg", "_to_copy", "squeeze", "unsqueeze", "mean", "sum")  # a number stays what it is
+_OF_COUNTS = ("clamp", "clamp_min", "maximum", "eq", "ne", "gt")
 _SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # operations that depend on strides alone
 _TAKE_POSITIONS = f"a `forward` that takes `{POSITIONS}`, which dslc then gives it"
 
@@ -73,25 +76,29 @@ def with_pieces(
     model: nn.Module,
     cut: Cut,
     fake: FakeTensorMode,
-    input: TensorFact,
+    input: TensorFact | Example,
     ranks: int,
     asked: Asked,
     buffers: Callable[[], Buffers],
+    loss: Loss | None = None,
 ) -> ModelFacts:
     """Returns the facts of `model`, which has no memory, on a context axis of `ranks` ranks.
 
-    `asked` makes libraries read constants whose numbers are known, as they do in a training. `buffers` returns the
-    numbers of buffers; it is called only if they are needed.
+    `loss`, of an output and a target, is one that counts by itself: the sum of its pieces is followed, too. `asked`
+    makes libraries read constants whose numbers are known, as they do in a training. `buffers` returns the numbers of
+    buffers; it is called only if they are needed.
     """
-    length = input.shape[0] if input.shape else 0
+    length = length_of(input)
     if length == 0 or length % ranks:
         return facts  # the rules report it
     takes = POSITIONS in inspect.signature(model.forward).parameters
+    if isinstance(input, Example):
+        takes = takes and POSITIONS not in batch_names(input.input(SMALL))
     try:
         calls: list[AttentionFacts] = []
         known: Buffers = {}
         for training in (True, False):
-            runs = _Runs(model, cut, fake, input, ranks, takes, training, asked)
+            runs = _Runs(model, cut, fake, input, ranks, takes, training, asked, loss)
             try:
                 found = runs.compare(known)
             except Fault as fault:
@@ -115,34 +122,43 @@ class _Runs:
         model: nn.Module,
         cut: Cut,
         fake: FakeTensorMode,
-        input: TensorFact,
+        input: TensorFact | Example,
         ranks: int,
         takes: bool,
         training: bool,
         asked: Asked,
+        loss: Loss | None,
     ) -> None:
-        self._model, self._cut, self._fake, self._input = model, cut, fake, input
+        self._model, self._cut, self._fake, self._input, self._loss = model, cut, fake, input, loss
         self._ranks, self._takes, self._training, self._asked = ranks, takes, training, asked
 
     def compare(self, buffers: Buffers) -> list[AttentionFacts]:
         """Returns the calls of attention. Raises `Fault`."""
-        length = self._input.shape[0]
+        length = length_of(self._input)
         own = length // self._ranks
-        pieces = []
-        for rank in range(self._ranks):
-            part = replace(self._input, shape=(own, *self._input.shape[1:]))
-            run = _Sequence(self._model, self._cut, self._fake, part, buffers, None, self._ranks)
-            pieces.append(run.go(self._positions(rank * own, own), self._training, self._asked))
-        whole = _Sequence(self._model, self._cut, self._fake, self._input, buffers, pieces, self._ranks)
+        runs = [self._run(piece_of(self._input, n * own, own), buffers, None, self._ranks) for n in range(self._ranks)]
+        pieces = [run.go(self._positions(n * own, own), self._training, self._asked) for n, run in enumerate(runs)]
+        whole = self._run(self._input, buffers, pieces, self._ranks)
         told = whole.go(self._positions(0, length), self._training, self._asked)
         if told.failed:
             raise Fault(DIFFERS, f"it fails when it is given `{POSITIONS}`: {told.failed}")
         for rank, piece in enumerate(pieces):
             same_pieces(told, piece, self._ranks, rank)
+        if whole.number is not None and sum(run.number or 0 for run in runs) != whole.number:
+            raise Fault(
+                MIXES,
+                "its loss is a mean, and does not say of which positions",
+                '`own(mean_of = "labels")`, or a loss that is (sum, count)',
+            )
         if self._takes:
-            plain = _Sequence(self._model, self._cut, self._fake, self._input, buffers, [], 1)
+            plain = self._run(self._input, buffers, [], 1)
             same_positions(plain.go(None, self._training, self._asked), told)
         return whole.calls
+
+    def _run(
+        self, input: TensorFact | Example, buffers: Buffers, pieces: Sequence[Told] | None, ranks: int
+    ) -> _Sequence:
+        return _Sequence(self._model, self._cut, self._fake, input, buffers, pieces, ranks, self._loss)
 
     def _positions(self, first: int, count: int) -> range | None:
         return range(first, first + count) if self._takes else None
@@ -156,16 +172,20 @@ class _Sequence(Run):
         model: nn.Module,
         cut: Cut,
         fake: FakeTensorMode,
-        input: TensorFact,
+        input: TensorFact | Example,
         buffers: Buffers,
         pieces: Sequence[Told] | None,
         ranks: int,
+        loss: Loss | None,
     ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self.calls: list[AttentionFacts] = []
         self.told = Told()
         self._pieces, self._ranks = pieces or (), ranks
-        self._length = input.shape[0]
+        self._length, self._loss = length_of(input), loss
+        self._target = without_numbers(input.target(SMALL), fake) if isinstance(input, Example) else None
+        self._sums: set[int] = set()  # numbers that are sums or means over the positions, by identity
+        self.number: int | None = None  # of what the loss is a sum of, if it follows from shapes alone
         self._shares: dict[int, Share] = {}  # by identity
         self._values: dict[int, torch.Tensor] = {}  # of constants, by identity
         self._of_memory: dict[int, set[int]] = {}  # the identities of constants, by memory
@@ -177,7 +197,8 @@ class _Sequence(Run):
             if name in buffers:
                 self._know(buffer, buffers[name])
         if self._pieces:
-            self._mark(self.input, Share(1, 1, self._length))
+            for tensor in tensors_of((self.input, self._target)):
+                self._mark(tensor, Share(1, 1, self._length))
 
     def go(self, positions: range | None, training: bool, asked: Asked) -> Told:
         """Runs the module, and returns what it did; a run on a piece may fail."""
@@ -197,9 +218,12 @@ class _Sequence(Run):
                 self._judge(0, Constant(name=POSITIONS, where="", values=[numbers]), [given[POSITIONS]])
                 self.told.constants.append(Constant(name=POSITIONS, where="", values=[numbers]))
             with self._hooked(), asked(lambda tensor: id(tensor) in self._values), torch.set_grad_enabled(training):
-                output = self.model(self.input, **given)
+                output = self.called(**given)
+                sums = self._sums_of_loss(output)
             if self._pieces:
                 self._check_output(output)
+                self._check_sums(sums)
+            self.number = next((each for each in sums if isinstance(each, int)), None)
         except _no_numbers():
             raise
         except Exception as error:  # any kind: it comes out of the user's own code
@@ -212,9 +236,30 @@ class _Sequence(Run):
         return self.told
 
     def _check_output(self, output: object) -> None:
-        share = self._shares.get(id(output))
-        if share is None or (share.dim, share.outer, share.size) != (1, 1, self._length):
-            raise Fault(MIXES, "its output is not one for each position", "use the data axis")
+        from dslc.compiler.trace.structures import named
+
+        for place, tensor in named(output).items():
+            share = self._shares.get(id(tensor))
+            of_positions = share is not None and (share.dim, share.outer, share.size) == (1, 1, self._length)
+            if not of_positions and id(tensor) not in self._sums:
+                part = f"`{place}` of its output" if place else "its output"
+                raise Fault(MIXES, f"{part} is not one for each position", "use the data axis")
+
+    def _sums_of_loss(self, output: object) -> Sequence[object]:
+        if self._loss is None:
+            return ()
+        try:
+            return self._loss(output, self._target)
+        except _no_numbers() as error:
+            if isinstance(error, Fault):
+                raise
+            reason = f"the loss reads numbers out of tensors{_at(_line_of(error))}, as `losses[mask]` does"
+            raise Fault(MIXES, reason, "`losses.masked_fill(~mask, 0).sum()`, which has the same sum") from error
+
+    def _check_sums(self, sums: Sequence[object]) -> None:
+        for each, what in zip(sums, ("loss", "number of its losses"), strict=False):
+            if not isinstance(each, int) and id(each) not in self._sums:
+                raise Fault(MIXES, f"its {what} is no sum over the positions", "use the data axis")
 
     # ---------------------------------------------------------------------------------------------- watching
 
@@ -273,9 +318,15 @@ class _Sequence(Run):
         astray = next((self._astray[id(tensor)] for tensor in given if id(tensor) in self._astray), None)
         if astray is not None:
             raise astray
+        if any(id(tensor) in self._sums for tensor in given):
+            self._follow_sum(name, given, made)
+            return
         if not any(id(tensor) in self._shares for tensor in given):
             return
         operation = Operation(func, args, kwargs, self._shares)
+        if self._loss is not None and sums_positions(operation, made):
+            self._note_sums(made)
+            return
         try:
             for tensor in made:
                 share = follow(operation, tensor)
@@ -297,6 +348,31 @@ class _Sequence(Run):
                     _TAKE_POSITIONS,
                 ) from None
             raise Fault(MIXES, f"{where}: {refused.text}", "use the data axis") from None
+
+    def _follow_sum(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Follows a number that is a sum or a mean over the positions: it may be scaled, added to others, and divided
+        by a count. Raises `Fault` for anything else.
+        """
+        sums = [tensor for tensor in given if id(tensor) in self._sums]
+        losses = [tensor for tensor in sums if tensor.requires_grad]
+        fits = not any(id(tensor) in self._shares for tensor in given) and (
+            name in (*_SAME, *_VIEWS, *_SCALES)
+            or (name in ("add", "sub", "add_", "sub_") and bool(sums))
+            or (name in ("mul", "mul_") and len(losses) < 2)
+            or (name in ("div", "div_") and not any(tensor is given[-1] for tensor in losses))
+            or (name in _OF_COUNTS and not losses)
+        )
+        if not fits:
+            raise Fault(
+                MIXES,
+                f"{self._where()}: `{name}` of a number that all positions make is another on a rank's piece",
+                "use the data axis",
+            )
+        self._note_sums(made)
+
+    def _note_sums(self, made: list[torch.Tensor]) -> None:
+        self._alive += made
+        self._sums |= {id(tensor) for tensor in made}
 
     def _attention(self, attention: Callable[..., Any]) -> Callable[..., Any]:
         def called(
@@ -485,6 +561,10 @@ def _line() -> str:
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""
 
 
 def _line_of(error: BaseException) -> str:

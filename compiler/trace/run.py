@@ -87,12 +87,17 @@ class Run:
             self.moved()
             yield
 
-    def called(self) -> Any:
-        """Returns the model's output. Raises TraceError if it makes nested tensors, which torch cannot run so."""
+    def called(self, **given: Any) -> Any:
+        """Returns the model's output, with these arguments besides. Raises TraceError if it makes nested tensors, which
+        torch cannot run so.
+        """
         from dslc.compiler.trace.structures import call
 
+        def model(*args: Any, **kwargs: Any) -> Any:
+            return self.model(*args, **kwargs, **given)
+
         try:
-            return call(self.model, self.model.forward, self.input)
+            return call(model, self.model.forward, self.input)
         except Exception as error:  # of the user's code
             if any(
                 str(frame.f_globals.get("__name__")).startswith("torch.nested")

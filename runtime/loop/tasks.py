@@ -85,8 +85,7 @@ def _predict(job: JobProgram, mode: PredictMode, place: RankPlace, parts: Parts,
             output = forward(job, parts, cut(map_tensors(lambda tensor: tensor.to(parts.device), input)))
             if output is None:
                 continue
-            if isinstance(output, Tensor):
-                output = context_parallel.joined(job, output)
+            output = context_parallel.joined(job, output)
             rows = _rows(output, len(indices))
             if counts and tells:
                 part.add(rows, numbers[indices].numpy())

@@ -30,12 +30,19 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import gather_with_gradient
+from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model import llama_modules
 from dslc.runtime.model.llama_modules import GroupedAttention
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
 from dslc.runtime.parallel.mesh import mesh_of
 
 _ATTENTION = F.scaled_dot_product_attention
+
+
+class PieceError(RuntimeError):
+    """A batch that cannot be cut into pieces of sequences."""
+
+    remedy = "let each tensor be (batch, positions, …), padded to one length that the context axis divides"
 
 
 def apply(job: JobProgram, model: nn.Module) -> None:
@@ -76,8 +83,9 @@ def given_positions(model: nn.Module, number: int) -> Iterator[None]:
 
 def _with_positions(number: int) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        own = args[0].shape[1]
-        positions = torch.arange(number * own, (number + 1) * own, device=args[0].device).unsqueeze(0)
+        input = tensors((args, kwargs))[0]
+        own = input.shape[1]
+        positions = torch.arange(number * own, (number + 1) * own, device=input.device).unsqueeze(0)
         return args, {**kwargs, "position_ids": positions}
 
     return hook
@@ -165,29 +173,39 @@ def attend(
     return llama_modules.attend(query, keys, values, is_causal=is_causal, window=window, first=first)
 
 
-def piece_of(job: JobProgram) -> Callable[[Tensor], Tensor]:
-    """Returns the function that takes this rank's piece of a batch of sequences."""
+def piece_of(job: JobProgram) -> Callable[[Any], Any]:
+    """Returns the function that takes this rank's piece of a batch of sequences, a tensor or a structure of them."""
     if job.axes["context"] == 1:
         return _all_of_it
     number, count = mesh_of(job).coordinates["context"], job.axes["context"]
 
     def cut(tensor: Tensor) -> Tensor:
-        own = tensor.shape[1] // count
-        assert own * count == tensor.shape[1], "the compiler sees to it that pieces are equal"
+        positions = tensor.shape[1] if tensor.dim() > 1 else 0
+        if not positions or positions % count:
+            raise PieceError(f"a batch has a tensor of shape {tuple(tensor.shape)}, not of {count} equal pieces")
+        own = positions // count
         return tensor.narrow(1, number * own, own)
 
-    return cut
+    return functools.partial(map_tensors, cut)
 
 
-def joined(job: JobProgram, output: Tensor) -> Tensor:
-    """Gathers the whole from each rank's piece `output`; all ranks of the axis call this."""
+def joined(job: JobProgram, output: Any) -> Any:
+    """Gathers the whole from each rank's piece `output`; all ranks of the axis call this. A tensor without positions,
+    such as a loss, stays this rank's own.
+    """
     group = mesh_of(job).group("context")
     if group is None:
         return output
-    pieces = [torch.empty_like(output) for _ in range(job.axes["context"])]
-    dist.all_gather(pieces, output.contiguous(), group=group)
-    return torch.cat(pieces, dim=1)
+
+    def gathered(tensor: Tensor) -> Tensor:
+        if tensor.dim() < 2:
+            return tensor
+        pieces = [torch.empty_like(tensor) for _ in range(job.axes["context"])]
+        dist.all_gather(pieces, tensor.contiguous(), group=group)
+        return torch.cat(pieces, dim=1)
+
+    return map_tensors(gathered, output)
 
 
-def _all_of_it(tensor: Tensor) -> Tensor:
-    return tensor
+def _all_of_it(batch: Any) -> Any:
+    return batch

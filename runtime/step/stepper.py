@@ -111,7 +111,7 @@ def passes(job: JobProgram, place: RankPlace, parts: Parts) -> Passes:
 
     def output_of(input: Any) -> Any:
         with aside(), autocast(precision, device):
-            return call(model, plain, input) if job.data.structured else model(cut(input))
+            return call(model, plain, cut(input)) if job.data.structured else model(cut(input))
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with aside(), autocast(precision, device):
@@ -121,8 +121,8 @@ def passes(job: JobProgram, place: RankPlace, parts: Parts) -> Passes:
 
     def forward_of_structure(input: Any, target: Any) -> Tensor:
         with aside(), autocast(precision, device):
-            output = call(model, plain, input)
-            loss = connected(loss_sum(output, target), output)
+            output = call(model, plain, cut(input))
+            loss = connected(loss_sum(output, cut(target)), output)
             return loss if varying is None else varying.touched(loss, output)
 
     if job.data.structured:
@@ -188,14 +188,17 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor],
         return None
     assert isinstance(parts.loss, OwnSum)
     loss, axis, mesh = parts.loss, parts.pipeline, mesh_of(job)
-    # Of a pipeline only the ranks with the last stage have losses.
-    group = mesh.group(*(AXES if axis is not None else ("data",))) if job.world_size > 1 else None
+    # Of a pipeline only the ranks with the last stage have losses, and of sequences each rank those of a piece.
+    everywhere = axis is not None or job.axes["context"] > 1
+    group = mesh.group(*(AXES if everywhere else ("data",))) if job.world_size > 1 else None
 
     @torch.no_grad()
     def counted(samples: int, parameters: Sequence[Tensor], by_itself: bool) -> int | Tensor:
         number, further = loss.taken()
+        if everywhere:
+            number = number * mesh.leads
         if axis is not None:
-            number, further = number * mesh.leads, axis.further_losses(further)
+            further = axis.further_losses(further)
         parts.further.update(further)
         if group is None and isinstance(number, int) and number == samples:
             return number

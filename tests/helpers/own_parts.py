@@ -212,6 +212,48 @@ class Layered(nn.Module):
         return {"scores": scores, "loss": loss}
 
 
+class Attentive(nn.Module):
+    """Blocks with causal attention, of words and their kinds. It returns its loss if it is given labels."""
+
+    def __init__(self, mixes: str = "") -> None:
+        super().__init__()
+        self.words, self.kinds = nn.Embedding(WORDS, WIDTH), nn.Embedding(3, WIDTH)
+        self.places = nn.Embedding(16, WIDTH)
+        # Without biases: those of keys have no gradient but rounding, which AdamW makes large.
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
+        self.head, self.mixes = nn.Linear(WIDTH, CLASSES), mixes
+
+    def forward(
+        self, words: Tensor, kinds: Tensor, labels: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Any:
+        if position_ids is None:
+            position_ids = torch.arange(words.shape[1], device=words.device)[None]
+        kinds = kinds if kinds.dim() > 1 else kinds[:, None]
+        hidden = self.words(words) + self.kinds(kinds) + self.places(position_ids)
+        for block in self.blocks:
+            query, key, value = block(hidden)[:, None].chunk(3, -1)
+            hidden = hidden + F.scaled_dot_product_attention(query, key, value, is_causal=True)[:, 0]
+        scores = self.head(hidden)
+        if labels is None:
+            return {"scores": scores, "hidden": hidden}
+        if self.mixes == "shift":
+            scores, labels = scores[:, :-1], labels[:, 1:]
+        loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        return scores, loss.sqrt() if self.mixes == "root" else loss
+
+
+class Kinds(Texts):
+    """Words with their kinds, and labels, of which some do not count; with `pair` as (input, target)."""
+
+    def __init__(self, pair: bool = False, whole: bool = False) -> None:
+        self.pair, self.whole = pair, whole
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        input = {"words": sample["words"], "kinds": sample["words"][0] % 3 if self.whole else sample["words"] % 3}
+        return (input, {"label": sample["labels"]}) if self.pair else input | {"labels": sample["labels"]}
+
+
 class Masked(Texts):
     """Pairs of structures: words with a mask, and labels with another part."""
 
@@ -322,6 +364,14 @@ def _both(output: Any, target: Any) -> tuple[Tensor, Tensor]:
     return output["scores"] if isinstance(output, dict) else output, target["label"] if isinstance(
         target, dict
     ) else target
+
+
+def counted(output: Any, target: Any, shift: int = 0) -> tuple[Tensor, Tensor]:
+    """A sum over the positions, and their number; with `shift` each is compared with the next label."""
+    length = target["label"].shape[1]
+    scores, labels = output["scores"][:, : length - shift], target["label"][:, shift:]
+    total = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+    return total, (labels != -100).sum()
 
 
 class Spread:
