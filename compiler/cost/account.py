@@ -164,8 +164,8 @@ class _Account:
         sent = list(zip((*sizes, 0), (0, *sizes), strict=True))
         kept = [0.0] * len(staging.stages)  # by stage
         for stage in mine:
-            first = layers[staging.stages[stage][0]]
-            received = saved_input_bytes(job, first, first.name in again) if stage else 0
+            entry = layers[staging.stages[stage][0]]
+            received = saved_input_bytes(job, entry, entry.name in again) if stage else 0
             kept[stage] = sum(each[n] for n in staging.stages[stage]) - self._samples * received
         of_loss = int(self._samples * loss_kept_bytes(job, self._model)) if self._ends else 0
         if self._ends:

@@ -1,12 +1,19 @@
-"""FLOPs of operations: two for each multiply-add of products, convolutions and attention."""
+"""FLOPs of operations: two for each multiply-add of products, convolutions and attention; and the dtypes of products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.trace.made import TraceError, dtype_name
+from dslc.compiler.trace.run import tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dslc.compiler.trace.private_torch import Operator
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
 def formulas() -> dict[Any, Callable[..., int]]:
@@ -49,3 +56,15 @@ def formulas() -> dict[Any, Callable[..., int]]:
         aten.mkldnn_rnn_layer: recurrent,
         aten.mkldnn_rnn_layer_backward: recurrent_back,
     }
+
+
+def check_dtypes(func: Operator, args: tuple[object, ...], layer: str, allowed: Collection[str]) -> None:
+    """Raises TraceError for a product of two dtypes, which fails with real numbers and not without memory."""
+    dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors_of(args)})
+    fails = len(dtypes) > 1 and not all(dtype in allowed for dtype in dtypes)
+    if fails and func.overloadpacket.__name__ in PRODUCTS:  # convolutions fail without memory, too
+        raise TraceError(
+            f"{f'`{layer}`' if layer else 'its forward'} multiplies numbers of {' and '.join(dtypes)}",
+            remedy="a tensor of the data is given to the network in float32, or int64: let `forward` cast it, as by "
+            "`x.double()`; or make the network in float32, which is that of a training",
+        )

@@ -34,7 +34,7 @@ from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, 
 from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
-from dslc.compiler.trace.flops import formulas
+from dslc.compiler.trace.flops import PRODUCTS, check_dtypes, formulas
 from dslc.compiler.trace.made import (
     NOTHING,
     TraceError,
@@ -56,9 +56,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
-
-
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
 REAL = 8 << 30  # bytes of parameters with which a module is made and run for real, at most
@@ -288,7 +285,7 @@ def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, unit
             kwargs: Mapping[str, object] | None = None,
         ) -> object:
             dtypes = sorted({str(tensor.dtype) for tensor in tensors_of((args, kwargs))})
-            if len(dtypes) > 1 and func.overloadpacket.__name__ in _PRODUCTS:
+            if len(dtypes) > 1 and func.overloadpacket.__name__ in PRODUCTS:
                 raise RuntimeError(
                     f"`{func.overloadpacket.__name__}` takes one dtype, and is given {' and '.join(dtypes)}"
                 )
@@ -326,18 +323,6 @@ def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, unit
                 f"with its parameters in {dtype} (`level = O2`) its forward fails: {reason}",
                 remedy="`level = O1`, which leaves the parameters in float32; or cast in its forward what stays so",
             ) from error
-
-
-def _check_dtypes(func: Operator, args: tuple[object, ...], layer: str, allowed: Collection[str]) -> None:
-    """Raises TraceError for a product of two dtypes, which fails with real numbers and not without memory."""
-    dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors_of(args)})
-    fails = len(dtypes) > 1 and not all(dtype in allowed for dtype in dtypes)
-    if fails and func.overloadpacket.__name__ in _PRODUCTS:  # convolutions fail without memory, too
-        raise TraceError(
-            f"{f'`{layer}`' if layer else 'its forward'} multiplies numbers of {' and '.join(dtypes)}",
-            remedy="a tensor of the data is given to the network in float32, or int64: let `forward` cast it, as by "
-            "`x.double()`; or make the network in float32, which is that of a training",
-        )
 
 
 @contextmanager
@@ -456,7 +441,7 @@ class _Count(Run):
                 self.flops_back[self.of_node()] += int(formula(*args, **kwargs, out_val=result))
             return
         if self.checked is not None:
-            _check_dtypes(func, args, self.now, self.checked)
+            check_dtypes(func, args, self.now, self.checked)
         if formula is not None:
             self._note(self.now)
             self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
