@@ -1,4 +1,4 @@
-"""FLOPs of operations: two for each multiply-add of products, convolutions and attention; and the dtypes of products."""
+"""FLOPs of operations, two for each multiply-add of products, convolutions and attention; the dtypes of products."""
 
 from __future__ import annotations
 
