@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.code_place import restored_generators
 from dslc.compiler.trace.private_torch import local_part
-from dslc.compiler.trace.structures import call, map_tensors, tensors
+from dslc.compiler.trace.structures import call, flatten, tensors, unflatten
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.rank_order import call_text, different_use, module_of, place_of_call
 from dslc.runtime.parallel.context_parallel import piece_of
@@ -105,6 +105,8 @@ class ForwardCheck:
             eager = torch.compiler.set_stance("force_eager")
         with collectives.aside(), self._restored(), eager:
             input = self._shared(input)
+            if input is None:
+                return
             one = self._run(input)
             if not self._any_differ(one):
                 return
@@ -114,11 +116,18 @@ class ForwardCheck:
     # ------------------------------------------------------------------------------------------------- one pass
 
     def _shared(self, input: Any) -> Any:
-        """Returns some samples of the first rank."""
-        few = input[:ROWS] if isinstance(input, Tensor) else input
-        shared = [map_tensors(lambda each: each.detach().cpu(), few)]
+        """Returns some samples of the first rank, in the classes that this rank has; None if the batches of the ranks
+        differ in more than their tensors.
+        """
+        leaves, form = flatten(input[:ROWS] if isinstance(input, Tensor) else input)
+        shared: list[Any] = [[leaf.detach().cpu() if isinstance(leaf, Tensor) else None for leaf in leaves]]
         dist.broadcast_object_list(shared, group=self._group, group_src=0)
-        return map_tensors(lambda each: each.to(self._parts.device), shared[0])
+        differ = torch.tensor(int(len(shared[0]) != len(leaves)), device=self._parts.device)
+        dist.all_reduce(differ, dist.ReduceOp.MAX, group=self._group)
+        if bool(differ):
+            return None
+        pairs = zip(shared[0], leaves, strict=True)
+        return unflatten([own if of_0 is None else of_0.to(self._parts.device) for of_0, own in pairs], form)
 
     def _run(self, input: Any) -> ForwardPass:
         plain, cut = self._parts.plain, piece_of(self._job)
