@@ -206,7 +206,7 @@ calls = 0
 
 def loss(output, target):
     global calls
-    calls += 1
+    calls += len(output) > 8  # in a step: beforehand it is tried on a few samples
     if calls == 6 and not Path(__file__).with_name("mended").exists():
         raise RuntimeError("not yet")
     return cross_entropy(output, target, reduction="none")
