@@ -72,16 +72,15 @@ def test_the_compiler_sees_recomputation_and_writes_statistics_once(kind: Any) -
         torch.testing.assert_close(two.grad, one.grad)
 
 
-def test_unlike_modules_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlike_modules_are_all_compiled() -> None:
     from torch._dynamo import config
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(config, "recompile_limit", 2)  # 8 as it comes: kinds of modules that share a line of code
-    monkeypatch.setattr(config, "accumulated_recompile_limit", 2)
     counters.clear()
     model = nn.Sequential(*[nn.Sequential(nn.Linear(n, n + 1)) for n in range(1, 5)])
-    compiling.apply(tuple(str(n) for n in range(4)), model, CPU)
-    with torch.no_grad():
+    # 8 as it comes: kinds of modules that share a line of code. A plain `setattr` cannot be undone here.
+    with config.patch(recompile_limit=2, accumulated_recompile_limit=2), torch.no_grad():
+        compiling.apply(tuple(str(n) for n in range(4)), model, CPU)
         model(torch.randn(2, 1))
     assert counters["stats"]["unique_graphs"] >= 3
 
