@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome
 
 SPEAKER_PATIENCE = 30.0  # seconds that a process with nothing to say leaves to one that has, on another host
-UNSEEN_SPEAKER = 600.0  # seconds, where the launcher ends all others when that one has left
+UNSEEN_SPEAKER = 120.0  # seconds, where the launcher ends all others when that one has left
 _FOR_PROCESSES = "the job takes {} processes, which one command starts"
 
 
@@ -114,8 +114,9 @@ def wait_for_speaker(world: World | None) -> None:
     if world is None or world.speaks or world.size == 1:
         return
     end_with(os.getppid())  # the launcher
-    if not _wait_for_local_speaker(world):
-        time.sleep(UNSEEN_SPEAKER if LAUNCHERS[world.word].ends_others else SPEAKER_PATIENCE)
+    if _wait_for_local_speaker(world) or (world.local_size == world.size and sys.platform == "linux"):
+        return  # it has ended
+    time.sleep(UNSEEN_SPEAKER if LAUNCHERS[world.word].ends_others else SPEAKER_PATIENCE)
 
 
 def _wait_for_local_speaker(world: World) -> bool:

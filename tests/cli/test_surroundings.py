@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -204,3 +206,18 @@ def test_the_one_thread_of_torchrun_is_no_wish() -> None:
     assert _threads_of({"OMP_NUM_THREADS": "1"}) == 1
     assert _threads_of({"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "none"}) == 2
     assert _threads_of({"MKL_NUM_THREADS": "4"}) == 4 and _threads_of({}) == 0
+
+
+LEAVES = """
+from dslc.launching.hosts import wait_for_speaker
+from dslc.runtime.launchers.world import World
+
+place = {"rank": 1, "size": 2, "local_rank": 1, "local_size": 2}
+wait_for_speaker(World(word="mpi", command="mpirun", names={}, speaks=False, **place))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="siblings are looked for in /proc")
+def test_a_process_that_speaks_and_has_ended_is_not_waited_for() -> None:
+    """All processes are on this host, and none of them speaks: one that would wait is ended by the limit."""
+    subprocess.run([sys.executable, "-c", LEAVES], check=True, timeout=100)
