@@ -34,7 +34,11 @@ DTYPE_BYTES: dict[str, int] = {
     "float8_e8m0fnu": 1,
 }
 UNSAVABLE = ("complex128", "complex32", "float8_e4m3fnuz", "float8_e5m2fnuz")  # safetensors has no name for them
-UNSENDABLE = ("int16", "uint16", "uint32", "uint64", *(name for name in DTYPE_BYTES if name.startswith("float8")))
+# The dtypes that a backend does not send, by the device of the ranks.
+UNSENDABLE = {
+    "cpu": ("int16", "uint16", "uint32", "uint64", *(name for name in DTYPE_BYTES if name.startswith("float8"))),
+    "cuda": ("int16", "uint16"),
+}
 
 
 @record

@@ -25,12 +25,13 @@ def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: Mode
         _check_numbers(job, layout, facts, report)
     if engine in ("fsdp", "zero1"):
         _check_dtypes(job, layout, facts, model, report)
+    backend = "gloo" if layout.device == "cpu" else "NCCL"
     for name, _, dtype in facts.buffers if layout.world_size > 1 else ():
-        if dtype in UNSENDABLE:
+        if dtype in UNSENDABLE[layout.device]:
             report.add(
                 "E0675",
-                f"the buffer `{name}` is of {dtype}, which neither gloo nor NCCL sends, and {layout.world_size} ranks "
-                "begin with the buffers of the first",
+                f"the buffer `{name}` is of {dtype}, which {backend} does not send, and {layout.world_size} ranks begin "
+                "with the buffers of the first",
                 job.model.at("network"),
                 help="a buffer of `int32`, `uint8` or `float32`, from which `forward` makes the other",
             )
