@@ -30,8 +30,8 @@ def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: Mode
         if dtype in UNSENDABLE[layout.device]:
             report.add(
                 "E0675",
-                f"the buffer `{name}` is of {dtype}, which {backend} does not send, and {layout.world_size} ranks begin "
-                "with the buffers of the first",
+                f"the buffer `{name}` is of {dtype}, which {backend} does not send, and {layout.world_size} ranks "
+                "begin with the buffers of the first",
                 job.model.at("network"),
                 help="a buffer of `int32`, `uint8` or `float32`, from which `forward` makes the other",
             )
