@@ -70,7 +70,7 @@ class Agent(LocalElasticAgent):
         self._watch, self._meeting, self._board = watch, meeting, meeting.board
         self._timeout, self._run_dir = program.timeout, run_dir  # a rank may be stopped for so many seconds
         self._pauses = Pauses(gap=2 * watch.interval)
-        self._trains = program.trains
+        self._trains = program.is_training
         # Ranks that wait for another one find out by their collective, which tells more.
         self._still = Still((1.0 if program.world_size == 1 else 1.5) * program.timeout, gap=2 * watch.interval)
         self._handles: list[int] = []

@@ -85,7 +85,7 @@ def work(
         device = _prepare(job, place)
         _open_group(job, place, store)
         with at(job.data.line):
-            splits = open_source(job.data, training=job.trains or job.observation is not None)
+            splits = open_source(job.data, training=job.is_training or job.observation is not None)
             sample_numbers.prepare(job.data, splits.train, device)
         compare_samples(job, place, splits, device)
         if job.observation is not None and job.observation.plain:
@@ -94,7 +94,7 @@ def work(
             parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
             assert mesh_of(job).coordinates == place.coordinates, place
             random_numbers.begin(job.seed, noise_rank(job, place.rank))
-            if job.trains:
+            if job.is_training:
                 end = train(job, place, parts, splits, board, run_dir)
             else:
                 tasks.work_off(job, place, parts, splits, run_dir)

@@ -208,10 +208,10 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
         return None  # its stages send float32
     saved = steps // 2
     checkpoint = CheckpointStep(every=saved, keep=steps) if saved and not by_nature else CheckpointStep()
-    alone = _changed(_observed(one.program, steps), exact=True)
+    alone = _with_observation(_observed(one.program, steps), exact=True)
     first = _train(
         plan,
-        _changed(_observed(plan.program, steps, checkpoint), exact=True),
+        _with_observation(_observed(plan.program, steps, checkpoint), exact=True),
         os.path.join(folder, "plan in float64"),
         "under the plan, in float64",
         quiet=True,
@@ -222,7 +222,7 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
     verdict = compare(plan.program, first, second, by_nature, exact=True)
     if verdict.findings[3].status == "holds" and saved:
         taken = CheckpointStep(resume=os.path.join(folder, "plan in float64", "checkpoints", name_of(saved)))
-        program = _changed(_observed(one.program, steps, taken), exact=True)
+        program = _with_observation(_observed(one.program, steps, taken), exact=True)
         resumed = _train(one, program, os.path.join(folder, "resumed in float64"), "resumed", quiet=True)
         if not resumed:
             return None
@@ -249,7 +249,7 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
         )
 
     def train(what: str, quiet: bool = False, **changed: Any) -> Observation | None:
-        return _train(one, _changed(program, **changed), os.path.join(folder, what), what, quiet=quiet)
+        return _train(one, _with_observation(program, **changed), os.path.join(folder, what), what, quiet=quiet)
 
     if program.precision.dtype == "float32":
         wide = train("one process in float64", quiet=True, exact=True)
@@ -263,8 +263,8 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
 def _again(one: Ready, steps: int, folder: str) -> list[Observation]:
     """Trains in one process with other roundings: in float64, if the model can be, and in other orders."""
     program = _observed(one.program, steps)
-    ways = {"in float64": _changed(program, exact=True)}
-    ways |= {f"in order {n}": _changed(program, reorder=n) for n in range(1, _ORDERS + 1)}
+    ways = {"in float64": _with_observation(program, exact=True)}
+    ways |= {f"in order {n}": _with_observation(program, reorder=n) for n in range(1, _ORDERS + 1)}
     found = (
         _train(one, way, os.path.join(folder, what), f"in one process, {what}", quiet=True)
         for what, way in ways.items()
@@ -284,7 +284,7 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
     )
 
 
-def _changed(program: JobProgram, **changes: Any) -> JobProgram:
+def _with_observation(program: JobProgram, **changes: Any) -> JobProgram:
     """Returns a program that is observed in another way."""
     assert program.observation is not None
     return replace(program, mode=replace(program.observation, **changes))

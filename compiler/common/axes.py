@@ -13,3 +13,8 @@ def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
     for axis in reversed(AXES):
         rank, found[axis] = divmod(rank, sizes[axis])
     return {axis: found[axis] for axis in AXES}
+
+
+def crosses_nodes(size: int, stride: int, nodes: int, processes: int) -> bool:
+    """True if some neighbours on an axis, `stride` ranks apart, are on different nodes of so many `processes`."""
+    return nodes > 1 and size > 1 and processes % (size * stride) != 0  # groups of size * stride ranks interleave

@@ -19,7 +19,7 @@ from dslc.compiler.cost.weights import numbers, shared_weights, weights
 from dslc.compiler.graph.constants import constants, stage_ends
 from dslc.compiler.graph.exchanges import Placing
 from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
-from dslc.compiler.graph.unsized import unsized
+from dslc.compiler.graph.partial_plan import partial_plan
 from dslc.compiler.graph.verify import verify
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.program import Training
@@ -62,7 +62,7 @@ def write_down(plan: PlanGraph, analysis: Analysis) -> None:
     for name, record in constants(analysis):
         plan.put(name, record)
     if plan.find(Training) is None:
-        plan.put("unsized", unsized(analysis))
+        plan.put("partial plan", partial_plan(analysis))
 
 
 def place_devices(plan: PlanGraph, analysis: Analysis) -> None:

@@ -6,7 +6,9 @@ runs, whoever has written it.
 
 from __future__ import annotations
 
-from dslc.compiler.common.axes import AXES
+from dataclasses import replace
+
+from dslc.compiler.common.axes import AXES, crosses_nodes
 from dslc.compiler.common.shares import largest
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
@@ -21,6 +23,7 @@ from dslc.compiler.ir.records import (
     Job,
     Machines,
     Network,
+    PartialPlan,
     PartNode,
     Placed,
     Process,
@@ -29,32 +32,33 @@ from dslc.compiler.ir.records import (
     ShareNode,
     Stage,
     TrainingNode,
-    Unsized,
 )
 from dslc.compiler.placement.order import order_text
+from dslc.compiler.placement.sharding import DTYPES
 from dslc.dsl.language.augmentations import NORMALIZED
 from dslc.dsl.language.optimizers import Optimizer
 from dslc.dsl.language.registry import CALLS
 
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+PRECISIONS = {dtype: word for word, dtype in DTYPES.items()}
 
 
 def plan_view(plan: PlanGraph) -> PlanView:
     """Returns the view of a plan that all passes have built."""
-    network, unsized = plan.find(Network), plan.find(Unsized)
+    network, partial = plan.find(Network), plan.find(PartialPlan)
+    full, last = _shares_of(plan, "full"), _shares_of(plan, "last")
     return PlanView(
         job=plan.one(Job).name,
         hash=plan_hash(plan),
         topology=_topology(plan),
         axes=_axes(plan),
-        shards=unsized.shards if unsized else _shards(plan),
+        shards=partial.shards if partial else _shards(plan),
         parameters=network.parameters if network else None,
         trained=network.trained if network else None,
         layers=network.layers if network else (),
         stages=_stages(plan, network) if network else (),
-        data=unsized.data if unsized else _data(plan),
+        data=replace(partial.data if partial else _data(plan), shares=full, last_shares=last),
         schedule=plan.find(Schedule),
-        training=unsized.training if unsized else _training(plan),
+        training=partial.training if partial else _training(plan),
         ranks=_ranks(plan),
         step=plan.find(Estimate),
     )
@@ -77,16 +81,12 @@ def _topology(plan: PlanGraph) -> TopologyNode:
 
 def _axes(plan: PlanGraph) -> tuple[AxisNode, ...]:
     devices, machines = plan.one(Devices), plan.one(Machines)
-
-    def crosses_nodes(size: int, stride: int) -> bool:
-        return machines.count > 1 and size > 1 and devices.processes % (size * stride) != 0
-
     return tuple(
         AxisNode(
             name=axis.name,
             size=axis.size,
             stride=axis.stride,
-            between_nodes=crosses_nodes(axis.size, axis.stride),
+            between_nodes=crosses_nodes(axis.size, axis.stride, machines.count, devices.processes),
         )
         for axis in sorted(devices.axes, key=lambda axis: AXES.index(axis.name))
     )
@@ -158,9 +158,9 @@ def _data(plan: PlanGraph) -> DataNode:
         order=order_text(len(step.parts), step.sampler, step.train_samples, shuffle=step.shuffle),
         shuffle=step.shuffle,
         batch=step.batch,
-        shares=_shares_of(plan, "full"),
+        shares=(),
         last=step.last,
-        last_shares=_shares_of(plan, "last"),
+        last_shares=(),
         microbatch=largest(share, batches.microbatches),
         microbatches=batches.microbatches,
         ahead=any(action.what == "E" for _, action in plan.of_kind(Action)),

@@ -515,7 +515,7 @@ class JobProgram(Training):
         return self.mode if isinstance(self.mode, ObserveMode) else None
 
     @property
-    def trains(self) -> bool:
+    def is_training(self) -> bool:
         """True if the training loop runs; false for the plain loop, an evaluation and predictions."""
         return isinstance(self.mode, TrainMode) or (self.observation is not None and not self.observation.plain)
 

@@ -327,7 +327,7 @@ class TrainingNode(Record):
 
 
 @record
-class Unsized(Record):
+class PartialPlan(Record):
     """What is known of the samples and the training while a size is unknown that a run needs, in place of the steps of
     a program.
     """
@@ -357,7 +357,7 @@ class Hands(Record):
 Relation: TypeAlias = Placed | Follows | Hands
 NodeRecord: TypeAlias = (
     Job
-    | Unsized
+    | PartialPlan
     | Estimate
     | Machines
     | Devices

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from dslc.compiler.common.axes import AXES, coordinates
+from dslc.compiler.common.axes import AXES, coordinates, crosses_nodes
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.facts import MachineFacts
@@ -70,8 +70,7 @@ class Layout(Record):
 
     def crosses_nodes(self, axis: str) -> bool:
         """True if some neighbours on the axis are on different nodes."""
-        block = self.sizes[axis] * self.stride(axis)  # the ranks of interleaved groups
-        return self.nodes > 1 and self.sizes[axis] > 1 and self.processes % block != 0
+        return crosses_nodes(self.sizes[axis], self.stride(axis), self.nodes, self.processes)
 
     def ranks(self, pipeline: int) -> range:
         """Returns the ranks of one pipeline coordinate, which are consecutive."""

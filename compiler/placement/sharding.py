@@ -33,7 +33,7 @@ BUCKET_BYTES = 25 * 2**20  # bucket size of DistributedDataParallel, torch's def
 Engine = Literal["none", "ddp", "zero1", "fsdp", "local"]
 LowDType = Literal["float32", "bfloat16", "float16"]
 
-_DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @record
@@ -152,7 +152,7 @@ def low_precision(job: JobSpec) -> bool:
 
 def low_dtype(job: JobSpec) -> LowDType:
     """Returns the dtype of computations in 16 bits; float32 if there are none."""
-    return _DTYPES[job.train.precision.word]
+    return DTYPES[job.train.precision.word]
 
 
 def low_copy(job: JobSpec) -> bool:

@@ -140,7 +140,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         report.add(
             "E0322",
             f"`{loss.word}` cannot compare an output of {shape} for each sample with a target of "
-            f"{len(target.grown) - 1} dims of {target.dtype}",
+            f"{plural(len(target.grown) - 1, 'dim')} of {target.dtype}",
             loss.span or job.model.at("loss"),
             help="classes for `cross_entropy`, which come last or first in the output; one number for each sample for "
             'the others; or `python("module:function")`',

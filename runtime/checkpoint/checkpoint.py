@@ -72,7 +72,7 @@ class Start:
 
 def preload(job: JobProgram) -> None:
     """Imports, in the launcher, the modules that each rank would have to import (0.6 s)."""
-    if _wanted(job) or not job.trains:
+    if _wanted(job) or not job.is_training:
         import torch.distributed.checkpoint  # noqa: F401
 
 

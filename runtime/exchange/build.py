@@ -36,7 +36,7 @@ def exchange_of(job: JobProgram, model: nn.Module) -> Exchange | None:
     it. All ranks call it.
     """
     step = job.gradients.exchange
-    if step is None or not job.trains or job.gradients.kind == "fsdp":
+    if step is None or not job.is_training or job.gradients.kind == "fsdp":
         return None
     if step.kind in GRADIENTS:
         return GRADIENTS[step.kind](job, step, model)

@@ -47,7 +47,7 @@ class Watch:
         self._last: dict[str, Record] = {}
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
-        self._warned, self._keeper, self._trains = False, keeper, job.trains
+        self._warned, self._keeper, self._trains = False, keeper, job.is_training
         self._beat = Beat(run_dir, job.steps, keeps=not keeper and self._trains)
         self._left: tuple[int, float] | None = None  # before a change of hosts
         self._hosts = ""

@@ -88,7 +88,7 @@ def assemble(
     if isinstance(exchange, GradientExchange):
         exchange.scaler = scaler
     average: WeightsInPlace | None = None
-    if job.trains:
+    if job.is_training:
         moving = Average(job.average, plain, optimizer) if job.average is not None else None
         with at(job.optimizer.line):
             average = weights_in_place(moving, plain, optimizer)

@@ -243,7 +243,7 @@ def mutate(plan: PlanGraph, names: Iterable[str]) -> Iterator[str]:
             plan.relate(name, neighbour, relation)
 
 
-class Known:
+class Baseline:
     """A plan before a change: its program, and its view."""
 
     def __init__(self, plan: PlanGraph) -> None:
@@ -280,11 +280,11 @@ def some(plan: PlanGraph) -> list[str]:
 
 def hold(plan: PlanGraph, names: Iterable[str]) -> Counter[str]:
     """Counts the changes that each proposition notices, and the program. Asserts that every change is noticed."""
-    known = Known(plan)
+    baseline = Baseline(plan)
     by: Counter[str] = Counter()
     unnoticed: Counter[tuple[str, str]] = Counter()
     for what in mutate(plan, names):
-        found = known.noticed_by(plan)
+        found = baseline.noticed_by(plan)
         by[found] += 1
         if not found or (found == "view" and what not in SHOWN):
             unnoticed[what, found] += 1

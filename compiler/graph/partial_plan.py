@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dslc.compiler.common.shares import alike
 from dslc.compiler.graph.constants import HERE, optimizer_step, precision_step, python_function, sampler_step
 from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.graph.plan_view import PRECISIONS, optimizer_text, picture_changes
-from dslc.compiler.ir.records import DataNode, PartNode, ShareNode, TrainingNode, Unsized
+from dslc.compiler.ir.records import DataNode, PartialPlan, PartNode, TrainingNode
 from dslc.compiler.placement.order import order_text
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.calls import Mixture, parts_of
 
 
-def unsized(analysis: Analysis) -> Unsized:
-    return Unsized(data=_data(analysis), training=_training(analysis), shards=analysis.sharding.shards)
+def partial_plan(analysis: Analysis) -> PartialPlan:
+    """Returns the record; the shares of a batch are on the graph."""
+    return PartialPlan(data=_data(analysis), training=_training(analysis), shards=analysis.sharding.shards)
 
 
 def _data(analysis: Analysis) -> DataNode:
-    job, workload, ranks = analysis.job, analysis.workload, analysis.layout.sizes["data"]
+    job, workload = analysis.job, analysis.workload
     calls = parts_of(job.data.source)
     facts = analysis.source.parts or (analysis.source,)
     steps = [
@@ -27,9 +27,6 @@ def _data(analysis: Analysis) -> DataNode:
     ]
     sources = len(calls) if isinstance(job.data.source, Mixture) else 0
     sampler = sampler_step(job, workload.visited or 0)
-
-    def dealt(samples: int) -> tuple[ShareNode, ...]:
-        return tuple(ShareNode(first_rank=a, ranks=n, samples=size) for a, n, size in alike(samples, ranks))
 
     return DataNode(
         source=job.data.source.word,
@@ -47,9 +44,9 @@ def _data(analysis: Analysis) -> DataNode:
         order=order_text(sources, sampler, workload.train, shuffle=job.data.shuffle),
         shuffle=job.data.shuffle,
         batch=workload.batch,
-        shares=dealt(workload.batch),
+        shares=(),
         last=workload.last,
-        last_shares=dealt(workload.last_trained or 0),
+        last_shares=(),
         microbatch=workload.microbatch,
         microbatches=analysis.layout.microbatches,
         ahead=makes_outputs_ahead(job, analysis.layout),
