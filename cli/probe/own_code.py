@@ -298,9 +298,25 @@ def try_optimizer(
     def use(function: Callable[..., Any]) -> Any:
         from dslc.runtime.loop.optimizer_trial import try_out
 
-        return to_json(try_out(step, named))
+        try:
+            return to_json(try_out(step, named))
+        except Exception as error:  # any kind: the user's code runs
+            if step.no_decay:
+                with contextlib.suppress(Exception):  # any kind: the user's code fails without groups as well
+                    try_out(replace(step, no_decay=()), named)
+                    return first_line(error)
+            raise
 
     found = used(job, call, "optimizer", use, report)
+    if isinstance(found, str):
+        report.add(
+            "E0690",
+            f"`no_decay` divides the parameters into two groups, which `{call.function}` does not take: {found}",
+            job.train.at("no_decay"),
+            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            help="leave `no_decay` out; or an optimizer whose `params` may be groups, as those of `torch.optim` are",
+        )
+        return None
     if found is None:
         return None
     facts = from_json(OptimizerFacts, found)

@@ -14,22 +14,23 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
-from dslc.compiler.placement.workload import Workload, in_steps, steps_of
+from dslc.compiler.placement.workload import Workload, counted, in_steps, steps_of
 from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.documents import check_documents
 from dslc.compiler.rules.exchange import check_exchange, check_warmup
 from dslc.compiler.rules.forward_passes import check_forward_passes
 from dslc.compiler.rules.goals import check_goals
+from dslc.compiler.rules.metrics import check_metrics, takes_classes
 from dslc.compiler.rules.mixtures import check_mixture
 from dslc.compiler.rules.pipeline import check_pipeline
 from dslc.compiler.rules.samplers import check_sampler
 from dslc.compiler.rules.training import check_training
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
-from dslc.dsl.language import metrics as m
 from dslc.dsl.language.effects import changed, no_effect
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork
 from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -48,7 +49,7 @@ def check_job(
     _check_context(job, report)
     _check_length(job, layout, workload, report)
     check_exchange(job, layout, model, report)
-    _check_metrics(job, source, report)
+    check_metrics(job, source, model, report)
     check_goals(job, workload, report)
     check_sampler(job, workload, source, report)
     check_mixture(job, workload, source, report)
@@ -103,59 +104,6 @@ def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: M
             notes=[Note(message="the network", span=job.model.at("network"))],
             help="more samples in a micro-batch, or `layer_norm`",
         )
-
-
-def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
-    loss = job.model.loss
-    indices = source.target is not None and source.target.dtype == "int64"
-    classes = isinstance(loss, c.CrossEntropy) or indices
-    unfit = source.target is not None and any(error.code in ("E0215", "E0216") for error in report.errors)
-    named: dict[str, Span | None] = {}
-    for metric in job.evaluate.metrics:
-        span = metric.span or job.evaluate.at("metrics")
-        name = m.name_of(metric)
-        if name in named:
-            report.add(
-                "E0316",
-                f"two metrics are called `{name}`",
-                span,
-                notes=[Note(message="the other", span=named[name])],
-                help='another name, as in `python("module:function", name = "other")`'
-                if isinstance(metric, m.PythonMetric)
-                else "leave one out",
-            )
-        named[name] = span
-        if unfit and isinstance(metric, m.MSEMetric) != indices:
-            continue  # it fits the data; the loss does not, which is reported
-        if isinstance(metric, m.Perplexity) and not isinstance(loss, c.CrossEntropy):
-            report.add(
-                "E0312",
-                f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
-                span,
-                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
-                help="leave it out, or `loss = cross_entropy()`",
-            )
-        elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
-            isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1 | c.Contrastive)
-        ):
-            report.add(
-                "E0312",
-                f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
-                span,
-                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
-                help="`metrics = [loss]`" if isinstance(loss, c.Contrastive) else "`metrics = [loss, mse]`",
-            )
-        elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
-            report.add("E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span)
-        elif isinstance(metric, m.MSEMetric) and classes:
-            report.add("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
-        elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
-            report.add(
-                "E0313",
-                f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
-                span,
-                help=f"a `k` below {source.classes}",
-            )
 
 
 # ------------------------------------------------------------------------------------------------------- training
@@ -242,16 +190,22 @@ def _check_axes(
 
 
 def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
-    loss, target = job.model.loss, source.target
-    if (
-        isinstance(loss, c.PythonLoss)
-        and not loss.over
-        and changed(loss, "ignore")
-        and target is not None
-        and target.dtype != "int64"
-    ):
+    loss, target, data = job.model.loss, source.target, job.data
+    if isinstance(loss, c.Own) and loss.mean_of is None and isinstance(job.model.network, PythonNetwork):
+        for name in ("ignore", "shift"):
+            if changed(loss, name):
+                why = "it is for the part of a batch that `mean_of` names"
+                report.extend([no_effect(f"model.loss.{name}", why, loss.named(name))])
+    if not isinstance(loss, c.PythonLoss) or loss.over or not changed(loss, "ignore"):
+        return
+    fills = data.pad is not None or data.documents is not None
+    if target is not None and target.dtype != "int64":
         why = "the data's targets are not whole numbers, and all of them count"
-        report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
+    elif counted(job, source) == "own" and not fills and not any(map(takes_classes, job.evaluate.metrics)):
+        why = "the loss itself says which targets count"
+    else:
+        return
+    report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
 
 
 def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:

@@ -14,6 +14,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.rules.forward_passes import place_text
+from dslc.compiler.rules.metrics import check_outputs
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
@@ -132,6 +133,12 @@ def _compares(loss: Call, output: TensorFact, target: LeafFact) -> bool:
 def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | None, report: Report) -> None:
     loss = job.model.loss
     if pair is not None and _compares(loss, *pair):
+        return
+    if pair is not None and isinstance(loss, c.PythonLoss):
+        output, leaf = pair
+        target = TensorFact(shape=leaf.fixed[1:], dtype=leaf.dtype)  # type: ignore[arg-type]
+        first = output.shape[1:] == target.shape != ()
+        check_outputs(job, job.evaluate.metrics, output, target, first, report)
         return
     library = not isinstance(loss, c.PythonLoss | c.Own | c.Contrastive)  # whole_losses.py checks that
     if pair is not None and library:

@@ -16,3 +16,7 @@ class Numbers:
 
 def distance(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).abs().flatten()
+
+
+def counted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    return output.square().sum() + target.sum(), torch.tensor(len(target))

@@ -52,3 +52,10 @@ class Modes(torch.optim.SGD):
 def lbfgs(params: Any, lr: float) -> torch.optim.Optimizer:
     """Computes the loss again within a step."""
     return torch.optim.LBFGS(params, lr=lr)
+
+
+def of_tensors(params: Any, lr: float) -> torch.optim.Optimizer:
+    """Treats vectors and matrices otherwise, and takes no groups."""
+    matrices = [p for p in params if p.dim() > 1]
+    vectors = [p for p in params if p.dim() <= 1]
+    return torch.optim.SGD([{"params": matrices, "lr": 2 * lr}, {"params": vectors}], lr=lr)

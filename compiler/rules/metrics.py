@@ -1,0 +1,114 @@
+"""Rules for the metrics of evaluations. E0312, E0313, E0316, E0691."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.model.outputs import classes_come_first
+from dslc.compiler.model.value import say
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import metrics as m
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call
+from dslc.dsl.source import Span
+
+
+def check_metrics(job: JobSpec, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
+    """Reports metrics with one name, and those that fit neither the loss nor the data."""
+    loss = job.model.loss
+    indices = source.target is not None and source.target.dtype == "int64"
+    classes = isinstance(loss, c.CrossEntropy) or indices
+    unfit = source.target is not None and any(error.code in ("E0215", "E0216") for error in report.errors)
+    named: dict[str, Span | None] = {}
+    for metric in job.evaluate.metrics:
+        span = metric.span or job.evaluate.at("metrics")
+        name = m.name_of(metric)
+        if name in named:
+            report.add(
+                "E0316",
+                f"two metrics are called `{name}`",
+                span,
+                notes=[Note(message="the other", span=named[name])],
+                help='another name, as in `python("module:function", name = "other")`'
+                if isinstance(metric, m.PythonMetric)
+                else "leave one out",
+            )
+        named[name] = span
+        if unfit and isinstance(metric, m.MSEMetric) != indices:
+            continue  # it fits the data; the loss does not, which is reported
+        if isinstance(metric, m.Perplexity) and not isinstance(loss, c.CrossEntropy):
+            report.add(
+                "E0312",
+                f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
+                span,
+                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
+                help="leave it out, or `loss = cross_entropy()`",
+            )
+        elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
+            isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1 | c.Contrastive)
+        ):
+            report.add(
+                "E0312",
+                f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
+                span,
+                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
+                help="`metrics = [loss]`" if isinstance(loss, c.Contrastive) else "`metrics = [loss, mse]`",
+            )
+        elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
+            report.add("E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span)
+        elif isinstance(metric, m.MSEMetric) and classes:
+            report.add("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
+        elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
+            report.add(
+                "E0313",
+                f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
+                span,
+                help=f"a `k` below {source.classes}",
+            )
+    if isinstance(loss, c.PythonLoss) and model is not None and source.target is not None and source.structures is None:
+        metrics = [each for each in job.evaluate.metrics if not (classes and isinstance(each, m.MSEMetric))]
+        check_outputs(job, metrics, model.output, source.target, classes_come_first(model.output, source), report)
+
+
+def takes_classes(metric: Call) -> bool:
+    """True for a metric of the library that compares classes."""
+    return isinstance(metric, m.Accuracy | m.TopK | m.TorchMetric)
+
+
+def check_outputs(
+    job: JobSpec,
+    metrics: Sequence[Call],
+    output: TensorFact,
+    target: TensorFact,
+    classes_first: bool,
+    report: Report,
+) -> None:
+    """Reports metrics of the library that cannot compare an output with a target, beside a loss of the user's own.
+    Where `collate` pads samples, only the number of their dims counts.
+    """
+    padded, real = job.data.collate is not None, target.dtype.startswith(("float", "bfloat", "complex"))
+    rows, numbers = output.shape[:-1], padded or output.numbers == target.numbers
+    same = len(rows) == len(target.shape) if padded else rows == target.shape
+    scores = bool(output.shape) and (classes_first or same)
+    for metric in metrics:
+        if isinstance(metric, m.MSEMetric):
+            faulty, takes, remedy = not numbers, "one number for each of the target", ""
+        elif takes_classes(metric) and real:
+            faulty, takes, remedy = True, "classes, which are whole numbers", "`mse`, or " if numbers else ""
+        elif takes_classes(metric):
+            faulty, takes, remedy = not scores, "scores with all classes in the last dim or the first", ""
+        else:
+            continue
+        if faulty:
+            report.add(
+                "E0691",
+                f"`{metric.word}` takes {takes}, and the network gives {say(output.shape)} for a target "
+                f"{say(target.shape)} of {target.dtype}",
+                metric.span or job.evaluate.at("metrics"),
+                notes=[Note(message="the loss is yours", span=job.model.at("loss"))],
+                help=f'{remedy}a metric of your own, `python("module:function")`; or leave it out',
+            )
