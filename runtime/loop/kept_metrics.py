@@ -27,6 +27,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import LossStep, MetricStep
 from dslc.runtime.model.losses import alike, classes_last, wide, wide_tensors
 from dslc.runtime.process.job_line import at
+from dslc.runtime.process.random_numbers import aside, begin_step
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.process.vision_library import let_torchvision_load
 
@@ -135,17 +136,22 @@ class Kept:
         return _same(*results)
 
     def made(self, settings: Settings, device: torch.device | str = "") -> Any:
-        """Returns a metric that has counted nothing. Raises MetricError if it is none."""
+        """Returns a metric that has counted nothing, with the same random numbers on each rank and in each evaluation.
+        Raises MetricError if it is none.
+        """
+        with aside():
+            begin_step(0, 0, 0)
+            return _on(self._new(settings), device or self._device)
+
+    def _new(self, settings: Settings) -> Any:
         step = self._step
         if step.kind == "torchmetrics":
             let_torchvision_load()
             import torchmetrics
 
-            made = getattr(torchmetrics, step.torchmetrics)(**step.arguments, **settings)
-        else:
-            assert step.python is not None
-            made = load_function(step.python)()
-        return _on(made, device or self._device)
+            return getattr(torchmetrics, step.torchmetrics)(**step.arguments, **settings)
+        assert step.python is not None
+        return load_function(step.python)()
 
 
 def exchange(metrics: Sequence[Kept], ranks: int, counts: bool) -> dict[str, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,24 @@ class Spread:
     def compute(self) -> dict[str, Tensor]:
         mean = torch.cat(self.scores).mean(0)[:3] * self.scale
         return {"most": self.most, "least": self.least, "seen": self.seen, "by_class": mean}
+
+
+class Projected:
+    """The sum of the scores in directions that `__init__` draws from numpy and by a module of torch."""
+
+    states = {"total": "sum"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.layer = torch.nn.Linear(5, 3)
+        self.direction = torch.from_numpy(np.random.rand(3))
+        self.total = torch.tensor(0.0, dtype=torch.float64)
+
+    @torch.no_grad()
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.total = self.total + (self.layer(output).double() @ self.direction).sum()
+
+    def compute(self) -> Tensor:
+        return self.total * self.direction[0]
 
 
 class InOrder:
