@@ -18,6 +18,7 @@ from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.goals import check_names
+from dslc.compiler.rules.metrics import takes_classes
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec
@@ -199,6 +200,42 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
     numbers = used(job, call, "metric", use, report, absent=tried.absent)
     if numbers is not None:
         check_names(job, call, numbers, report)
+
+
+def try_targets(job: JobSpec, source: SourceFacts, tried: Trial, report: Report) -> None:
+    """Reports metrics over classes beside a user's loss, if a few samples have a target that is no class and counts."""
+    from dslc.compiler.graph.constants import loss_step
+
+    metrics = [metric for metric in job.evaluate.metrics if takes_classes(metric)]
+    if not tried.file or not isinstance(job.model.loss, PythonLoss) or not metrics:
+        return
+    step = loss_step(job, source, job.folder, tried.output)
+
+    def look() -> tuple[int, int] | None:
+        from dslc.runtime.data.samples import beyond
+        from dslc.runtime.model.losses import classes_last
+
+        for output, target in read_outputs(tried.file, "eval"):
+            scores, labels = classes_last(step, output, target)
+            if target.is_floating_point():
+                return None
+            if (number := beyond(labels, scores.shape[-1], step.ignore)) is not None:
+                return number[1], scores.shape[-1]
+        return None
+
+    answer = in_child(look)
+    if answer.get("made") is None:  # a rule reports outputs that are no scores
+        return
+    target, classes = answer["made"]
+    for metric in metrics:
+        report.add(
+            "E0691",
+            f"`{metric.word}` counts all targets, and a sample has the target {target}, where the network scores "
+            f"{plural(classes, 'class')}",
+            metric.span or job.evaluate.at("metrics"),
+            notes=[Note(message="the loss is yours", span=job.model.at("loss"))],
+            help=f'`python("{job.model.loss.function}", ignore = {target})` leaves {target} out of metrics as well',
+        )
 
 
 def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, report: Report) -> None:

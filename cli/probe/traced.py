@@ -51,6 +51,7 @@ from dslc.probe.own_code import (
     try_optimizer,
     try_schedule,
     try_step,
+    try_targets,
     used,
 )
 from dslc.probe.own_samplers import try_sampler
@@ -127,6 +128,7 @@ def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report
             try_metric(job, metric, source, tried, report)
         elif isinstance(metric, TorchMetric):
             _look_for_torchmetrics(job, metric, report, run=run)
+    try_targets(job, source, tried, report)
     if isinstance(job.train.step, PythonStep):
         try_step(job, job.train.step, source, files.batches, report)
     if isinstance(job.train.lr_schedule, PythonSchedule):

@@ -1,4 +1,4 @@
-"""Explains, after the failure, why a user's own loss failed on targets that are not classes.
+"""Explains, after the failure, why a user's own loss, or a metric beside it, failed on targets that are not classes.
 
 Model: targets of `cross_entropy` are checked against the classes as they are fetched (data/samples.py). A user's loss
 may use whole numbers in any way, so nothing is refused beforehand. If it fails with an index error, the targets of this
@@ -25,7 +25,7 @@ from dslc.runtime.data.sampler import micro_batches, split_indices, steps_per_ep
 from dslc.runtime.data.samples import Splits, beyond
 from dslc.runtime.loop import evaluate
 
-_INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values", re.ASCII)
+_INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values|invalid for input of size", re.ASCII)
 
 
 def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Splits, step: int) -> None:
