@@ -17,15 +17,15 @@ FLOORS := dsl compiler runtime grammar
 TYPES  := build/types/dslc
 # The folders that hold tests; pytest puts each on the path, so that a test may use one beside it.
 empty  :=
-TESTS  := $(patsubst %/,%,$(filter-out tests/helpers/,$(sort $(dir $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)))))
+TESTS  := $(patsubst %/,%,$(filter-out tests/helpers/ tests/instruments/%,$(sort $(dir $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)))))
 
 # A start of dslc that may not store its compiled modules compiles them every time, which is most of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install run test lint types long bench rooms clean
+.PHONY: help install run quick test tests rest test-all lint types covered slowest long bench rooms clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 install: $(STAMP) ## dslc and the tools to develop it, into .venv
 
@@ -44,9 +44,29 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## train examples/digits.plt; another job with JOB=… and ARGS=…
 	$(BIN)/dslc run $(JOB) $(ARGS)
 
-# Three workers for two cores, as ranks wait for one another; files in the order of tests/conftest.py.
-test: lint types ## ruff, mypy and the tests; a part with PYTEST_ARGS=…
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# CONTRIBUTING.md says which tests are in which tier. Three workers for two cores, as ranks wait for one another; files
+# in the order of tests/conftest.py. mypy, one process, runs beside the tests.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+# RECORD=yes records the statements that each tier runs, for `make covered`.
+RECORDS := build/coverage
+recorded = $(if $(RECORD),mkdir -p $(RECORDS); rm -f $(RECORDS)/$@; \
+  PYTHONPATH=tests/instruments/coverage DSLC_COVERAGE=$(CURDIR)/$(RECORDS)/$@)
+
+quick: $(STAMP) ## the tests of the language and the compiler that start no process, in a minute
+	$(BIN)/pytest -n 2 --no-processes -m 'not processes and not slow and not long' tests/dsl tests/compiler $(PYTEST_ARGS)
+
+test: lint ## ruff, mypy and the tests that cover the code; a part with PYTEST_ARGS=…
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+tests: $(STAMP)
+	$(recorded) $(PYTEST) -m 'not slow and not long' $(PYTEST_ARGS)
+
+rest: $(STAMP) ## the tests that `make test` leaves out, but for the long ones
+	$(recorded) $(PYTEST) -m 'slow and not long' $(PYTEST_ARGS)
+
+test-all: ## `make test`, then the rest
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory rest
 
 lint: $(STAMP) ## ruff alone
 	$(BIN)/ruff check .
@@ -60,6 +80,13 @@ types: $(STAMP) ## mypy alone
 	@echo mypy $(TYPES) $(wildcard tests benchmarks)
 	@MYPYPATH=$(subst $(empty) $(empty),:,$(TESTS)) $(BIN)/mypy $(TYPES) $(wildcard tests benchmarks) \
 	  | sed -E 's#$(TYPES)/(dsl|compiler|runtime|grammar)/#\1/#; s#$(TYPES)/#cli/#'
+
+# 97% of what both run.
+covered: $(STAMP) ## the share of statements that `make test` runs, after RECORD=yes make test-all
+	@PYTHONPATH=tests $(BIN)/python -m instruments.covered $(RECORDS)/tests $(RECORDS)/rest
+
+slowest: $(STAMP) ## write the slowest tests of the last runs into CONTRIBUTING.md
+	@PYTHONPATH=tests $(BIN)/python -m instruments.durations
 
 long: $(STAMP) ## the full products and the hundred-run tests
 	$(BIN)/pytest -m long --timeout 7200 $(PYTEST_ARGS)

@@ -1,14 +1,16 @@
-"""Fixtures of all tests: one launcher for each process of pytest, and the settings of hypothesis."""
+"""Fixtures of all tests: one launcher for each process of pytest, their tiers, and the settings of hypothesis."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 from helpers.launcher import PRELOADED, Launcher
 from helpers.paths import TESTS
 from hypothesis import settings
+from instruments.durations import DurationRecorder
 
 from dslc.runtime.process.vision_library import let_torchvision_load
 
@@ -22,16 +24,50 @@ os.environ["DSLC_TRACE_CACHE"] = "off"  # what is tested is traced; tests/cli/pr
 
 
 FIRST = ("training", "programs", "cli")  # whose files are the longest, and would make a run wait at its end
+STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen")  # the events by which Python starts a process
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-processes", action="store_true", help="end each process that a test starts with an error")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that hears of all tests
+        config.pluginmanager.register(DurationRecorder())
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files of long tests before those of short ones."""
+    """Puts the files of long tests before those of short ones, and each test into its tier."""
 
     def place(item: pytest.Item) -> int:
         room = item.path.relative_to(TESTS).parts[0]
         return FIRST.index(room) if room in FIRST else len(FIRST)
 
     items.sort(key=place)
+    assign_tiers(items)
+
+
+def assign_tiers(items: list[pytest.Item]) -> None:
+    """Leaves of the tests that launch ranks only the first case of those that are `core` to `make test`."""
+    functions: set[str] = set()
+    for item in items:
+        if "launcher" in getattr(item, "fixturenames", ()):
+            function = item.nodeid.partition("[")[0]
+            if function in functions or item.get_closest_marker("core") is None:
+                item.add_marker("slow")
+            if item.get_closest_marker("long") is None:
+                functions.add(function)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_processes(request: pytest.FixtureRequest) -> None:
+    def refuse(event: str, _: object) -> None:
+        if event in STARTS:
+            raise RuntimeError("a test without the mark `processes` starts one")
+
+    if request.config.getoption("--no-processes"):
+        sys.addaudithook(refuse)
 
 
 @pytest.fixture(scope="session")

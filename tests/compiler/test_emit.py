@@ -136,6 +136,7 @@ def plan_of(example: str) -> Compiled:
 EVERY = sorted(path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in EXAMPLES.rglob("*.plt"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("example", EVERY)
 def test_the_program_of_an_example(example: str) -> None:
     """Returns the part that all ranks share, and the places of the first four."""

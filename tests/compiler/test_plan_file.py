@@ -41,6 +41,7 @@ def written(path: Path, *settings: str, trace: bool = False) -> tuple[Compiled, 
     return made, file_of(made, loaded)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("example", EVERY)
 def test_a_plan_is_read_as_it_was_written(example: str) -> None:
     made, file = written(EXAMPLES / example, trace=example.startswith("own"))
@@ -55,6 +56,7 @@ def test_a_plan_is_read_as_it_was_written(example: str) -> None:
     assert places(read.graph)[:100] == places(made.graph)[:100]
 
 
+@pytest.mark.slow
 def test_a_plan_for_16384_devices_is_a_file_of_sane_size() -> None:
     _, file = written(JOBS / "vast.plt")
     assert len(file.text()) < 3_000_000

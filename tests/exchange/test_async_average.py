@@ -84,6 +84,7 @@ def are_together(trained: Trained, ranks: int) -> None:
         np.testing.assert_allclose(left(trained, f"end-{rank}"), saved, rtol=0, atol=1e-6)
 
 
+@pytest.mark.core
 def test_no_step_waits_for_a_rank_that_is_held_back(launcher: Launcher, tmp_path: Path) -> None:
     made = job(tmp_path / "job", 3, OFTEN)
     held = hooks(held_back(tmp_path, at=3, until=STEPS - 1))

@@ -13,6 +13,7 @@ from helpers.launcher import Launcher
 STEPS = 6
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("ranks", "peers", "interval"),
     [(2, "all", 1), (3, "all", 1), (3, "all", 2), (4, "all", 1), (2, "shift_one", 1), (4, "shift_one", 1),

@@ -13,6 +13,7 @@ from helpers.launcher import Launcher
 STEPS = 6
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("ranks", "interval"), [(2, 1), (3, 1), (4, 1), (4, 2)])
 def test_replicas_advance_by_what_was_sent(launcher: Launcher, tmp_path: Path, ranks: int, interval: int) -> None:
     exchange = f"low_precision_decentralized(interval = {interval})"

@@ -42,6 +42,7 @@ def follow(trained: Trained, ranks: int, adam: Adam) -> None:
         agree(trained, simulated, step, 1e-5)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("ranks", "pieces"), ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2)))
 def test_updates_are_those_of_the_rule(launcher: Launcher, tmp_path: Path, kind: str, ranks: int, pieces: int) -> None:

@@ -12,6 +12,7 @@ from helpers.launcher import Launcher
 STEPS = 6
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("ranks", "rank"), ((2, 1), (3, 3), (4, 2)))
 def test_gradients_are_those_of_the_rule(launcher: Launcher, tmp_path: Path, ranks: int, rank: int) -> None:
     trained = run(launcher, job(tmp_path / "job", ranks, f"powersgd(rank = {rank})"))

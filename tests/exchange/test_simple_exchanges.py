@@ -13,6 +13,7 @@ from helpers.launcher import Launcher
 STEPS = 6
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("exchange", ("fp16", "bf16"))
 def test_rounded_gradients_are_those_of_the_rule(launcher: Launcher, tmp_path: Path, exchange: str, ranks: int) -> None:

@@ -127,6 +127,7 @@ def test_a_job_trains_as_a_plain_loop_with_peft(folder: Path, launcher: Launcher
     assert resumed.losses() == alone.losses()[2:]
 
 
+@pytest.mark.core
 def test_it_is_exported_merged_and_alone(folder: Path, alone: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     """The merged weights are those of peft's own merge, bit for bit."""
     from peft import PeftModel
@@ -179,6 +180,7 @@ def test_a_tied_head_is_saved_under_both_names(
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "plan", [pytest.param(plan, marks=() if plan in QUICK else pytest.mark.long) for plan in PLANS]
 )
@@ -219,6 +221,7 @@ def own_job(folder: Path, adapter: str) -> Path:
     return job(folder, f"{before}  adapter = {adapter}\n{after.partition(chr(10))[2]}")
 
 
+@pytest.mark.core
 def test_a_network_of_ones_own_with_layers_that_lie_transposed(folder: Path, launcher: Launcher) -> None:
     """GPT-2's square `c_proj` keeps its weight the other way round, which its shape does not tell."""
     path = own_job(folder, 'lora(2, ["*.attn.c_*", "head"], rslora = true)')

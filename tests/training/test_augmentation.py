@@ -82,6 +82,7 @@ def test_the_training_is_that_of_one_process(
     assert len(set(one.losses())) == STEPS
 
 
+@pytest.mark.core
 def test_it_resumes_to_the_bit(job: Path, launcher: Launcher, one: Trained) -> None:
     """In the middle of its second epoch."""
     again = train_job(launcher, job, f'checkpoint.resume="{one.folder}/checkpoints/step-00000005"')
@@ -257,6 +258,7 @@ def test_a_transform_of_ones_own(tmp_path: Path) -> None:
         torch.testing.assert_close(pictures, made["composed"])
 
 
+@pytest.mark.core
 def test_a_transform_trains_and_its_faults_are_named(launcher: Launcher, tmp_path: Path) -> None:
     agree(train_job(launcher, own(tmp_path, "composed")), train_job(launcher, tmp_path / "job.plt", "devices.cpus=2"))
     with pytest.raises(AssertionError, match="gives list, which is no picture"):

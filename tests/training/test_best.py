@@ -99,6 +99,7 @@ def test_a_training_ends_early_and_keeps_the_best(launcher: Launcher, job: Path)
     assert "ended early" not in more.shown and len(more.losses()) == 10
 
 
+@pytest.mark.core
 def test_a_rate_that_follows_the_evaluations(launcher: Launcher, job: Path) -> None:
     halved = "train.lr_schedule=plateau(loss, better = highest, patience = 0, factor = 0.5, warmup = 2 steps)"
     cut = until(launcher, job, "cut", 4, *TWO, halved)
@@ -120,6 +121,7 @@ def test_a_training_ends_once_its_time_has_passed(launcher: Launcher, job: Path,
     assert "ended early" not in more.shown and len(more.losses()) == 3
 
 
+@pytest.mark.core
 def test_the_link_follows_the_best_and_stays_with_its_goal(launcher: Launcher, job: Path) -> None:
     falling = ("checkpoint.best=lowest(loss)", "checkpoint.every=none", "train.early_stopping=none")
     made = until(launcher, job, "run", 6, *TWO, *falling)

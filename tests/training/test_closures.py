@@ -78,6 +78,7 @@ def by_hand(optimizer: str, clip: float = math.inf) -> ByHand:
     return ByHand(losses, norms, [parameter.detach() for parameter in model.parameters()])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("optimizer", "plan"),
     [

@@ -56,6 +56,7 @@ def test_structures_train_as_in_one_process(loss: str, arguments: str, settings:
     agree(one, trained(loss, arguments, *settings))
 
 
+@pytest.mark.core
 def test_the_count_of_the_losses_is_planned(tmp_path: Path, launcher: Launcher) -> None:
     exchanges_as_planned(launcher, tmp_path, written(tmp_path, OWN), *CONTEXT)
 

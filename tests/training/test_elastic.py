@@ -101,6 +101,7 @@ class Hosts:
         return [left for each in (*self.there, *self.ended) for left in each.left()]
 
 
+@pytest.mark.core
 def test_hosts_come_and_die(job: Path, out: Path, alone: Trained) -> None:
     """Three hosts, of which one dies; another one comes; the first one dies; the last two end."""
     with ExitStack() as around:

@@ -132,6 +132,7 @@ def test_and_on_four_ranks(task: str, jobs: Jobs) -> None:
     agree(jobs.train(path), jobs.train(path, "devices.cpus=4", *PLANS[task]))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "task", [pytest.param(task, marks=pytest.mark.long if task in FURTHER else ()) for task in TASKS]
 )

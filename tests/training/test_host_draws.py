@@ -96,6 +96,7 @@ def test_one_of_two_blocks_moves_by_the_gradients_of_the_ranks_that_drew_it(
     compare(job, launcher, own.Path, f"parallelism.zero={zero}")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("zero", "settings"),
     [

@@ -82,6 +82,7 @@ def a_rank(command: Command) -> int:
             waiting.append(child)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "chosen",
     [

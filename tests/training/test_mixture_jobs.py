@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from helpers.job_texts import epochs_job
 from helpers.launcher import Launcher
 from helpers.trained import agree, beside, train_in_parts, train_job
@@ -33,6 +34,7 @@ OWN = epochs_job(
 )
 
 
+@pytest.mark.core
 def test_a_mixture_of_texts_goes_on_on_two_ranks(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a cat and a hat. " * 20)
     (tmp_path / "b.txt").write_text("two dogs, no cats. " * 20)
@@ -44,6 +46,7 @@ def test_a_mixture_of_texts_goes_on_on_two_ranks(launcher: Launcher, tmp_path: P
     np.testing.assert_allclose(found.losses(), one.losses(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.core
 def test_samples_of_several_data_sets_are_put_together_in_one_batch(launcher: Launcher, tmp_path: Path) -> None:
     job = beside("own_samples.py", tmp_path, OWN)
     one = train_job(launcher, job)

@@ -53,6 +53,7 @@ def test_it_is_the_same_under_each_zero(job: Path, launcher: Launcher, settings:
     assert np.abs(plain.weights["moved"]).max() > 0
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "settings",
     [

@@ -84,6 +84,7 @@ def goes_on(launcher: Launcher, job: Path, folder: Path, *settings: str) -> Trai
     return train(launcher, folder, made.program, made.places)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("plan", PLANS)
 def test_it_stops_with_the_step_the_rank_and_the_module(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     """Earlier checkpoints are kept, and a resume over corrected data ends like a training that never met the fault."""
@@ -107,6 +108,7 @@ def test_it_stops_with_the_step_the_rank_and_the_module(launcher: Launcher, tmp_
     np.testing.assert_allclose(found.losses(), whole.losses(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_update_is_left_out_on_all_ranks(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     job = write_job(tmp_path, bad=float("inf"))

@@ -39,6 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return beside_own_networks(tmp_path_factory.mktemp("classes"), JOB)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "plan",
     [(), ("data.source.whole=true",), ("data.workers=1",), (OWN,), (OWN, *RANDOM), (OWN, *STAGES)],

@@ -31,6 +31,7 @@ log {
 POINTS = 'Points", named = true'
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("network", "loss", "source", "plan"),
     [

@@ -69,6 +69,7 @@ def test_each_sharding_trains_and_resumes_as_one_process(
         np.testing.assert_allclose(resumed.weights[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("ranks", "zero"), [(2, 1), (4, 3)])
 def test_each_replica_clips_by_the_whole_norm(launcher: Launcher, job: Path, ranks: int, zero: int) -> None:
     """The scale is whole on each rank, and all else in rows of one rank or of two."""

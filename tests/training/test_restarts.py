@@ -83,6 +83,7 @@ def undisturbed(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.mark.core
 def test_a_training_survives_faults_one_after_another(launcher: Launcher, tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "job"
     outcome, shown = run(launcher, folder, ["1:6:killed", "0:5:bug", "1:11:crash"])

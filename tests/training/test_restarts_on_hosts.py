@@ -56,6 +56,7 @@ def lose(command: Command, survivor: Command) -> None:
     survivor.wait_for("is gone: its connection ended")
 
 
+@pytest.mark.core
 def test_ranks_and_launchers_come_back(job: Path, out: Path, alone: Trained) -> None:
     """A rank is killed, then the launcher of the other host, then that of the first; both are started again."""
     words = both(job, out=out)

@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kind", CASES)
 def test_a_job_trains_to_the_same_losses_on_two_ranks(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     make, source, network, given = CASES[kind]

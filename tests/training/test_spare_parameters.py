@@ -68,6 +68,7 @@ def test_they_stay_as_they_are(plan: str, trained: Run) -> None:
     np.testing.assert_array_equal(found.weights["blocks.3.spare"], np.ones((3, 5), np.float32))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("plan", CHOSEN)
 def test_a_step_exchanges_what_was_planned(plan: str, tmp_path: Path, job: Path, launcher: Launcher) -> None:
     exchanges_as_planned(launcher, tmp_path, job, *PLANS[plan])

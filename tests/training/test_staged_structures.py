@@ -69,6 +69,7 @@ def _id(plan: object) -> str:
     return plan if isinstance(plan, str) else ""
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name, plan", PLANS, ids=_id)
 def test_structures_train_as_in_one_process(name: str, plan: tuple[str, ...], trained: Run) -> None:
     one, two = trained(name), trained(name, *plan)

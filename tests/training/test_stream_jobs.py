@@ -54,6 +54,7 @@ def same(one: Trained, other: Trained, bound: float) -> None:
         np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=bound, err_msg=name)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "plan", [("devices.cpus=2", "parallelism.zero=1"), FOUR, ("devices.cpus=2", "parallelism.pipeline=2")], ids=str
 )

@@ -55,6 +55,7 @@ def one(job: Path, launcher: Launcher) -> Trained:
     return train_job(launcher, job)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("plan", [("devices.cpus=2", "parallelism.zero=1"), ("devices.cpus=4", "parallelism.zero=3")])
 def test_each_is_exact_on_any_number_of_ranks(
     job: Path, launcher: Launcher, one: Trained, plan: tuple[str, ...]

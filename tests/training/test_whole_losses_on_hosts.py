@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from helpers.hosts import free_port, here, started
 from helpers.launcher import Launcher
 from helpers.paths import EXAMPLES
@@ -17,6 +18,7 @@ def trained(launcher: Launcher, example: str, folder: Path, *settings: str) -> T
     return train_job(launcher, EXAMPLES / example, *FEW, *settings, folder=folder)
 
 
+@pytest.mark.core
 def test_dp_trains_as_one_process(launcher: Launcher, tmp_path: Path) -> None:
     one = trained(launcher, "dp.plt", tmp_path / "one", "devices.cpus=1")
     agree(one, trained(launcher, "dp.plt", tmp_path / "two"), weights=5e-4)

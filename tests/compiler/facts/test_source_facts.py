@@ -328,6 +328,7 @@ def test_batches_of_cifar10_that_are_not_right(files: Path) -> None:
     assert "not a whole number of images" in said(c.CIFAR10, files, dir="archive")
 
 
+@pytest.mark.processes
 def test_looking_loads_neither_numpy_nor_torch(files: Path) -> None:
     code = (
         "import sys; from dslc.compiler.facts.sources import source_facts; from dslc.dsl.language.calls import *\n"

@@ -293,6 +293,7 @@ def hold(plan: PlanGraph, names: Iterable[str]) -> Counter[str]:
     return by
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES_OF_PLANS)
 def test_every_attribute_counts(name: str) -> None:
     plan = planned(name)

@@ -576,6 +576,7 @@ def peer(plan: PlanGraph, name: str) -> int:
     return process_of(plan, ends[1] if ends[0] == name else ends[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(jobs(), st.data())
 def test_valid_plans_pass_and_any_single_change_is_refused(chosen: tuple[str, ...], data: st.DataObject) -> None:

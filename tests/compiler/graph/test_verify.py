@@ -268,6 +268,7 @@ sys.stdout.buffer.write((plan.text() + draw(plan) + explain(plan)).encode())
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("job", [JOBS / "pipeline.plt", JOBS / "uneven.plt", ROOT / "examples" / "cluster.plt"])
 def test_a_plan_has_the_same_bytes_anywhere(job: Path, tmp_path: Path) -> None:
     """Another hash seed, another working directory, another place of the file."""

@@ -47,6 +47,7 @@ class Formula:
 RECORDS = (p.JobProgram, p.RankPlace, PlanView, SourceFacts, ModelFacts, Manifest, Outcome, Formula)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RECORDS, ids=[kind.__name__ for kind in RECORDS])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())

@@ -48,6 +48,7 @@ DRAWN = settings(max_examples=120, suppress_health_check=list(HealthCheck))
 Drawn = tuple[tuple[Call, ...], SourceFacts]
 
 
+@pytest.mark.slow
 @DRAWN
 @given(networks())
 def test_parameters_shapes_and_flops_are_torchs(drawn: Drawn) -> None:
@@ -64,6 +65,7 @@ def test_parameters_shapes_and_flops_are_torchs(drawn: Drawn) -> None:
     assert all(a.output == b.input for a, b in zip(graph.layers, graph.layers[1:], strict=False))
 
 
+@pytest.mark.slow
 @DRAWN
 @given(networks())
 def test_kept_bytes_are_what_hooks_see(drawn: Drawn) -> None:
@@ -119,6 +121,7 @@ def test_every_layer_of_the_language_has_its_arithmetic() -> None:
     assert declared == {type(layer) for layer, _ in ONE_OF_EACH} | {s.LSTM}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer, source", ONE_OF_EACH, ids=lambda value: value.word if isinstance(value, Call) else "")
 def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
     before: tuple[Call, ...] = ()
@@ -138,6 +141,7 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
             assert x.is_contiguous(), "a pipeline can cut after any layer, and sends what is contiguous alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length, width, state", [(32, 64, 64), (64, 32, 256), (16, 256, 64), (20, 100, 100)])
 @pytest.mark.parametrize("more", [{}, {"layers": 2}, {"bidirectional": True}], ids=str)
 def test_an_lstm_keeps_what_its_kernel_does(length: int, width: int, state: int, more: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from dslc.dsl.language.registry import Call
 from dslc.runtime.model.model import skeleton
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_the_arithmetic_is_torchs(name: str) -> None:
     network, source = SIZES[name]

@@ -74,6 +74,7 @@ def written(row: Any) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rows_and_the_refusals_are_those_of_torch(name: str, ranks: int) -> None:

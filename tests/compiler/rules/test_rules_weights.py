@@ -82,6 +82,7 @@ def test_an_index_that_is_wrong(changed: dict[str, Any], tmp_path: Path) -> None
         entries_of(files_of(str(tmp_path)))
 
 
+@pytest.mark.processes
 def test_files_of_torch_are_opened_in_a_run(tmp_path: Path) -> None:
     good, bad, code = (tmp_path / f"{name}.bin" for name in ("good", "bad", "code"))
     torch.save(tensors(), good)

@@ -296,6 +296,7 @@ def test_names_of_the_users_are_quoted() -> None:
     assert escape("a\nb") == "a b"
 
 
+@pytest.mark.processes
 def test_names_of_the_users_are_no_html() -> None:
     """Graphviz would read them as HTML, and its WebAssembly build would refuse."""
     canvas = Canvas("<b>")

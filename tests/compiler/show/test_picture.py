@@ -30,6 +30,7 @@ def digits() -> str:
     return draw(made_plans.digits())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("view", VIEWS)
 def test_graphviz_keeps_places_and_shows_every_text(view: str) -> None:
     plan = made_plans.sixteen()
@@ -41,6 +42,7 @@ def test_graphviz_keeps_places_and_shows_every_text(view: str) -> None:
         assert {"node 0", "node 1"} <= set(shown)
 
 
+@pytest.mark.processes
 def test_places_are_ours(digits: str) -> None:
     """Two devices side by side, as far apart as the DOT text says."""
     root = ElementTree.fromstring(svg(digits))
@@ -52,6 +54,7 @@ def test_places_are_ours(digits: str) -> None:
     assert at["rank 1"][1] == at["rank 0"][1]
 
 
+@pytest.mark.processes
 def test_a_file_of_each_kind(digits: str, tmp_path: Path) -> None:
     for suffix in (".svg", ".png", ".html", ".dot", ".SVG"):
         write(digits, str(tmp_path / f"plan{suffix}"))
@@ -72,11 +75,13 @@ def test_another_kind_is_refused(digits: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_what_graphviz_refuses_is_said() -> None:
     with pytest.raises(DrawingError):
         svg("digraph {")
 
 
+@pytest.mark.processes
 def test_the_program_draws_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "dot"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -136,6 +141,7 @@ def test_text_is_set_from_the_side_that_it_says() -> None:
     assert abs((left + right) / 2 - 100) < 4
 
 
+@pytest.mark.processes
 def test_nothing_is_loaded_before_it_is_drawn() -> None:
     """`dslc render x.dot`, and the plan of a run, do not wait for the WebAssembly machine."""
     code = "import sys, dslc.compiler.show.picture, dslc.compiler.show.draw; "
@@ -145,6 +151,7 @@ def test_nothing_is_loaded_before_it_is_drawn() -> None:
     assert shown.stdout.strip() == "[]"
 
 
+@pytest.mark.processes
 def test_nothing_is_said_at_the_end_of_a_process_that_has_drawn() -> None:
     """If something kept the module alive, wasmtime's objects would end after the functions that end them."""
     code = (

@@ -147,6 +147,7 @@ def proposed(make: Callable[[], nn.Module]) -> int:
     return len(middle.stands) if middle else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "blocks", "left_out"),
     [(("spare",), 9, 4), (("relu", "tanh"), 12, 2)],
@@ -180,6 +181,7 @@ class Odd:
         raise ValueError("odd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("held", "left_out"), [([Odd()], 4), ({Odd()}, 0)])
 def test_attributes_that_cannot_be_compared_are_no_error(held: object, left_out: int) -> None:
     def make() -> nn.Module:
@@ -191,6 +193,7 @@ def test_attributes_that_cannot_be_compared_are_no_error(held: object, left_out:
     assert both(make) == left_out
 
 
+@pytest.mark.slow
 def test_a_plan_over_a_tensor_axis_is_that_of_all_blocks() -> None:
     plan = ("blocks.*.up: column", "blocks.*.down: row")
     assert both(Net, tensor=2, tensor_plan=plan) == 4
@@ -231,6 +234,7 @@ def test_a_pipeline_is_cut_over_a_tensor_axis_as_with_all_blocks() -> None:
     assert not facts.uncut and any(not seam.refused for seam in facts.seams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fact"), [(RepeatedBlocks, TensorFact(shape=(1, 8, 8), dtype="float32")), (Net, TOKENS)]
 )
@@ -241,10 +245,12 @@ def test_uses_of_a_parameter_in_blocks_that_are_left_out_are_seen(kind: type[nn.
     assert used.issuperset(f"blocks.{n}" for n in range(9))
 
 
+@pytest.mark.slow
 def test_compiled_blocks_keep_what_each_keeps() -> None:
     assert both(Net, compile=True) == 4
 
 
+@pytest.mark.slow
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_blocks_have_the_facts_of_each(data: st.DataObject) -> None:

@@ -226,6 +226,7 @@ assert outputs == 1 and graph.graph.find_nodes(op="placeholder")
 """
 
 
+@pytest.mark.processes
 def test_the_compiler() -> None:
     """Runs in a process of its own, which has not loaded it."""
     subprocess.run([sys.executable, "-c", COMPILER], check=True)
@@ -238,6 +239,7 @@ class _Asking(torch.utils.data.IterableDataset[bool]):
         yield torch.utils.data.get_worker_info() is None
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_hidden() -> None:
     loader = torch.utils.data.DataLoader(_Asking(), batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert list(loader) == [False, True]

@@ -49,6 +49,7 @@ def agree(facts: ModelFacts, graph: ModelGraph) -> None:
         assert total(facts.layers, figure) == total(graph.layers, figure), figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:
     network, source = SIZES[name]
@@ -75,6 +76,7 @@ def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:
             assert _highest(mine) == pytest.approx(_highest(theirs), rel=0.2)
 
 
+@pytest.mark.slow
 @DRAWN
 @given(networks())
 def test_random_networks_traced_are_their_arithmetic(drawn: tuple[tuple[Call, ...], SourceFacts]) -> None:
@@ -174,6 +176,7 @@ def cut(module: nn.Module, *shape: int) -> tuple[list[str], list[str]]:
     return [layer.name for layer in facts.layers], [layer.name for layer in facts.layers if layer.block]
 
 
+@pytest.mark.slow
 def test_what_counts_as_a_block() -> None:
     def pair(*modules: nn.Module) -> nn.Module:
         return nn.Sequential(*modules)
@@ -309,6 +312,8 @@ class Stack(nn.Module):
         return x
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.parametrize("low", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
     """Compares it with the result of torch's compiler."""

@@ -49,6 +49,7 @@ class InEvaluation(Model):
         self.register_forward_hook(lambda module, args, output: output if module.training else output.flip(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, code, says",
     [

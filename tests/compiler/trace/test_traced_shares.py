@@ -196,6 +196,7 @@ def test_what_a_rank_would_do_otherwise(between: Callable[[Tensor], Tensor], fau
     assert fault in text and bool(fault) == bool(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan, fault",
     [
@@ -216,6 +217,7 @@ def test_a_transformer(plan: tuple[str, ...], fault: str) -> None:
     assert facts.shares.head == ("head" if plan[0] == "head: column" else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts, kv_heads, by_dims, fault",
     [

@@ -140,6 +140,7 @@ def test_a_value_nested_without_end_is_a_diagnostic() -> None:
     assert loaded.report.errors
 
 
+@pytest.mark.processes
 def test_loading_needs_no_heavy_module() -> None:
     code = "import sys; from dslc.dsl.meaning.load import load; load(sys.argv[1]); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, str(BAD / "base" / "good.plt")], capture_output=True, text=True,

@@ -29,6 +29,7 @@ def read(text: str, job: JobSpec) -> JobSpec:
     return loaded.job
 
 
+@pytest.mark.slow
 @drawn
 @given(texts())
 def test_a_drawn_job_loads_without_a_mistake(text: str) -> None:
@@ -37,6 +38,7 @@ def test_a_drawn_job_loads_without_a_mistake(text: str) -> None:
     assert loaded.job is not None and not loaded.broken
 
 
+@pytest.mark.slow
 @drawn
 @given(jobs())
 def test_what_is_written_reads_back_as_the_same_job(job: JobSpec) -> None:
@@ -45,6 +47,7 @@ def test_what_is_written_reads_back_as_the_same_job(job: JobSpec) -> None:
     assert loaded.job == job
 
 
+@pytest.mark.slow
 @drawn
 @given(jobs())
 def test_what_is_written_is_laid_out(job: JobSpec) -> None:

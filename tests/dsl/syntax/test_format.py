@@ -44,6 +44,7 @@ def test_the_jobs_of_the_language_are_fixed_points(job: str) -> None:
     assert formatted(job) == job
 
 
+@pytest.mark.slow
 @given(job_texts())
 @settings(max_examples=300)
 def test_layout_says_the_same_and_is_stable(text: str) -> None:

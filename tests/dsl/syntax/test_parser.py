@@ -427,6 +427,7 @@ def kept_in(cache: Path) -> list[Path]:
     return sorted((cache / "dslc").iterdir())
 
 
+@pytest.mark.processes
 def test_lark_compiles_the_grammar_once_and_then_reads_it_from_the_users_cache(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         run_python(READ, tmp_path / "empty")
@@ -437,6 +438,7 @@ def test_lark_compiles_the_grammar_once_and_then_reads_it_from_the_users_cache(t
     run_python(READ, tmp_path)
 
 
+@pytest.mark.processes
 def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
     run_python(PARSED, tmp_path)
     (kept,) = kept_in(tmp_path)
@@ -457,6 +459,7 @@ class Bomb:
         return Path.touch, (self.made,)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("writable", ["cache/dslc", "cache", "."])
 def test_a_cache_that_others_can_write_to_or_replace_is_not_read(tmp_path: Path, writable: str) -> None:
     cache, made = tmp_path / "cache", tmp_path / "made"
@@ -474,6 +477,7 @@ def test_a_cache_that_others_can_write_to_or_replace_is_not_read(tmp_path: Path,
     assert made.exists()  # the forgery is one that would have run
 
 
+@pytest.mark.processes
 def test_without_a_cache_it_works_too(tmp_path: Path) -> None:
     (tmp_path / "dslc").write_text("a file where the folder should be")
     run_python(PARSED, tmp_path)
@@ -485,6 +489,7 @@ def test_without_a_cache_it_works_too(tmp_path: Path) -> None:
     run_python(PARSED, Path("/dev/null/nowhere"))
 
 
+@pytest.mark.processes
 def test_a_folder_where_the_file_should_be_is_no_reason_to_fail(tmp_path: Path) -> None:
     run_python(PARSED, tmp_path)
     (kept,) = kept_in(tmp_path)

@@ -78,6 +78,7 @@ def end(launcher: Launcher, folder: Path, trouble: str, ranks: int = 2, **change
     return outcome, describe(outcome), shown
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("ranks", "stopped"), [(2, "1"), (2, "0, 1"), (1, "0")])
 def test_ranks_that_are_stopped(launcher: Launcher, tmp_path: Path, ranks: int, stopped: str) -> None:
     _, message, _ = end(launcher, tmp_path, f"stop({stopped})", ranks, timeout=3.0)

@@ -1,0 +1,1 @@
+"""Tools that measure the tests themselves, and that no test imports as a helper."""
