@@ -58,6 +58,8 @@ def assign_tiers(items: list[pytest.Item]) -> None:
                 item.add_marker("slow")
             if item.get_closest_marker("long") is None:
                 functions.add(function)
+        elif item.get_closest_marker("core"):
+            raise pytest.UsageError(f"{item.nodeid} is `core`, but takes no `launcher`")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.commands import dslc
 from helpers.hostile import written
 
@@ -21,6 +22,7 @@ def make():
 SHADOWS = ("json", "torch", "argparse", "dataclasses", "networkx", "dslc", "socket", "sitecustomize_of_mine")
 
 
+@pytest.mark.slow
 def test_modules_of_the_current_folder_do_not_run(tmp_path: Path) -> None:
     """The folder in which the command is given holds a `json.py`; the job, elsewhere, has a module of its own."""
     here, job = tmp_path / "here", tmp_path / "job"

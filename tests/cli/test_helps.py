@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(TESTS / "bad", tmp_path_factory.mktemp("helps") / "bad", symlinks=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
 def test_a_help_followed_to_the_letter_helps(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -155,6 +155,7 @@ def test_a_run_leaves_what_the_language_says(tmp_path: Path) -> None:
     assert dslc("run", EXAMPLES / "digits.plt", "--out", out).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
     settings = ("train.epochs=1", "train.deterministic=true")
     (a, x), (b, y) = (command(EXAMPLES / "digits.plt", tmp_path / name, *settings) for name in "ab")

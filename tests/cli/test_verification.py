@@ -142,6 +142,7 @@ def test_sharded_and_recomputed_is_one_process(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs*")), "nothing is left"
 
 
+@pytest.mark.slow
 def test_a_users_own_is_one_process(tmp_path: Path) -> None:
     """In two micro-batches, and with an uneven last batch of the epoch."""
     settings = (
@@ -214,6 +215,7 @@ WITHOUT_DIMS = {
 }
 
 
+@pytest.mark.slow
 def test_tensors_without_dims_are_compared(tmp_path: Path) -> None:
     forward = WITHOUT_DIMS["forward"].format("0.1") + " + self.shift"
     run = verify(tmp_path, JOB, "--steps=1", net=WITHOUT_DIMS["net"], forward=forward)
@@ -297,6 +299,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forward",
     [
@@ -313,6 +316,7 @@ def test_noise_may_be_kept_on(tmp_path: Path, forward: str) -> None:
     assert "holds" in line_of(run.stdout, "plain torch")
 
 
+@pytest.mark.slow
 def test_noise_is_said_and_not_judged(tmp_path: Path) -> None:
     run = verify(tmp_path, JOB, "--steps=2", forward="x = x + torch.randn_like(x)")
     assert run.returncode == 0, run.stdout + run.stderr
@@ -353,6 +357,7 @@ train {
 """
 
 
+@pytest.mark.slow
 def test_what_rounding_does_is_let_pass_where_a_gradient_cancels(tmp_path: Path) -> None:
     """The gradient of the last bias is a sum of ones and their opposites, which Adam makes as large as any other."""
     run = verify(tmp_path, CANCELS, "--steps=2")
@@ -362,6 +367,7 @@ def test_what_rounding_does_is_let_pass_where_a_gradient_cancels(tmp_path: Path)
 AMPLIFIES = "x = x.sigmoid()\n        for _ in range(16):\n            x = 3.99 * x * (1 - x)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [pytest.param((), marks=pytest.mark.long), ("parallelism.zero=3",)], ids=["whole", "zero=3"]
 )
@@ -373,6 +379,7 @@ def test_what_a_network_amplifies_is_compared_in_float64(tmp_path: Path, setting
     assert "note: both were trained in float64" in run.stdout
 
 
+@pytest.mark.slow
 def test_a_fault_is_one_in_float64_too(tmp_path: Path) -> None:
     run = verify(tmp_path, JOB, "--steps=2", loss="each = each * (1 + 1e-4 * len(each))")
     assert run.returncode == 1, run.stdout + run.stderr
@@ -380,6 +387,7 @@ def test_a_fault_is_one_in_float64_too(tmp_path: Path) -> None:
     assert "both were trained in float64, where no rounding leads them apart" in run.stdout
 
 
+@pytest.mark.slow
 def test_a_narrow_copy_of_a_large_job(tmp_path: Path) -> None:
     sizes = "layers = 80, width = 8192, heads = 64, context = 4096"
     large = LIBRARY.replace("layers = 2, width = 32, heads = 2, context = 16", sizes)

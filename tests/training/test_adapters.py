@@ -235,6 +235,7 @@ def test_a_network_of_ones_own_with_layers_that_lie_transposed(folder: Path, lau
         assert torch.equal(merged[f"{name}.weight"], base + (change.T if transposed else change)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [(), pytest.param((TWO, "parallelism.zero=2"), marks=pytest.mark.long)], ids=str)
 def test_the_account_has_gradients_and_states_of_what_trains_alone(folder: Path, plan: tuple[str, ...]) -> None:
     text = JOB.replace('"saved"', f'"{folder}/saved"').replace('"sentences:', f'"{folder}/sentences:')
@@ -247,6 +248,7 @@ def test_the_account_has_gradients_and_states_of_what_trains_alone(folder: Path,
     assert abs(found.error) <= 0.2, (found.error, found.predicted, found.at_peak)
 
 
+@pytest.mark.slow
 def test_what_would_keep_random_numbers_is_found(folder: Path) -> None:
     report = Report()
     text = JOB.replace('weights = "saved"', 'weights = pretrained("saved", only = ["model.layers.*"])')

@@ -71,6 +71,7 @@ def planned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Planned(tmp_path_factory.mktemp("planned"), *PLANS[request.param])
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_that_of_the_training(planned: Planned) -> None:
     found = json.loads(planned.shown("evaluate", "--json", *planned.plan))
     lines = map(json.loads, (run_of(planned.folder) / "metrics.jsonl").read_text().splitlines())
@@ -85,6 +86,7 @@ def test_an_evaluation_is_that_of_the_training(planned: Planned) -> None:
     assert one["Spread.seen"] == 13 * 16
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_one_process(planned: Planned) -> None:
     """One process loads the same checkpoint."""
     found = {}

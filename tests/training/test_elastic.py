@@ -126,6 +126,7 @@ def test_hosts_come_and_die(job: Path, out: Path, alone: Trained) -> None:
     assert sorted(each.name for each in (out / "logs").glob("attempt-*")) == ["attempt-2", "attempt-3", "attempt-4"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_a_host_that_waits_ends_it_alone(job: Path, out: Path) -> None:
     """Of two hosts one waits, as 49 samples are not shared out over 2 ranks; the other goes on until it is stopped."""
     with ExitStack() as around:

@@ -81,6 +81,7 @@ def plain() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(54, 10)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [(), ("devices.cpus=3", "parallelism.zero=3")], ids=["one process", "3 ranks sharded"])
 def test_an_evaluation_is_that_of_the_training(folder: Path, plan: tuple[str, ...]) -> None:
     settings = [word for setting in plan for word in ("--set", setting)]
@@ -117,6 +118,7 @@ def test_predictions_are_in_the_order_of_the_source(folder: Path) -> None:
     assert [path.name for path in folder.glob(".dslc-*")] == [], "nothing is left beside it"
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_split_are_those_of_the_whole(folder: Path) -> None:
     outputs = {}
     for split, suffix in (("validation", "safetensors"), ("train", "npz")):
@@ -139,6 +141,7 @@ def test_the_parts_of_a_split_are_those_of_the_whole(folder: Path) -> None:
     assert (right == targets).mean() == pytest.approx(trained["accuracy"])
 
 
+@pytest.mark.slow
 def test_the_newest_is_taken_and_a_damaged_one_passed_over(folder: Path) -> None:
     assert "checkpoints/step-00000015 (step 15)" in dslc("evaluate", "job.plt", cwd=folder).stdout
     copied = folder / "copied"
@@ -268,6 +271,7 @@ train {
 """
 
 
+@pytest.mark.slow
 def test_a_prediction_that_fails_is_named_and_leaves_its_logs(tmp_path: Path) -> None:
     (tmp_path / "job.plt").write_text(OWN_DATA)
     (tmp_path / "broken.py").write_text(BROKEN)
@@ -307,6 +311,7 @@ class Data(torch.utils.data.Dataset):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
 def test_each_tensor_of_an_output_is_written_that_has_a_row_for_each_sample(tmp_path: Path, ending: str) -> None:
     text = OWN_DATA.replace("[linear(2)]", 'python("own:Net")').replace("cross_entropy", "own").replace("broken", "own")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from helpers.paths import ROOT
 from helpers.strategies import jobs, texts
@@ -129,6 +130,7 @@ def test_a_job_drawn_from_the_registry_gets_diagnostics_or_a_plan(job: JobSpec) 
         planned(analysis)
 
 
+@pytest.mark.slow
 @unhurried
 @given(texts())
 def test_a_job_is_itself_after_formatting(text: str) -> None:
@@ -141,6 +143,7 @@ def test_a_job_is_itself_after_formatting(text: str) -> None:
     assert load_text(formatted).job == load_text(text).job
 
 
+@pytest.mark.slow
 @unhurried
 @given(fitting())
 def test_a_job_that_fits_is_planned_and_shares_out_every_sample_once(text: str) -> None:
@@ -178,6 +181,7 @@ def damaged(draw: st.DrawFn) -> str:
     return text
 
 
+@pytest.mark.slow
 @unhurried
 @given(damaged())
 def test_a_damaged_job_gets_diagnostics_or_a_plan(text: str) -> None:

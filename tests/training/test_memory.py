@@ -22,6 +22,7 @@ FOUND: dict[Case, Measured] = {}
 LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_the_account_says(case: Case) -> None:
     found = FOUND[case] = measure(case.text)
@@ -43,6 +44,7 @@ IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
 OWN_IN_STAGES = replace(IN_STAGES, network="own", batch=256, freeze="[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -87,6 +89,7 @@ def test_half_of_the_predictions_are_within_a_tenth() -> None:
     assert statistics.median(abs(FOUND[case].error) for case in CASES) <= 0.10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -104,6 +107,7 @@ def test_kinds_at_rest_are_those_of_the_account(case: Case) -> None:
 TINY = Case(network="tiny", batch=4, recompute="full")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

@@ -280,6 +280,7 @@ def _train_elsewhere(rank: int, made: Ready, folder: str) -> tuple[str, int | No
     return "", None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["ddp", "zero 3"])
 def test_it_is_found_in_a_step_that_is_logged(tmp_path: Path, plan: str) -> None:
     """On GPUs and over several nodes. Where every step is, its update is not done yet."""
@@ -310,6 +311,7 @@ def test_an_overflow_of_scaled_gradients_is_no_fault(launcher: Launcher, tmp_pat
     assert skipping.lines[-1]["skipped"] > 0
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_status_3_and_goes_on_afterwards(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     settings: Any = ("--out", tmp_path / "run", "--set", "checkpoint.every=3 steps")

@@ -20,6 +20,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return beside_own_networks(tmp_path_factory.mktemp("own"), JOB)
 
 
+@pytest.mark.slow
 def test_the_job_that_a_run_leaves_finds_the_same_function(job: Path, tmp_path: Path) -> None:
     first = ready(job)
     lay_down(first, str(tmp_path))

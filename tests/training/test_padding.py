@@ -142,6 +142,7 @@ def looked_at(job: Path, *settings: str) -> Report:
     return report
 
 
+@pytest.mark.slow
 def test_a_model_that_would_need_a_mask_is_warned_of(tmp_path: Path) -> None:
     job = write_job(tmp_path, BERT)
     assert [d.code for d in looked_at(job)] == []

@@ -79,6 +79,7 @@ def test_a_part_of_it(folder: Path, launcher: Launcher) -> None:
     assert "are left out: " in log and all(name in log for name in ("model.embed_tokens.weight", "lm_head.weight"))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_found_before_a_rank_starts(folder: Path) -> None:
     path, report = job(folder, '"torch"'), Report()
     assert prepare(load(str(path), ["model.network.num_hidden_layers=3"]), report) is None

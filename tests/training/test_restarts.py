@@ -154,6 +154,7 @@ def test_a_training_that_is_asked_to_stop_is_not_restarted(launcher: Launcher, t
     assert outcome.restarts == 0 and "not restarted, as it was asked to stop" in describe(outcome)
 
 
+@pytest.mark.slow
 def test_ctrl_c_after_a_restart_stops_with_a_checkpoint(tmp_path: Path) -> None:
     job = job_with(tmp_path / "job", "1:6:killed")
     command = here(["run", str(job), "--out", str(tmp_path / "run"), "--set", "train.steps=100000"])

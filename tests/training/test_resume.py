@@ -176,6 +176,7 @@ def test_every_pair_of_plans(launcher: Launcher, tmp_path: Path, network: str) -
 # ----------------------------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_a_run_directory_is_gone_on_with_where_the_job_says_so(tmp_path: Path) -> None:
     job, given = tmp_path / "made.plt", ("--set", "checkpoint.every=6 steps", "--set", "log.tensorboard=true")
     job.write_text(CONVNET)

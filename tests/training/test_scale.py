@@ -36,6 +36,7 @@ def test_every_proposition_is_proved_of_it() -> None:
     assert not broken and len(lines) == 16 and min(map(len, lines.values())) > 2 * 2 * 32
 
 
+@pytest.mark.slow
 def test_the_graph_does_not_grow_with_the_ranks() -> None:
     """Sixteen times the data ranks, with sixteen times the samples: the same actions."""
     few = compiled(LARGE, "devices.nodes=128", "parallelism.data=4", "data.batch=128").graph.graph

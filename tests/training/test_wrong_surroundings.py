@@ -172,6 +172,7 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_ONE)
 def test_one_process_is_told(job: Path, name: str) -> None:
     run_case(job, ON_ONE[name], on_hosts=False)
@@ -325,11 +326,13 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_HOSTS)
 def test_hosts_are_told(job: Path, hosts: list[str], name: str) -> None:
     run_case(job, ON_HOSTS[name], on_hosts=True)
 
 
+@pytest.mark.slow
 def test_hosts_that_wait_in_vain_are_told(job: Path, hosts: list[str]) -> None:
     """All at once, at ports of their own."""
     with ExitStack() as around:
@@ -351,6 +354,7 @@ def test_mpirun_with_another_hosts_address_is_told(job: Path, hosts: list[str]) 
     )
 
 
+@pytest.mark.slow
 def test_hosts_that_are_too_many_are_told(job: Path, hosts: list[str]) -> None:
     """While two of them train."""
     out, endless = job.parent / "run", f"{MEET} --set train.steps=1000000 --set log.every='1 step'"
@@ -411,6 +415,7 @@ HARMLESS = (
 )
 
 
+@pytest.mark.slow
 def test_what_does_not_matter_lets_a_job_train(job: Path) -> None:
     """A home and a folder for temporary files that are not there, no letters but ASCII, no standard input, one core."""
     with started_here(job, f"ulimit -S -n 32; {HARMLESS} {ALONE} <&-") as running:

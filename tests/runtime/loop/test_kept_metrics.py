@@ -58,6 +58,7 @@ def _on_rank(rank: int, edges: tuple[int, ...], steps: tuple[MetricStep, ...], c
     return exchange(metrics, len(counts), counts[rank])
 
 
+@pytest.mark.slow
 def test_on_three_ranks_as_on_one() -> None:
     """The first rank has no samples; the last has those of another, and leads nowhere."""
     one = _on_rank(0, (0, 11), STEPS, (True,))

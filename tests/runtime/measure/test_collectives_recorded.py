@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from helpers.gang import gang
@@ -41,6 +42,7 @@ def _known(rank: int) -> list[Exchange]:
     return list(recorder.exchanges)
 
 
+@pytest.mark.slow
 def test_kinds_bytes_and_groups() -> None:
     first, second, third = gang(3, _known)
     common = [

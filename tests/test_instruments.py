@@ -1,0 +1,47 @@
+"""The instruments: statements that processes run are recorded in whatever way they end, and slow tests are listed."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.paths import ROOT, TESTS
+from instruments import covered, durations
+from instruments.coverage.sitecustomize import VARIABLE, offsets
+
+from dslc.dsl import words
+
+# A rank that is killed after its work, as a fork of a process that has loaded dslc.
+KILLED = """
+import os, signal
+from dslc.dsl import words
+if os.fork() == 0:
+    {work}
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+"""
+WORDS = ROOT / "dsl" / "words.py"
+
+
+def lines_of_killed(work: str, shared: Path) -> set[int]:
+    """Returns the lines of dsl/words.py in the shared file after a killed process."""
+    path = os.pathsep.join([str(TESTS / "instruments" / "coverage"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, VARIABLE: str(shared), "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", KILLED.format(work=work)], env=env, check=True)
+    table, _ = offsets()
+    return {place - table[str(WORDS)] for place in covered.executed(shared)}
+
+
+def test_a_killed_process_has_recorded_its_statements(tmp_path: Path) -> None:
+    before = lines_of_killed("pass", tmp_path / "before")
+    after = lines_of_killed("words.quoted('text')", tmp_path / "after")
+    source, first = inspect.getsourcelines(words.quoted)
+    assert first in before and after - before == set(range(first + 1, first + len(source)))
+
+
+def test_the_slowest_tests_are_listed() -> None:
+    seconds = {f"tests/test_a.py::test_{n}": float(n) for n in range(30)}
+    listed = durations.table(seconds).splitlines()
+    assert sum("::" in line for line in listed) == durations.LISTED
+    assert listed[4:6] == ["| 29 | `tests/test_a.py::test_29` |", "| 28 | `tests/test_a.py::test_28` |"]
