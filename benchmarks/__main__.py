@@ -329,11 +329,11 @@ def bench_memory(pairs: int) -> None:
     """Prints predicted peaks beside `torch.cuda.max_memory_allocated`, of the rank that holds most; once each, as they
     do not vary. Jobs that need more GPUs than there are are left out. Without `torch.compile` unless noted.
     """
-    import torch
+    from dslc.probe.gpus import gpus_here
 
-    errors = []
+    errors, there = [], len(gpus_here())
     for job, gpus, changed in PEAKS:
-        if gpus > torch.cuda.device_count():
+        if gpus > there:
             continue
         settings = [f"devices.gpus={gpus}", "train.compile=false", "train.steps=5", *changed.split()]
         settings.append("train.on_nonfinite=continue")  # absent GPUs leave whatever was in their memory

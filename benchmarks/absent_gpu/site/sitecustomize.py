@@ -1,7 +1,10 @@
-"""Replaces the parts of torch that ask absent GPUs (../README.md) for answers and depend on them."""
+"""Replaces the parts of torch that ask absent GPUs (../README.md) for answers and depend on them; with SHARED_GPU, lets
+several ranks use one real GPU.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.abc
 import importlib.util
@@ -86,10 +89,37 @@ def _gpus_for_cpus(module: ModuleType) -> None:
     vars(module).update(_read=of_text, _laid=with_settings)
 
 
-_calls: dict[str, Callable[[ModuleType], None]] = {"torch.backends.cuda": _without_cudnn}
+def _several_for_one(module: ModuleType) -> None:
+    """Says that this machine has SHARED_GPU devices, each with the memory of its one GPU."""
+    one = module._seen
+
+    def several() -> list[Any]:
+        return one()[:1] * int(os.environ["SHARED_GPU"])
+
+    vars(module)["_seen"] = several
+
+
+def _all_ranks_on_one(module: ModuleType) -> None:
+    """Gives every rank the first GPU. NCCL refuses two ranks of one host on a GPU, so each says that it is a host."""
+    prepare = module._prepare
+
+    def on_first(job: Any, place: Any) -> Any:
+        os.environ["NCCL_HOSTID"] = f"rank {place.rank}"
+        return prepare(
+            dataclasses.replace(job, gpus=(0,) * (place.local_rank + 1)) if job.device != "cpu" else job, place
+        )
+
+    vars(module)["_prepare"] = on_first
+
+
+_calls: dict[str, Callable[[ModuleType], None]] = {}
+if os.environ.get("SHARED_GPU"):
+    _calls |= {"dslc.probe.gpus": _several_for_one, "dslc.runtime.worker": _all_ranks_on_one}
+else:
+    _calls |= {"torch.backends.cuda": _without_cudnn}
 if os.environ.get("ABSENT_GPUS_COMPUTE"):
     _calls |= {"torch": _computed_by_the_cpu, "torch._inductor.compile_fx": _compiled_to_operations}
-else:
+elif not os.environ.get("SHARED_GPU"):
     _calls["torch.distributed.pipelining.stage"] = _stages_as_given
 if os.environ.get("ABSENT_GPUS_FOR_CPUS"):
     _calls["dslc.dsl.meaning.load"] = _gpus_for_cpus

@@ -51,7 +51,8 @@ def matched(output: dict[str, Tensor], targets: list[Target]) -> Tensor:
     """Returns one loss for each picture: every box takes the nearest query that is left, and the others say nothing."""
     losses = []
     for boxes, scores, target in zip(output["boxes"], output["scores"], targets, strict=True):
-        wanted, far = torch.full((QUERIES,), CLASSES), torch.cdist(target["boxes"], boxes.detach(), p=1)
+        wanted = torch.full((QUERIES,), CLASSES, device=scores.device)
+        far = torch.cdist(target["boxes"], boxes.detach(), p=1)
         distance = boxes.sum() * 0
         for number, label in enumerate(target["labels"]):
             query = int(far[number].argmin())

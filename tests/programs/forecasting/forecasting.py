@@ -37,7 +37,7 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(values, lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(values, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.memory(packed)[0], batch_first=True)
         forecast: Tensor = self.head(states)
         return forecast

@@ -57,7 +57,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

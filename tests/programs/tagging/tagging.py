@@ -47,8 +47,9 @@ class Tagger(nn.Module):
 
 def weighted(scores: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the sum of the losses, and the sum of their weights, by which torch divides it."""
-    total = F.cross_entropy(scores.flatten(0, 1), classes.flatten(), WEIGHTS, ignore_index=IGNORED, reduction="sum")
-    return total, WEIGHTS[classes[classes != IGNORED]].sum()
+    weights = WEIGHTS.to(scores.device)
+    total = F.cross_entropy(scores.flatten(0, 1), classes.flatten(), weights, ignore_index=IGNORED, reduction="sum")
+    return total, weights[classes[classes != IGNORED]].sum()
 
 
 def plain(steps: int) -> list[float]:

@@ -38,14 +38,14 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         given, wanted = target[:, :-1], target[:, 1:]
-        ahead = torch.ones(given.shape[1], given.shape[1], dtype=torch.bool).triu(1)
+        ahead = torch.ones(given.shape[1], given.shape[1], dtype=torch.bool, device=given.device).triu(1)
         masks = {"src_key_padding_mask": source == PAD, "memory_key_padding_mask": source == PAD}
         states = self.transformer(self._read(source), self._read(given), tgt_mask=ahead, **masks)
         total = F.cross_entropy(self.head(states).flatten(0, 1), wanted.flatten(), ignore_index=PAD, reduction="sum")
         return total, (wanted != PAD).sum()
 
     def _read(self, words: Tensor) -> Tensor:
-        embedded: Tensor = self.tokens(words) + self.places(torch.arange(words.shape[1]))
+        embedded: Tensor = self.tokens(words) + self.places(torch.arange(words.shape[1], device=words.device))
         return embedded
 
 
