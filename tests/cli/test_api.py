@@ -77,6 +77,7 @@ print("hidden", result.module[1].out_features, "steps", result.metrics[-2]["step
 """
 
 
+@pytest.mark.slow
 def test_a_program_trains_a_network_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(NOTEBOOK)

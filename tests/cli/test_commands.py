@@ -22,6 +22,7 @@ CLUSTER = ROOT / "examples" / "cluster.plt"
 EXAMPLES = [*sorted((ROOT / "examples").glob("*.plt")), ROOT / "examples" / "own" / "own.plt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_good_and_formatted_and_says_what_it_teaches(job: Path) -> None:
     assert job.read_text().startswith("# ")
@@ -125,6 +126,7 @@ def test_a_new_job_is_good_as_it_is(tmp_path: Path, template: str) -> None:
     assert dslc("new", "mine", cwd=tmp_path).returncode == 2, "nothing is written over"
 
 
+@pytest.mark.slow
 def test_a_users_function_that_fails_is_named(tmp_path: Path) -> None:
     dslc("new", "mine", "--template", "python", cwd=tmp_path)
     net = tmp_path / "net.py"
@@ -149,6 +151,7 @@ except JobError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["the command", "a program that has torch"])
 def test_what_libraries_log_does_not_stand_before_the_message(tmp_path: Path, by: str) -> None:
     """Output of the user's own code is shown."""
@@ -173,6 +176,7 @@ logging.getLogger("mine").warning("of my own")
     assert found and set(before.splitlines()) == {"of my own"}, run.stderr
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_there_is_named_before_a_run(tmp_path: Path) -> None:
     run = dslc("run", DIGITS, "--set", 'model.loss=python("nowhere:loss")', "--out", tmp_path / "run")
     assert run.returncode == 1
@@ -190,6 +194,7 @@ def test_a_loss_that_fails_is_named_before_a_run(tmp_path: Path) -> None:
     assert "own.py, line 2" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_loss_is_tried_out_as_a_rank_calls_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         """
@@ -267,6 +272,7 @@ def nothing():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(
     ("text", "message"),

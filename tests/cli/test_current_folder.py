@@ -43,6 +43,7 @@ def test_modules_of_the_current_folder_do_not_run(tmp_path: Path) -> None:
     assert not (here / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_notebook_finds_modules_of_the_current_folder_in_its_ranks(tmp_path: Path) -> None:
     """Modules in folders of the user's PYTHONPATH are found too."""
     here, other, job = tmp_path / "here", tmp_path / "other", tmp_path / "job"

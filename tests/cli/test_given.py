@@ -143,6 +143,7 @@ def test_mistakes_are_errors_with_their_text(tmp_path: Path, monkeypatch: pytest
         dslc.evaluate(TEXT, checkpoint="nowhere")
 
 
+@pytest.mark.slow
 def test_an_exception_of_the_callback_ends_the_training(tmp_path: Path) -> None:
     def callback(record: dict[str, Any]) -> None:
         raise LookupError(f"enough at {record['step']}")

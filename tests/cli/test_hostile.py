@@ -50,6 +50,7 @@ def test_the_worst_of_each_kind(name: str, attacked: Attacked) -> None:
     assert not faults_of(attacked.by(name))
 
 
+@pytest.mark.slow
 def test_what_is_drawn(attacked: Attacked) -> None:
     @given(st.integers(0, 2**32))
     @settings(max_examples=100)
@@ -80,6 +81,7 @@ def test_five_thousand(attacked: Attacked) -> None:
 # ------------------------------------------------------------------------------------------------- what is still good
 
 
+@pytest.mark.slow
 def test_what_is_large_and_meant_is_accepted(tmp_path: Path) -> None:
     large = gpt(400, "devices { nodes = 2048, gpus = 8, kind = h100 }", batch="16384")
     large = large.replace("synthetic(", "synthetic(samples = 1_000_000, ")
@@ -103,6 +105,7 @@ def test_what_is_large_and_meant_is_accepted(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- the bounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "text"),
     [
@@ -138,6 +141,7 @@ CATALOGUE = attack(written('devices { catalogue = "c", kind = a }'), beside={"c"
 NESTED = attack("param a = " + "(" * 120 + "1" + ")" * 120 + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "made"),
     [
@@ -192,6 +196,7 @@ def test_standard_input_may_be_a_job(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------- names that are no text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a\x1b[31mb.plt", "a\u202eb.plt", "a\x9b31mb.plt", "a\nb.plt"])
 def test_the_name_of_a_file_does_not_steer_the_terminal(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(written())
@@ -211,6 +216,7 @@ def test_the_name_of_a_file_does_not_steer_the_terminal(name: str, tmp_path: Pat
     assert not odd & set((tmp_path / f"{name}.svg").read_text())
 
 
+@pytest.mark.slow
 def test_nor_does_it_where_a_job_is_trained_and_used(tmp_path: Path) -> None:
     """Names of folders and checkpoints, and the text of an exception, cannot control a terminal either."""
     name = "a\x1b[31mb"

@@ -146,6 +146,7 @@ def train_in(run: Path) -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))])
 def test_a_training_writes_into_nothing_that_lies_in_its_folder(tmp_path: Path, seed: int) -> None:
     """Neither does it wait for who would read a pipe."""
@@ -157,6 +158,7 @@ def test_a_training_writes_into_nothing_that_lies_in_its_folder(tmp_path: Path, 
     assert all(not path.is_symlink() and not path.is_fifo() for path in (tmp_path / "run").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fifo", pytest.param("link", marks=pytest.mark.long)])
 def test_a_log_that_is_no_file_ends_a_training_with_the_reason(tmp_path: Path, kind: str) -> None:
     forge(tmp_path / "run", {"logs/rank-0.log": kind})

@@ -94,6 +94,7 @@ def test_what_could_be_imported_and_the_settings_of_libraries_are_part_of_the_ke
     assert found() is None
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_damaged_entry_is_not_believed(folder: Path, data: st.DataObject) -> None:
@@ -206,6 +207,7 @@ def test_files_and_variables_that_are_read_are_told(tmp_path: Path) -> None:
     assert found["environment"] == {"NET_WIDTH": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "work",
     [
@@ -262,6 +264,7 @@ def make(blocks):
 """
 
 
+@pytest.mark.slow
 def test_a_second_check_runs_nothing_and_a_changed_module_is_seen(folder: Path) -> None:
     (folder / "job.plt").write_text(JOB)
     (folder / "net.py").write_text(NET)

@@ -76,6 +76,7 @@ SAID = {  # of one call, though tracing makes the network, and so does the trial
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("leaves", ["thread", "forked", "falls_through", "grandchild", "process", "crashes", "none"])
 def test_a_check_ends_whatever_user_code_leaves_running(
@@ -94,6 +95,7 @@ def test_a_check_ends_whatever_user_code_leaves_running(
             os.kill(int(Path("started").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_the_command_ends_and_says_so(tmp_path: Path) -> None:
     """Standard error is a pipe, which a leftover process would hold open."""
     (tmp_path / "net.py").write_text(NETWORK)

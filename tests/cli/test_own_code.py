@@ -299,6 +299,7 @@ def check_outputs(folder: Path, network: str, loss: str, source: str, *settings:
     return [f"{each.code}: {each.message}" for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "loss", "source", "metric"),
     [
@@ -343,6 +344,7 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
     assert [each.code for each in check_one(str(path), settings, trace=trace)[0].errors] == [code] * bool(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "code", "said"),
     [

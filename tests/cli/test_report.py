@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.commands import dslc
 from helpers.paths import EXAMPLES
 
@@ -24,6 +25,7 @@ def _run(out: Path, *flags: str) -> tuple[str, dict[str, Any]]:
     return run.stdout, json.loads((out / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_every_run_reports_and_profile_adds_what_was_measured(tmp_path: Path) -> None:
     shown, plain = _run(tmp_path / "plain", "--set", "train.steps=12", "--set", "log.every=4 steps")
     plan = json.loads((tmp_path / "plain" / "plan.json").read_text())
@@ -49,6 +51,7 @@ def test_every_run_reports_and_profile_adds_what_was_measured(tmp_path: Path) ->
     assert table == [["0,", "1", "all_reduce:", "count", "in", "a", "step", count, count, "none"]]
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_be_recorded_says_so(tmp_path: Path) -> None:
     shown, report = _run(tmp_path / "short", "--profile", "--set", "train.steps=2")
     assert f"collectives are recorded from step {FIRST_STEP} on, and there were fewer" in shown

@@ -170,6 +170,7 @@ def test_what_cannot_be_carried_out_yet_is_refused_before_a_process_starts(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(tmp_path: Path) -> None:
     job = tmp_path / "sweep.plt"
     job.write_text((EXAMPLES / "sweep.plt").read_text().replace("digits.plt", str(EXAMPLES / "digits.plt")))
@@ -198,6 +199,7 @@ def test_optimizers_agree_on_any_number_of_processes(launcher: Launcher, tmp_pat
     agree(one, two, parameters=0.05 * 2e-3 * 10)
 
 
+@pytest.mark.slow
 def test_a_job_runs_from_any_folder(tmp_path: Path) -> None:
     run = dslc("run", os.path.relpath(EXAMPLES / "own" / "own.plt", tmp_path), "--set", "train.steps=3", cwd=tmp_path)
     assert run.returncode == 0, run.stderr

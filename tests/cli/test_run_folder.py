@@ -76,6 +76,7 @@ def test_a_folder_that_holds_other_things_is_refused(job: Path, tmp_path: Path, 
     assert sorted(os.listdir(theirs)) == ["checkpoints", "metrics.jsonl", "weights.safetensors"]
 
 
+@pytest.mark.slow
 def test_sweeps_leave_other_things_and_earlier_runs_alone(job: Path, tmp_path: Path) -> None:
     command = ("run", job, "--out", "grid", "--set", "train.steps=1", "--set", "sweep.train.seed=[1, 2]")
     (tmp_path / "grid").mkdir()

@@ -126,6 +126,7 @@ def edit(plan: Path, change: str, by: str) -> None:
 # ------------------------------------------------------------------------------------------------------ the same
 
 
+@pytest.mark.slow
 def test_data_parallel_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "digits.plt", tmp_path)
     plan = keep(tmp_path / "digits.plt", *SHORT)
@@ -167,6 +168,7 @@ def test_the_graph_in_the_file_is_what_runs(job: Path) -> None:
     assert (ready.program.optimizer.lr, ready.compiled.analysis.job.train.optimizer.lr) == (0.5, 0.01)
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_goes_on(job: Path, tmp_path: Path) -> None:
     plan, out = job.with_name("plan.json"), tmp_path / "run"
     assert dslc("run", plan, "--out", out).returncode == 0
@@ -178,6 +180,7 @@ def test_a_run_that_ended_early_goes_on(job: Path, tmp_path: Path) -> None:
     assert dslc("run", kept, "--out", out).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_failure_names_the_line_of_the_job(own: Path) -> None:
     keep(own, trace=True)
     tmp_path = own.parent
@@ -197,6 +200,7 @@ def test_a_plan_of_a_sweep_is_of_its_first_combination(tmp_path: Path) -> None:
     assert ready.program.optimizer.lr == ready.loaded.job.train.optimizer.lr
 
 
+@pytest.mark.slow
 def test_a_program_runs_a_plan(job: Path, tmp_path: Path) -> None:
     result = api.run(str(job.with_name("plan.json")), out=str(tmp_path / "run"))
     assert result.metrics[-1]["split"] == "validation"

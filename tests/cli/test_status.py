@@ -80,6 +80,7 @@ def test_a_run_is_stopped_from_its_folder_after_a_step_with_a_checkpoint(job: Pa
     assert f"done after {found.step + 3} steps, loss " in stands(out, 0)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_was_killed_does_not_run_for_ever(job: Path) -> None:
     out = job.parent / "run"
     with started(job.parent, [run(job)]) as (running,):
@@ -90,6 +91,7 @@ def test_a_launcher_that_was_killed_does_not_run_for_ever(job: Path) -> None:
         running.wait_for_all()
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_is_told_a_line_each(job: Path) -> None:
     job.write_text(JOB.replace("1000000", "40") + "sweep {\n  train.optimizer.lr = [0.1, 3e38]\n}\n")
     with started(job.parent, [run(job, "train.on_nonfinite=stop")]) as (running,):
@@ -149,6 +151,7 @@ TOO_FEW = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
 NO_IMAGE = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling registry/dslc:1"}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "line", "status"),
     [

@@ -88,6 +88,7 @@ def test_a_sweep_is_an_array_with_a_folder_for_each_value(tmp_path: Path) -> Non
     assert f"#SBATCH --output={tmp_path}/run/slurm-%a.out\n" in script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting, code",
     [

@@ -78,6 +78,7 @@ def test_a_resumed_training_goes_on_to_the_bit(launcher: Launcher, tmp_path: Pat
             assert np.array_equal(flat(weights_of(whole, rank, step)), flat(weights_of(parts, rank, step)))
 
 
+@pytest.mark.core
 def test_on_other_ranks_the_errors_begin_anew(launcher: Launcher, tmp_path: Path) -> None:
     kept = ("checkpoint.every=4 steps", f"checkpoint.dir={tmp_path / 'kept'}")
     run(launcher, job(tmp_path / "two", 2, OPTIMIZERS["onebit_adam"], TEXT), *kept, steps=4)

@@ -47,6 +47,7 @@ def test_a_period_of_one_step_is_an_exact_sum(launcher: Launcher, tmp_path: Path
     np.testing.assert_allclose(exact.losses(), local.losses(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.core
 def test_nodes_sum_exactly_and_average_between_them(launcher: Launcher, tmp_path: Path) -> None:
     trained = run(launcher, job(tmp_path / "job", 4, "local_sgd(period = 2)"), pieces=2)
     simulated = Simulated(weights_of(trained, 0, 0), 4)

@@ -98,6 +98,7 @@ def test_predictions_are_those_of_one_process(planned: Planned) -> None:
     np.testing.assert_allclose(found["plan"]["output"], found["one"]["output"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_what_was_trained(planned: Planned) -> None:
     path = planned.folder / "weights.pt"
     planned.shown("export", "-o", path, *planned.plan)
@@ -106,6 +107,7 @@ def test_what_is_exported_is_what_was_trained(planned: Planned) -> None:
         assert torch.equal(exported[name], weight), name
 
 
+@pytest.mark.slow
 def test_it_is_verified(planned: Planned) -> None:
     shown = planned.shown("verify", "--steps", 2, *planned.plan)
     assert "the plan trains as one process does\n" in shown

@@ -125,6 +125,7 @@ def test_a_hook_may_not(
     assert said in found.message and f"the hook `own_hooks:{name}`" in text
 
 
+@pytest.mark.core
 def test_a_logger_has_the_records_of_rank_0(launcher: Launcher, job: Path) -> None:
     path = job.parent / "records.json"
     trained = train_job(launcher, job, f'log.loggers=python("own_hooks:File", path = "{path}")')

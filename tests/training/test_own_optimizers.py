@@ -134,6 +134,7 @@ def _close(one: Trained, other: Trained) -> None:
         assert abs(other.weights[name] - value).max() < 1e-4, name
 
 
+@pytest.mark.core
 def test_an_optimizer_evaluates_other_weights_than_it_trains(launcher: Launcher, tmp_path: Path) -> None:
     """`eval()` comes before evaluations, checkpoints and the last weights; the training itself does not see it."""
     made = job(tmp_path, SCHEDULE_FREE)

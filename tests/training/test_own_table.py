@@ -135,6 +135,7 @@ def codes(job: Path, *settings: str) -> set[str]:
     return {found.code for found in report.errors}
 
 
+@pytest.mark.slow
 def test_the_table_is_whole() -> None:
     """No sharding is left out, and what is refused is refused for a reason that has a page."""
     from dslc.dsl.codes import explain

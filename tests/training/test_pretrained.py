@@ -142,6 +142,7 @@ def test_a_job_fine_tunes_as_a_plain_loop_does(folder: Path, launcher: Launcher)
     assert resumed.losses() == one.losses()[4:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["", ", task = causal_lm"])
 def test_a_folder_is_exported_where_the_data_is_the_users(
     folder: Path, task: str, capsys: pytest.CaptureFixture[str]

@@ -79,6 +79,7 @@ def test_an_order_by_length_is_that_of_one_process_with_less_padding(launcher: L
     assert padding(one) < 0.5 * padding(unsorted)
 
 
+@pytest.mark.core
 def test_a_checkpoint_of_another_order_does_not_fit(launcher: Launcher, tmp_path: Path) -> None:
     job = job_with(tmp_path, JOB, 'weighted(python("own_samples:weights", samples = 60))')
     kept = f"checkpoint.dir={tmp_path / 'kept'}"

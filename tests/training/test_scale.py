@@ -45,6 +45,7 @@ def test_the_graph_does_not_grow_with_the_ranks() -> None:
     assert many.number_of_edges() == few.number_of_edges()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("plan",), ("render", "--view", "schedule", "-o", "plan.dot")])
 def test_it_takes_little_memory(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """Loads, checks, plans, proves and draws in one process, measured by the kernel."""

@@ -247,6 +247,7 @@ def test_memory_over_the_limit() -> None:
 # ----------------------------------------------------------------------------------------------------- the plan's bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SOUND, "vast.plt"])
 def test_a_plan_is_restored_as_it_was(name: str) -> None:
     job = compiled(JOBS / name)

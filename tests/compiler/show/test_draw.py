@@ -189,6 +189,7 @@ def test_every_schedule_is_drawn_and_its_boxes_do_not_overlap(name: str) -> None
     assert edges(draw(plan, "graph"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
     virtual = default_virtual_stages(name)

@@ -340,6 +340,7 @@ def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
         assert _highest(found)[0] == _highest(usual)[0] - less
 
 
+@pytest.mark.slow
 def test_a_block_that_the_compiler_cannot_follow_counts_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("it cannot be followed")

@@ -20,6 +20,7 @@ def pieces(make: Callable[[], nn.Module], ranks: int = 2) -> PieceFacts:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "full"])
 def test_attention_is_found_with_what_it_gathers(kind: str) -> None:
     found = pieces(lambda: Model(kind=kind), 4)
