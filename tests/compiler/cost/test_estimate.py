@@ -137,6 +137,7 @@ def test_recomputation_is_arithmetic_and_no_use(tmp_path: Path) -> None:
     assert again.mfu is not None and again.mfu < 0.8
 
 
+@pytest.mark.slow
 def test_a_plan_for_many_thousand_devices_has_an_estimate() -> None:
     found = compiled(ROOT / "benchmarks" / "jobs" / "large.plt").analysis.estimate
     assert found is not None and found.step_time is not None and found.mfu is not None

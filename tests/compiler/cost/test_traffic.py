@@ -80,6 +80,7 @@ NETWORKS: dict[str, tuple[Any, SourceFacts]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "autocast"),
     [(name, autocast) for name in NETWORKS for autocast in (False, True) if (name, autocast) != ("lstm", True)],

@@ -285,6 +285,7 @@ def test_images_behind_links_that_lead_back_or_to_no_file_are_said(files: Path) 
     assert "more than 20,000 folders of images for one class" in said(c.Images, files, folder="pictures")
 
 
+@pytest.mark.slow
 def test_a_pattern_of_stars_ends(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "here").symlink_to(tmp_path, target_is_directory=True)

@@ -145,6 +145,7 @@ def test_a_rank_at_another_coordinate(pipeline: Compiled) -> None:
     assert "process 0 holds rank 0, which is not at pipeline coordinate 1" in refused(pipeline, change)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_used_twice() -> None:
     job = compiled(JOBS / "vast.plt")
 

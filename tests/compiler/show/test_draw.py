@@ -320,6 +320,7 @@ def test_there_is_no_such_view() -> None:
         draw(made_plans.digits(), "plan")
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_devices_from_a_job() -> None:
     plan = compiled(JOBS / "vast.plt").plan
     assert plan.world_size == 16_384

@@ -168,6 +168,7 @@ def test_blocks_that_differ_are_each_traced(spoilt: str) -> None:
     assert proposed(partial(Net, spoilt=spoilt)) == 0
 
 
+@pytest.mark.slow
 def test_blocks_that_differ_in_a_larger_batch_alone_are_each_traced() -> None:
     make = partial(Net, spoilt="samples")
     assert proposed(make) == 4

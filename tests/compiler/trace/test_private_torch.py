@@ -21,6 +21,7 @@ from dslc.compiler.trace import private_torch as pt
 from dslc.compiler.trace.flops import formulas
 
 
+@pytest.mark.slow
 def test_no_other_file_uses_one() -> None:
     assert private_names() == []
 

@@ -29,6 +29,7 @@ def test_attention_is_found_with_what_it_gathers(kind: str) -> None:
     assert {(call.numbers, call.causal) for call in found.attention} == {(16 * 2 * 16, kind == "")}
 
 
+@pytest.mark.slow
 def test_attention_inside_torchs_own_layers_is_found() -> None:
     found = pieces(Encoder)
     assert not found.fault and not found.positions

@@ -390,6 +390,7 @@ class OurTokens(LarkLexer):
 LARK = lark.Lark((GRAMMAR / "plt.lark").read_text(), parser="lalr", lexer=OurTokens, start="start")
 
 
+@pytest.mark.slow
 @given(st.one_of(job_texts(), job_texts().flatmap(mutated)))
 @settings(max_examples=150)
 def test_lark_itself_accepts_what_we_accept(text: str) -> None:
