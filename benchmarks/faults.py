@@ -1,9 +1,9 @@
 """Faults of a training on three hosts, a job beside a hand-written loop under torchrun: which trainings survive them.
 
 Each training is hit by one fault, or by two that follow each other, of the same draws on both sides; the hosts are
-network namespaces (tests/helpers/drawn_faults.py). It is `trained` if every launcher ends with 0, and `metrics.jsonl`
-has every step once with the losses of the undisturbed training, to 1e-5. One that has not ended `LIMIT` seconds after
-its last fault `hangs`.
+network namespaces (tests/instruments/drawn_faults.py). It is `trained` if every launcher ends with 0, and
+`metrics.jsonl` has every step once with the losses of the undisturbed training, to 1e-5. One that has not ended
+`LIMIT` seconds after its last fault `hangs`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from helpers.drawn_faults import KINDS, Fault, Struck, drawn, started_ranks_of  # noqa: E402
 from helpers.hosts import TOOL, here, namespaces, why_none  # noqa: E402
 from helpers.launcher import Command  # noqa: E402
+from instruments.drawn_faults import KINDS, Fault, Struck, drawn, started_ranks_of  # noqa: E402
 
 HOSTS, STEPS, LIMIT = 3, {"dslc": 500, "torchrun": 2000}, 90.0
 JOB = """

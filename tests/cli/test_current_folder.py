@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
-from helpers.hostile import written
+from instruments.hostile import written
 
 EVIL = "import os\nopen(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'ran'), 'a').write(__name__ + '\\n')\n"
 CALLED = "import dslc; print(dslc.run({!r}, out={!r}).metrics[-1]['step'])"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from helpers.commands import DSLC, dslc
-from helpers.hostile import COMMANDS, NAMED, Attack, attack, drawn, gpt, lay, many, written
 from helpers.limited_process import LimitedProcess, faults_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instruments.hostile import COMMANDS, NAMED, Attack, attack, drawn, gpt, lay, many, written
 
 from dslc.dsl.bounds import ALL
 from dslc.dsl.codes import explain

@@ -1,1 +1,1 @@
-"""Shared by the tests: launchers of real processes, jobs and networks drawn at random, golden files, folders."""
+"""Shared by the tests: launchers of real processes, networks and data of users, golden files, folders."""

@@ -1,1 +1,3 @@
-"""Tools that measure the tests themselves, and that no test imports as a helper."""
+"""Instruments of the tests: jobs, networks and faults drawn at random, hostile inputs, and records of the tests
+themselves.
+"""

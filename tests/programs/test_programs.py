@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import dslc
-from helpers.killer import live, records
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train, train_job
+from instruments.killer import live, records
 
 from dslc.runtime.checkpoint.files import checkpoints_in
 

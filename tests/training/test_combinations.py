@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from helpers.launcher import Launcher
-from helpers.pairwise import Choice, pairwise
 from helpers.trained import Trained, agree, ready, train
+from instruments.pairwise import Choice, pairwise
 
 from dslc.compiler.ir.codec import to_json
 

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.killer import Events, children, records
 from helpers.launcher import Launcher
 from helpers.made_programs import places, tokens
 from helpers.small_disk import fill, small_disk
+from instruments.killer import Events, children, records
 from test_kill import ENGINES, LIVES, job
 
 from dslc.runtime.checkpoint import files

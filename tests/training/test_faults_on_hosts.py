@@ -1,5 +1,5 @@
 """Faults on three hosts with addresses of their own, one after another, drawn over kind, moment and host: the training
-ends as the undisturbed one, and no process and no port is left (helpers/drawn_faults.py).
+ends as the undisturbed one, and no process and no port is left (instruments/drawn_faults.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.drawn_faults import KINDS, Struck, drawn, started_ranks_of
 from helpers.hosts import TOOL, here, namespaces, why_none
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
+from instruments.drawn_faults import KINDS, Struck, drawn, started_ranks_of
 from test_hosts import ALONE, JOB
 
 pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none())

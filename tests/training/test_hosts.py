@@ -15,8 +15,8 @@ import pytest
 from helpers.commands import dslc
 from helpers.hosts import TOOL, free_port, here, logged, namespaces, ranks_of, reach, started, tool, why_none
 from helpers.launcher import Launcher
-from helpers.strangers import stranger
 from helpers.trained import Trained, agree, train_job
+from instruments.strangers import stranger
 
 JOB = """
 model {

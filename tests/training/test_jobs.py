@@ -11,9 +11,9 @@ import json
 import pytest
 import torch
 from helpers.paths import ROOT
-from helpers.strategies import jobs, texts
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from instruments.strategies import jobs, texts
 
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.graph.plan_view import plan_view

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.killer import live, records
 from helpers.launcher import Launcher
 from helpers.made_programs import gpt_model, optimizer_step, places, program, tokens
+from instruments.killer import live, records
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint import files

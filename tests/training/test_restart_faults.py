@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.killer import Events, children, records
 from helpers.launcher import Launcher
 from helpers.made_programs import places, tokens
+from instruments.killer import Events, children, records
 from test_faults import left_of
 from test_kill import ENGINES, examine, job
 

@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.jobs_drawn import draw
-from helpers.soundness import Forced, Result, Tally, Trainer
+from instruments.jobs_drawn import draw
+from instruments.soundness import Forced, Result, Tally, Trainer
 
 FIRST = 20_000
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
-from helpers.strategies import jobs, texts
 from hypothesis import HealthCheck, given, settings
+from instruments.strategies import jobs, texts
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.texts import JOBS, job_texts
 from hypothesis import given, settings
+from instruments.texts import JOBS, job_texts
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.show import render

@@ -18,9 +18,9 @@ from typing import Any
 
 import lark
 import pytest
-from helpers.texts import JOBS, job_texts, mutated
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from instruments.texts import JOBS, job_texts, mutated
 from lark.lexer import Lexer as LarkLexer
 
 import dslc.grammar

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.strangers import malformed_message, stranger
+from instruments.strangers import malformed_message, stranger
 
 from dslc.runtime.hosts import elastic, join_requests, meetings
 from dslc.runtime.hosts.authentication import GREETING, HEADER, MOST, AuthenticationError, Session

@@ -14,9 +14,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-
-from helpers.own_networks_drawn import draw_plan, families
 from helpers.paths import HELPERS
+
+from instruments.own_networks_drawn import draw_plan, families
 
 Blocks = dict[str, dict[str, str]]
 

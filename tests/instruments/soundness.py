@@ -34,17 +34,17 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from helpers.commands import dslc
+from helpers.launcher import PRELOADED, Launcher
+from helpers.trained import load_what_traces
 from safetensors.numpy import load_file
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.runs import Ready, prepare
 from dslc.verification import Tolerance, tolerance_of
-from helpers.commands import dslc
-from helpers.drawn_files import lay_out
-from helpers.jobs_drawn import CHECKPOINT, Drawn
-from helpers.launcher import PRELOADED, Launcher
-from helpers.trained import load_what_traces
+from instruments.drawn_files import lay_out
+from instruments.jobs_drawn import CHECKPOINT, Drawn
 
 LIMIT = 100.0  # longer than ranks wait for one another before they say where each of them is
 BY_NATURE = (

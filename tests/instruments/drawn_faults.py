@@ -29,8 +29,9 @@ from pathlib import Path
 from threading import Timer
 
 from helpers.hosts import logged, ranks_of, started, tool
-from helpers.killer import Events
 from helpers.launcher import Command
+
+from instruments.killer import Events
 
 SIGNALS = {"kill": signal.SIGKILL, "crash": signal.SIGSEGV, "end": signal.SIGTERM, "stop": signal.SIGSTOP}
 KINDS = {"kill": 5, "crash": 2, "end": 2, "stop": 1, "launcher": 5, "all launchers": 1, "cut": 2}  # how often

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-
-from helpers import odd_parts_drawn, own_parts_drawn
 from helpers.paths import HELPERS
+
+from instruments import odd_parts_drawn, own_parts_drawn
 
 
 def lay_out(folder: Path) -> None:

@@ -12,8 +12,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from helpers import odd_parts_drawn, own_parts_drawn
-from helpers.own_networks_drawn import draw_adapter, draw_plan, families
+from instruments import odd_parts_drawn, own_parts_drawn
+from instruments.own_networks_drawn import draw_adapter, draw_plan, families
 
 # How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
 KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}

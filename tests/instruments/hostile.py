@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dslc.dsl.language import blocks  # noqa: F401  (fills the registry)
 from helpers.paths import EXAMPLES
+
+from dslc.dsl.language import blocks  # noqa: F401  (fills the registry)
 
 ARGUMENT = 2**17 - 1  # bytes that Linux lets an argument of a command have
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")

@@ -32,9 +32,8 @@ class Own:
 def lay_out(folder: Path) -> None:
     """Writes what the jobs name."""
     import torch
-    from safetensors.torch import save_file
-
     from helpers import own_parts
+    from safetensors.torch import save_file
 
     shutil.copy(HELPERS / "own_parts.py", folder)
     torch.manual_seed(7)

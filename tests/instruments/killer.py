@@ -17,11 +17,12 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from helpers.launcher import Launcher
+from helpers.made_programs import places
+
 from dslc.compiler.ir import program as p
 from dslc.runtime.process.failure import Outcome
 from dslc.runtime.process.records import read_metrics
-from helpers.launcher import Launcher
-from helpers.made_programs import places
 
 
 class Events:
