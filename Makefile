@@ -50,7 +50,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 # RECORD=yes records the statements that each tier runs, for `make covered`.
 RECORDS := build/coverage
 recorded = $(if $(RECORD),mkdir -p $(RECORDS); rm -f $(RECORDS)/$@; \
-  PYTHONPATH=tests/instruments/coverage DSLC_COVERAGE=$(CURDIR)/$(RECORDS)/$@)
+  PYTHONPATH=$(CURDIR)/tests/instruments/coverage DSLC_COVERAGE=$(CURDIR)/$(RECORDS)/$@)
 
 quick: $(STAMP) ## the tests of the language and the compiler that start no process, in a minute
 	$(BIN)/pytest -n 2 --no-processes -m 'not processes and not slow and not long' tests/dsl tests/compiler $(PYTEST_ARGS)

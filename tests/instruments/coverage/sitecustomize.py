@@ -87,5 +87,5 @@ def compiled(path: str, offset: int, shared: Path) -> CodeType:
     return code
 
 
-if VARIABLE in os.environ:
+if __name__ == "sitecustomize" and VARIABLE in os.environ:
     start(Path(os.environ[VARIABLE]))
