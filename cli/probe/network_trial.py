@@ -101,11 +101,16 @@ def real_batch(job: JobSpec, source: SourceFacts, path: str) -> Any:
     """
     import torch
 
+    from dslc.compiler.graph.constants import data_step, python_function
     from dslc.compiler.trace.structures import map_tensors
     from dslc.runtime.data.samples import as_seen
+    from dslc.runtime.process.user_code import search_first
     from dslc.runtime.step.network_trial import ROWS
 
     if os.path.exists(path):
+        for call in parts_of(job.data.source):
+            if isinstance(call, PythonSource):
+                search_first(python_function(call, job.folder).folder)  # for objects of the user's own classes
         batch = torch.load(path, weights_only=False)
         return batch if source.structures is not None else map_tensors(as_seen, batch)
     parts = parts_of(job.data.source)
@@ -113,7 +118,6 @@ def real_batch(job: JobSpec, source: SourceFacts, path: str) -> Any:
         return None
     if len(parts) > 1 or isinstance(parts[0], Parquet | Datasets | Images):
         return _drawn(source, ROWS)
-    from dslc.compiler.graph.constants import data_step
     from dslc.compiler.ir.facts import Facts
     from dslc.compiler.rules.analyse import analyse
     from dslc.runtime.data.sources import open_source

@@ -51,6 +51,12 @@ def take_over(path: str) -> None:
         vars(sys.modules.setdefault(module, ModuleType(module))).update(named)
 
 
+def search_first(folder: str) -> None:
+    """Puts a folder first on `sys.path` and leaves it there: for modules, and for objects of their classes in files."""
+    if folder and folder not in sys.path[:1]:
+        sys.path.insert(0, folder)
+
+
 def load_function(named: PythonFunction) -> Callable[..., Any]:
     """Returns the function with its keyword arguments bound. Puts the job's folder first on `sys.path` and leaves it
     there.
@@ -58,8 +64,7 @@ def load_function(named: PythonFunction) -> Callable[..., Any]:
     Raises ImportError, naming the line of the job, if the module or the function does not exist. An exception that the
     module itself raises passes through.
     """
-    if named.folder and named.folder not in sys.path[:1]:
-        sys.path.insert(0, named.folder)
+    search_first(named.folder)
     module_name, _, path = named.function.partition(":")
     if module_name == GIVEN and not hasattr(sys.modules.get(GIVEN), path.partition(".")[0]):
         raise ImportError(f"`{path}` was given by a program: give it again, as in `dslc.run(job, {path} = …)`")

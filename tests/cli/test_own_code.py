@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,44 @@ def drawn(step, steps):
 
 def negative(step, steps):
     return -1
+"""
+
+
+OBJECTS = """
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+class Tuple(NamedTuple):
+    x: torch.Tensor
+    scale: torch.Tensor
+
+@dataclass
+class Data:
+    x: torch.Tensor
+    scale: torch.Tensor
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, *parts, **named):
+        part = parts[0] if parts else None
+        x = named["x"] if named else part if torch.is_tensor(part) else part.x
+        return self.layer(x)
+
+def data(kind):
+    return [(globals()[kind](torch.randn(4), torch.ones(1)), n % 3) for n in range(20)]
+
+def loss(output, target):
+    return torch.nn.functional.cross_entropy(output, target, reduction="none")
+"""
+OBJECTS_JOB = """
+model { network = python("MODULE:Net"), loss = python("MODULE:loss") }
+data { source = python("MODULE:data", kind = "KIND"), batch = 4 }
+train { steps = 2, optimizer = sgd(lr = 0.1) }
 """
 
 
@@ -75,6 +114,18 @@ def test_a_metric_of_ones_own_is_tried(job: str) -> None:
     (error,) = check_one(job, ['evaluate.metrics=[python("own_metrics:not_additive")]'], trace=True)[0].errors
     assert error.code == "E0802" and "put together from two pieces" in error.message
     assert error.message.startswith("`own_metrics:not_additive` cannot be used as a metric")
+
+
+@pytest.mark.parametrize("kind", ["Tuple", "Data"])
+def test_samples_may_be_objects_of_a_class_beside_the_network(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    module = f"of_{kind.lower()}"
+    (tmp_path / f"{module}.py").write_text(OBJECTS)
+    (tmp_path / "job.plt").write_text(OBJECTS_JOB.replace("MODULE", module).replace("KIND", kind))
+    assert not check_one("job.plt", [], trace=True)[0].found
 
 
 def test_a_plan_without_what_an_optimizer_keeps_says_so(job: str, capsys: pytest.CaptureFixture[str]) -> None:
