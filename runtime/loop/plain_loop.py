@@ -55,6 +55,8 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     _freeze(job.model, model)
     documents.apply(job.model.documents, model)
     model.train()
+    if job.observation is not None and job.observation.exact:
+        model.double()  # before an optimizer makes its state
     optimizer = _optimizer(job.optimizer, model)
     scheduler = _scheduler(job.learning_rate, optimizer)
     work = _step(job, model, optimizer, device)

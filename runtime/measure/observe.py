@@ -86,9 +86,7 @@ class Observer:
         os.makedirs(self._folder, exist_ok=True)
         if not self._mode.noise:
             _silence(model)
-        if self._mode.exact:
-            model.double()  # that of the plain loop; a training's is so from its beginning
-        self._tensors = named_tensors(model)  # now: buffers are other objects in float64
+        self._tensors = named_tensors(model)
         torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, which round differently for each shape
         self._write_tensors("start")
 

@@ -85,12 +85,15 @@ def rate(step, steps, last):
 class Heavy(torch.optim.Optimizer):
     def __init__(self, params, lr, weight_decay=0.1):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["kept"] = torch.zeros_like(p)
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
             for p in group["params"]:
-                kept = self.state[p].setdefault("kept", torch.zeros_like(p))
+                kept = self.state[p]["kept"]
                 kept.mul_(0.9).add_(p.grad + group["weight_decay"] * p)
                 p.add_(kept, alpha=-group["lr"])
 """
@@ -218,7 +221,8 @@ WITHOUT_DIMS = {
 @pytest.mark.slow
 def test_tensors_without_dims_are_compared(tmp_path: Path) -> None:
     forward = WITHOUT_DIMS["forward"].format("0.1") + " + self.shift"
-    run = verify(tmp_path, JOB, "--steps=1", net=WITHOUT_DIMS["net"], forward=forward)
+    adagrad = "train.optimizer=adagrad(lr = 0.05)"  # which makes its state when it is made
+    run = verify(tmp_path, JOB, adagrad, "--steps=1", net=WITHOUT_DIMS["net"], forward=forward)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "6 tensors begin with the same values" in line_of(run.stdout, "same start")
     assert "holds" in line_of(run.stdout, "same state")
