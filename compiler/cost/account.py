@@ -41,7 +41,7 @@ from itertools import pairwise
 from math import prod
 
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes
+from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes, summed_bytes
 from dslc.compiler.cost.gathers import Sharded, Whole
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
@@ -353,6 +353,9 @@ class _Account:
             gradients = self._engine(last).update() if exchange.agrees != "weights" else 0
             passing = passing_bytes(exchange, self._exchanged)
             self._stop("exchange", None, gradients, passing, 0, phase="point")
+            if summed := summed_bytes(exchange, self._exchanged):
+                gradients = self._engine(last).update()
+                self._stop("exact sum of gradients", None, gradients, summed, 0, phase="point")
         return self._peak_node()
 
     def _walk(self, engine: Whole | Sharded) -> None:

@@ -27,6 +27,15 @@ def passing_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> in
     return _PASSING[exchange.kind](parameters, exchange) if exchange.kind in _PASSING else 0
 
 
+def summed_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> int:
+    """Returns the bytes of the gradients laid out in buckets, all at once, where an exchange of weights or momenta sums
+    gradients exactly: in its first steps, and within a node in each.
+    """
+    if exchange.agrees == "gradients" or not (exchange.alone or exchange.pieces > 1):
+        return 0
+    return 4 * exchange.pieces * sum(_pieces(parameters, exchange))
+
+
 def _pieces(parameters: Sequence[ParameterNode], exchange: Exchange) -> list[int]:
     """Returns the numbers of this rank's piece of each bucket of momenta or weights."""
     sizes = [q.count for q in sorted(parameters, key=lambda q: q.name)]

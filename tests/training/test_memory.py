@@ -83,6 +83,19 @@ def test_frozen_layers_keep_what_autograd_keeps(case: Case) -> None:
     assert max(map(abs, found.errors)) <= 0.03, (found.errors, found.predicted, found.at_peak, found.when)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(network="mlp", ranks=2, gradients="async_average(warmup = 50)"),
+        pytest.param(Case(network="convnet", ranks=2, gradients="async_average(warmup = 50)"), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_gradients_that_are_summed_before_weights_are_exchanged(case: Case) -> None:
+    found = measure(case.text)
+    assert max(map(abs, found.errors)) <= 0.03, (found.errors, found.predicted, found.at_peak, found.when)
+
+
 def test_half_of_the_predictions_are_within_a_tenth() -> None:
     if not FOUND.keys() >= set(CASES):
         pytest.skip("not all of the jobs were run")
