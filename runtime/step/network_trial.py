@@ -239,8 +239,8 @@ class NetworkTrial:
         first = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                if name in first and first[name].shape == buffer.shape:
-                    buffer.copy_(first[name])
+                if name in first and first[name].shape == buffer.shape and not _equal(first[name], buffer):
+                    buffer.copy_(first[name])  # that of an expanded one would fail
 
     def _influential(
         self,

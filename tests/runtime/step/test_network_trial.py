@@ -111,6 +111,12 @@ def test_a_batch_norm_of_a_users_own_runs_its_own_code(direct: bool) -> None:
     assert (facts.mixes is not None) == direct
 
 
+@pytest.mark.parametrize("how", ["expanded", "overlapping"])
+def test_a_buffer_whose_elements_share_memory_is_tried(how: str) -> None:
+    facts = tried(lambda: own.Repeated(how))
+    assert facts.tried and (facts.mixes, facts.moved, facts.counted) == (None, (), ())
+
+
 def test_a_count_that_nothing_depends_on_is_none_of_them() -> None:
     facts = tried(lambda: own.Path("none"), traced=True)
     assert not facts.varies and facts.attributes == ()
