@@ -49,6 +49,7 @@ class Trial:
     invented: tuple[tuple[int, ...], tuple[int, ...], str] | str = ""
     absent: str = ""
     output: TensorFact | None = None  # of one sample
+    structured: bool = False  # true if the output or the target is no tensor
 
     def first_accepted(self, mode: str, attempt: Callable[[list[Any]], Any]) -> Any:
         """Returns the result of `attempt` on batches of real samples; else on the first of several inventions that it
@@ -82,9 +83,10 @@ def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, folder: s
     file = os.path.join(folder, "sample_outputs.pt")
     absent = write_outputs(job, Facts(source=source, model=model), file)
     if not absent:
-        return Trial(file=file, output=made.output)
+        return Trial(file=file, output=made.output, structured=structured)
     if structured:
-        return Trial(invented=invented if os.path.exists(invented) else "", absent=absent, output=made.output)
+        numbers = invented if os.path.exists(invented) else ""
+        return Trial(invented=numbers, absent=absent, output=made.output, structured=True)
     assert source.target is not None
     shapes = made.output.shape, source.target.shape, source.target.dtype
     return Trial(invented=shapes, absent=absent, output=made.output)
@@ -191,11 +193,19 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
     from dslc.compiler.graph.constants import loss_step, metric_step
 
     def use(function: Callable[..., Any]) -> list[str] | None:
-        from dslc.runtime.loop.kept_metrics import Kept, try_out
+        from dslc.runtime.loop.kept_metrics import Kept, MetricError, try_out
 
         loss, step = loss_step(job, source, job.folder, tried.output), metric_step(call, job.folder)
         Kept(step, loss).made({})
-        return tried.first_accepted("eval", lambda batches: try_out(step, loss, batches))
+        try:
+            return tried.first_accepted("eval", lambda batches: try_out(step, loss, batches))
+        except Exception as error:  # any kind: the user's code runs, or that of a library on what it does not take
+            if isinstance(error, MetricError) or not tried.structured or where_in_the_users_code(error):
+                raise
+            raise MetricError(
+                f"{first_line(error)}: it is given a structure, and not one tensor",
+                remedy="a class of yours whose `update(output, target)` hands the tensors it needs to a metric",
+            ) from error
 
     numbers = used(job, call, "metric", use, report, absent=tried.absent)
     if numbers is not None:

@@ -310,7 +310,9 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float], repor
                     f"the source brings a validation set of its own, and `data.{field}` would hold out another part",
                     job.data.at(field),
                     help=f"leave `{field}` out"
-                    if field == "validation" or not isinstance(job.data.source, c.PythonSource)
+                    if field == "validation"
+                    or source.test_samples is not None
+                    or not isinstance(job.data.source, c.PythonSource)
                     else "let the source give a triple (train, validation, test)",
                 )
         return (source.samples, source.validation_samples, source.test_samples or 0), "given"
