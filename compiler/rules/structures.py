@@ -136,9 +136,9 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         return
     if pair is not None and isinstance(loss, c.PythonLoss):
         output, leaf = pair
-        target = TensorFact(shape=leaf.fixed[1:], dtype=leaf.dtype)  # type: ignore[arg-type]
-        first = output.shape[1:] == target.shape != ()
-        check_outputs(job, job.evaluate.metrics, output, target, first, report)
+        sample = TensorFact(shape=leaf.fixed[1:], dtype=leaf.dtype)  # type: ignore[arg-type]
+        first = output.shape[1:] == sample.shape != ()
+        check_outputs(job, job.evaluate.metrics, output, sample, first, report)
         return
     library = not isinstance(loss, c.PythonLoss | c.Own | c.Contrastive)  # whole_losses.py checks that
     if pair is not None and library:

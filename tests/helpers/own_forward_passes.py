@@ -403,6 +403,8 @@ class Momentum(nn.Module):
 class Repeated(nn.Module):
     """Buffers of which several elements lie at one place in memory."""
 
+    scale: Tensor
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 3)

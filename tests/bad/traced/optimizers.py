@@ -58,4 +58,5 @@ def of_tensors(params: Any, lr: float) -> torch.optim.Optimizer:
     """Treats vectors and matrices otherwise, and takes no groups."""
     matrices = [p for p in params if p.dim() > 1]
     vectors = [p for p in params if p.dim() <= 1]
-    return torch.optim.SGD([{"params": matrices, "lr": 2 * lr}, {"params": vectors}], lr=lr)
+    groups: list[dict[str, Any]] = [{"params": matrices, "lr": 2 * lr}, {"params": vectors}]
+    return torch.optim.SGD(groups, lr=lr)
