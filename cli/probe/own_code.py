@@ -101,6 +101,7 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
     ranks = layout.world_size if layout else 1
 
     def use(function: Callable[..., Any]) -> tuple[bool, bool] | dict[str, Any]:
+        from dslc.compiler.trace.devices import cpu_tensor_of_loss, named_gpus
         from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
@@ -108,6 +109,9 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
         step = loss_step(job, source, job.folder, tried.output)
 
         def attempt(batches: list[Any]) -> tuple[bool, bool] | dict[str, Any]:
+            place = None if job.devices.gpus is None else cpu_tensor_of_loss(function, *batches[0])
+            if place is not None:
+                return {"cpu": place.line}
             try:
                 for batch in batches[:1]:
                     try_state(function, call.function, *batch, again=True)
@@ -123,10 +127,18 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
                     mixes = mixes_samples(counted, *alike)
             return counts, mixes
 
-        with as_rank_0(ranks):
+        with as_rank_0(ranks), named_gpus(job):
             return tried.first_accepted("train", attempt) or (False, False)
 
     answer = used(job, call, "loss", use, report, absent=tried.absent)
+    if isinstance(answer, dict) and "cpu" in answer:
+        report.add(
+            "E0681",
+            f"the loss computes with a tensor on the CPU beside those on the GPU ({answer['cpu']})",
+            job.model.at("loss"),
+            help="`.to(output.device)` for a tensor that is kept; `device = output.device` for one that the loss makes",
+        )
+        return False
     if isinstance(answer, dict):
         _report_loss_state(call, answer["names"], answer["moves"], report)
         return False

@@ -194,11 +194,13 @@ def _traced_model(
     from dslc.compiler.ir.module_facts import ModelFacts
 
     def use(make: Callable[..., Any]) -> Any:
+        from dslc.compiler.trace.devices import named_gpus
         from dslc.compiler.trace.trace import facts_of_made
 
         adapted = with_adapter(job, counted_once(make))
         called = _is_called(job, source)
-        return to_json(_told(job, adapted, source, real, files) if called else facts_of_made(adapted))
+        with named_gpus(job):
+            return to_json(_told(job, adapted, source, real, files) if called else facts_of_made(adapted))
 
     named = python_function(call, job.folder)
     by_value = named.function.partition(":")[0] in HANDED_OVER
@@ -246,7 +248,9 @@ def _told(
 ) -> ModelFacts:
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
     from dslc.compiler.graph.constants import loss_step, precision_step
+    from dslc.compiler.ir.network_facts import NetworkFacts
     from dslc.compiler.trace.batch import Example, Outputs, read_example
+    from dslc.compiler.trace.devices import cpu_tensor_of_network
     from dslc.compiler.trace.skipped import Skipped
     from dslc.compiler.trace.trace import trace_model, try_low_copy
     from dslc.runtime.model.own_losses import OwnSum
@@ -273,6 +277,9 @@ def _told(
     )
     facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
     facts = replace(facts, network=try_network(job, source, make, facts, real.batch, undone(kept[-1], resting)))
+    if job.devices.gpus is not None and isinstance(job.model.network, PythonNetwork):
+        place = cpu_tensor_of_network(kept[-1], given)
+        facts = replace(facts, network=replace(facts.network or NetworkFacts(), cpu_tensor=place))
     graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
     if graph is not None:
         sharded = [unit.name for unit in units(graph) if unit.name]
@@ -411,6 +418,7 @@ def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] 
         "precision": to_json(precision_step(job)),
         "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
         "pipeline": job.parallelism.pipeline > 1,
+        "gpus": job.devices.gpus is not None,
         "split": splits_backward(job),
         "adapter": to_json(replace(adapter, line="")) if adapter is not None else None,
     }

@@ -49,6 +49,7 @@ class NetworkFacts(Record):
     written: tuple[str, ...] = ()  # parameters that a forward pass writes in training, as tracing shows it
     written_by_samples: tuple[str, ...] = ()  # those that get other numbers with other samples
     attributes: tuple[AttributeFacts, ...] = ()
+    cpu_tensor: CodePlace | None = None  # where, on a GPU, a tensor on the CPU would meet the network's
     skipped_norms: tuple[str, ...] = ()  # batch norms that random numbers or samples call another number of times
 
     @property

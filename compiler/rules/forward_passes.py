@@ -1,6 +1,6 @@
 """Rules for what a network's forward pass draws, mixes, moves and keeps, as tracing and a trial show it.
 
-W0437, W0608, W0625, W0641 to W0648, E0641, E0643, E0644, E0680, W0685. The ranks, the micro-batches and the
+W0437, W0608, W0625, W0641 to W0648, E0641, E0643, E0644, E0680, E0681, W0685. The ranks, the micro-batches and the
 batches of an evaluation each have a part of what one process takes at once: a forward pass that depends on the whole
 computes something else there.
 """
@@ -28,6 +28,15 @@ def check_forward_passes(
     _warn_of_buffers(job, layout, model, facts, report)
     if facts is None:
         return
+    if facts.cpu_tensor is not None:
+        report.add(
+            "E0681",
+            "the forward pass computes with a tensor on the CPU beside those on the GPU "
+            f"({place_text(facts.cpu_tensor)})",
+            network_span(job),
+            help="make it where the input is, as in `torch.arange(n, device=x.device)`; what the network keeps belongs "
+            "into `register_buffer`",
+        )
     if facts.failure:
         report.add(
             "W0648",

@@ -26,11 +26,13 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorDeviceMismatchError,
     unset_fake_temporarily,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode as _TorchFakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     MappingKey,
@@ -52,6 +54,7 @@ __all__ = [  # of what is not defined here
     "AnyBatchNorm",  # the class of every batch normalisation
     "AnyDropout",  # the class of every dropout
     "DataDependentOutputException",  # the value of a fake tensor is asked for
+    "FakeTensorDeviceMismatchError",  # an operation takes fake tensors of two devices
     "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
     "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`
     "TorchDispatchMode",  # sees every operation
@@ -332,6 +335,30 @@ class Watching(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             return func(tensor)
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+class NamedDevices(TorchFunctionMode):
+    """Gives code that names a GPU the device `instead`; with `cpu`, code that names the CPU as well."""
+
+    def __init__(self, instead: torch.device, *, cpu: bool = False) -> None:
+        super().__init__()
+        self._instead, self._named = instead, ("cuda", "cpu") if cpu else ("cuda",)
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        given = dict(kwargs or {})
+        if func is Tensor.cuda:
+            return args[0].to(self._instead)
+        if given.get("device") is not None:
+            given["device"] = self._device(given["device"])
+        if func is Tensor.to:
+            args = tuple(self._device(each) if isinstance(each, str | torch.device) else each for each in args)
+        return func(*args, **given)
+
+    def _device(self, name: Any) -> torch.device:
+        device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
+        return self._instead if device.type in self._named else device
 
 
 def next_node_number() -> int:

@@ -1,0 +1,125 @@
+"""Finds tensors on the CPU that a network or a loss computes with beside those on a GPU; it needs no GPU.
+
+Model: parameters, buffers and batches lie on `cpu:0`, and what code makes without naming a device on `cpu`. To torch's
+fake tensors these are two devices, with the rules of a GPU and the CPU (a number without dimensions and indices may be
+on the CPU), while every kernel is one that a machine without a GPU has.
+
+Limits: what follows a number read out of a tensor is not looked at. A device that code names counts as the GPU, also
+`cpu`, which `"cuda" if torch.cuda.is_available() else "cpu"` gives here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.ir.network_facts import CodePlace
+from dslc.compiler.trace.batch import SMALL, Example, batch_of
+from dslc.compiler.trace.code_place import place_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from dslc.compiler.ir.tensors import TensorFact
+    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+    from dslc.dsl.language.job import JobSpec
+
+
+def named_gpus(job: JobSpec) -> AbstractContextManager[object]:
+    """Returns the context in which code of a job on GPUs that names a GPU gets the CPU."""
+    import torch
+
+    from dslc.compiler.trace.private_torch import NamedDevices
+
+    return nullcontext() if job.devices.gpus is None else NamedDevices(torch.device("cpu"))
+
+
+def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> CodePlace | None:
+    """Returns the place where the forward pass of `model` computes with a tensor on the CPU beside those of a GPU; None
+    where it does not, or where it cannot be seen.
+    """
+    from dslc.compiler.trace.structures import call, map_tensors
+
+    fake = _mode()
+    batch = map_tensors(lambda tensor: _on_gpu(tensor, fake), batch_of(input, SMALL, fake))
+    with _replaced(model, lambda tensor: _on_gpu(tensor, fake)):
+        return _place(lambda: call(model, model.forward, batch), fake, model)
+
+
+def cpu_tensor_of_loss(loss: Callable[[Any, Any], Any], output: Any, target: Any) -> CodePlace | None:
+    """Returns the place where `loss` does, of an output and a target on the CPU of which the GPU has copies."""
+    import torch
+
+    from dslc.compiler.trace.structures import map_tensors
+
+    fake = _mode()
+    pair = [map_tensors(lambda tensor: _on_gpu(tensor, fake), each) for each in (output, target)]
+    return _place(lambda: loss(*pair), fake, torch.nn.Identity())
+
+
+def _mode() -> FakeTensorMode:
+    from dslc.compiler.trace.private_torch import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _on_gpu(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
+    import torch
+
+    with fake:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu:0")
+
+
+def _place(work: Callable[[], object], fake: FakeTensorMode, model: nn.Module) -> CodePlace | None:
+    import torch
+
+    from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError, NamedDevices, Watching
+
+    try:
+        with torch.no_grad(), NamedDevices(torch.device("cpu:0"), cpu=True), fake, Watching(_done):
+            work()
+    except FakeTensorDeviceMismatchError as error:
+        innermost = error.__traceback__
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        names = {id(each): name for name, each in model.named_modules()}
+        return place_of(innermost.tb_frame if innermost else None, names, model)
+    except Exception:  # any kind: a number was asked for, or it fails, as the tracing and the trial tell
+        return None
+    return None
+
+
+def _done(func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError
+
+    if func.name() == "aten::_pack_padded_sequence" and args[1].device.index == 0:  # its kernel reads them on the CPU
+        raise FakeTensorDeviceMismatchError(func, args[0].device, args[1].device)
+    return func(*args, **kwargs)
+
+
+@contextmanager
+def _replaced(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Replaces the parameters and buffers of a module while the context lasts; tied ones stay tied."""
+    import torch
+
+    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
+
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (own_parameters(module), own_buffers(module)):
+            kept.append((tensors, dict(tensors)))
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    new = other(tensor)
+                    made[id(tensor)] = torch.nn.Parameter(new, False) if tensors is own_parameters(module) else new
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for tensors, before in kept:
+            tensors.update(before)
