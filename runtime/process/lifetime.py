@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SHOWN = 80  # letters of a command that are shown
+_COMPILER = "torch/_inductor/compile_worker"  # what torch's compiler starts for kernels of GPUs, and leaves running
 
 
 def end_with(parent: int) -> None:
@@ -120,14 +121,14 @@ class Adopted:
         self._before = set(_children(os.getpid()))
 
     def end(self, patience: float) -> list[str]:
-        """Ends all of them and returns the commands of those that were alive. They have `patience` seconds to end after
-        SIGTERM; 0 means SIGKILL at once.
+        """Ends all of them and returns the commands of those that were alive, without those of torch's compiler, which
+        serve later compilations. They have `patience` seconds to end after SIGTERM; 0 means SIGKILL at once.
         """
         found: list[str] = []
         until = time.monotonic() + patience
         while left := [child for child in _children(os.getpid()) if child not in self._before]:
             alive = [child for child in left if _stat(child)[:1] != ["Z"]]
-            found += [_command(child) for child in alive]
+            found += [_command(child) for child in alive if _COMPILER not in _words(child)]
             _end(alive, until)
             for child in left:
                 with contextlib.suppress(ChildProcessError):
@@ -171,11 +172,15 @@ def _stat(process: int) -> list[str]:
         return []
 
 
-def _command(process: int) -> str:
+def _words(process: int) -> str:
+    """Returns the beginning of a process's command; "" if there is none."""
     try:
         with open(f"/proc/{process}/cmdline", encoding="utf-8", errors="replace") as file:
-            words = file.read(4 * _SHOWN).replace("\0", " ").strip()
+            return file.read(4 * _SHOWN).replace("\0", " ").strip()
     except OSError:
-        words = ""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+        return ""
+
+
+def _command(process: int) -> str:
+    shown = "".join(letter if letter.isprintable() else "?" for letter in _words(process))
     return f"{shown[:_SHOWN]} (process {process})" if shown else f"process {process}"

@@ -225,6 +225,15 @@ def test_executors_that_are_left_idle_end_as_in_any_program(launcher: Launcher, 
     assert outcome.done and done.exists() and "has been ended" not in shown
 
 
+def test_the_workers_of_torchs_compiler_are_ended_without_a_word(launcher: Launcher, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    worker = "['/lib/torch/_inductor/compile_worker/__main__.py', '1000'], executable='/bin/sleep'"
+    trouble = f"self.rank or open({str(child)!r}, 'w').write(str(subprocess.Popen({worker}).pid))"
+    outcome, _, shown = end(launcher, tmp_path, trouble)
+    assert outcome.done and "has been ended" not in shown
+    assert not Path("/proc", child.read_text()).exists()
+
+
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
