@@ -56,7 +56,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         return Done(total, number, norm)
 
     def global_loss(evaluation: Done) -> Tensor:
-        total = evaluation.total.double()
+        total = evaluation.total.to(torch.float64, copy=True)  # that of the rank stays its own
         if group is not None:
             with looks.later():
                 dist.all_reduce(total, group=group)

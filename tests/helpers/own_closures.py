@@ -23,6 +23,18 @@ def net(dropout: float = 0.0) -> nn.Module:
     return module
 
 
+class Wide(nn.Sequential):
+    """Computes in float64 what it is given in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = super().forward(input.double())
+        return output
+
+
+def wide_net() -> nn.Module:
+    return Wide(*net().double())
+
+
 def tensors() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(4)
     inputs = torch.randn(SAMPLES, 5, generator=generator)

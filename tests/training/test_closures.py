@@ -86,6 +86,7 @@ def by_hand(optimizer: str, clip: float = math.inf) -> ByHand:
         (SEARCH, TWO),
         (SEARCH, ("parallelism.microbatches=2",)),
         (SAM.replace("Sam", "SamWithDefault"), TWO_BY_TWO),
+        (SAM, (*TWO, 'model.network=python("own_closures:wide_net")')),
         pytest.param(SAM, TWO_BY_TWO, marks=pytest.mark.long),
         pytest.param(PLAIN, TWO_BY_TWO, marks=pytest.mark.long),
         pytest.param(SAM, (), marks=pytest.mark.long),
