@@ -265,6 +265,24 @@ def _normed(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
+def _compared(operation: Operation, out: torch.Tensor) -> Share | None:
+    """A loss for each number."""
+    if operation.arguments["reduction"] != 0:
+        raise _across(operation)
+    return _aligned(operation, out)
+
+
+def _classified(operation: Operation, out: torch.Tensor) -> Share | None:
+    """A loss for each target, of scores with the classes in their second dim."""
+    scores, targets = operation.share("self"), operation.share("target")
+    if operation.arguments["reduction"] != 0 or scores is None or scores.dim == 1:
+        raise _across(operation)
+    share = scores._replace(dim=max(0, scores.dim - 1))
+    if _common([share, targets]) is None:
+        raise Refused(f"`{operation.name}` combines shares that are cut differently")
+    return share if out.dim() else None  # beside the losses it gives the sum of their weights
+
+
 def _looked_up(operation: Operation, out: torch.Tensor) -> Share:
     """Rows of a table, which is whole, by their numbers."""
     share = operation.share("indices")
@@ -438,6 +456,8 @@ _BY_KIND: dict[_Rule, str] = {
     _product: " ".join(_FACTORS),
     _attended: "_scaled_dot_product_flash_attention_for_cpu",
     _normed: "native_layer_norm _fused_rms_norm",
+    _compared: "mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
+    _classified: "nll_loss_forward nll_loss2d_forward",
     _looked_up: "embedding",
     _indexed: "index _unsafe_index",
     _selected: "index_select",

@@ -349,8 +349,9 @@ def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:
         parts = {str(n): part for n, part in enumerate(target)} if isinstance(target, tuple | list) else target
         labels = (parts[name] if isinstance(parts, dict) else getattr(parts, name))[:, step.arguments["shift"] :]
         ignore = step.arguments["ignore"]
-    if found.numel() > 1 and isinstance(labels, Tensor) and labels.shape == found.shape and ignore is not None:
-        return found[labels != ignore].mean()
+    whole = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.numel() == found.numel()
+    if found.numel() > 1 and whole and ignore is not None:
+        return found.flatten()[labels.flatten() != ignore].mean()
     return found.mean()
 
 

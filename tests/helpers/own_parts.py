@@ -318,6 +318,11 @@ def classified(output: Any, target: Any) -> Tensor:
     return losses
 
 
+def flattened(output: Any, target: Any) -> Tensor:
+    """One for each token, in a row."""
+    return classified(output, target).flatten()
+
+
 def weighed(output: Any, target: Any) -> tuple[Tensor, Tensor]:
     """A sum and its weights."""
     scores, labels = _both(output, target)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.commands import dslc
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, beside, exchanges_as_planned, ready, train_job
 
@@ -18,6 +19,7 @@ train { steps = 4, optimizer = adamw(lr = 0.05), clip = 1.0 }
 log { every = 1 step, tensorboard = false }
 """
 OWN = 'own(mean_of = "labels")'
+FLATTENED = 'python("own_parts:flattened")'
 COUNTED = 'python("own_parts:counted")'
 CONTEXT = ("devices.cpus=2", "parallelism.data=1", "parallelism.context=2")
 
@@ -43,17 +45,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Run
     [
         (OWN, "pair = false", CONTEXT),
         (COUNTED, "pair = true", (*CONTEXT, "parallelism.zero=2", "parallelism.microbatches=2")),
+        (FLATTENED, "pair = true", CONTEXT),
+        pytest.param(FLATTENED.replace("flattened", "classified"), "pair = true", CONTEXT, marks=pytest.mark.long),
         pytest.param(OWN, "pair = false", (*CONTEXT, "parallelism.zero=3"), marks=pytest.mark.long),
         pytest.param(
             COUNTED, "pair = true", (*CONTEXT, "parallelism.data=2", "devices.cpus=4"), marks=pytest.mark.long
         ),
     ],
-    ids=["own", "pair", "own-zero", "pair-data"],
+    ids=["own", "pair", "flattened", "classified", "own-zero", "pair-data"],
 )
 def test_structures_train_as_in_one_process(loss: str, arguments: str, settings: tuple[str, ...], trained: Run) -> None:
     one = trained(loss, arguments)
     assert ("validation", 4) in one.records and len(set(one.losses())) == 4
     agree(one, trained(loss, arguments, *settings))
+
+
+@pytest.mark.slow
+def test_losses_in_a_row_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    run = dslc("verify", written(tmp_path, FLATTENED, "pair = true"), "--steps=2")
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.core
