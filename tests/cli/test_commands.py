@@ -223,6 +223,7 @@ def test_every_command_has_help_with_an_example() -> None:
     assert dslc("nonsense").returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     (

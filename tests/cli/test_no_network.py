@@ -24,6 +24,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

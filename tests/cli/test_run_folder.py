@@ -92,6 +92,7 @@ def test_sweeps_leave_other_things_and_earlier_runs_alone(job: Path, tmp_path: P
     assert not (tmp_path / "grid" / "seed=4").exists(), "nothing is trained where a later one is refused"
 
 
+@pytest.mark.slow
 def test_checkpoints_that_were_brought_along_are_gone_on_from(job: Path, tmp_path: Path) -> None:
     every = ("--set", "checkpoint.every=1 step")
     assert (run := dslc("run", job, "--out", "first", *every, cwd=tmp_path)).returncode == 0, run.stderr
@@ -102,6 +103,7 @@ def test_checkpoints_that_were_brought_along_are_gone_on_from(job: Path, tmp_pat
     assert run.returncode == 0 and "resumes after step 2" in run.stdout, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops a run in the middle of its training. Everything that would write there is refused: the same run, a sweep
     over the folder, a run from Python, one into its checkpoints. When it is killed the system gives the lock back.

@@ -179,6 +179,7 @@ def test_nodes_on_which_an_elastic_job_does_not_train(word: str, environ: Mappin
     assert error.code == "E0810" and said in error.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environ, settings, threads",
     [({"OMP_NUM_THREADS": "3,2"}, (), 3), ({"OMP_NUM_THREADS": "3"}, ("devices.threads=5",), 5)],

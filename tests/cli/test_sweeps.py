@@ -90,6 +90,7 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_of_nine_goes_on_where_it_was(job: Path, tmp_path: Path) -> None:
     """Nine jobs from 3 x 3 values, as a grid search on a cluster. A training that fails does not end the others."""
     command, out = ("run", job, "--out", tmp_path / "grid"), tmp_path / "grid"

@@ -331,6 +331,7 @@ def test_noise_is_said_and_not_judged(tmp_path: Path) -> None:
     assert "trains as one process does" not in run.stdout and "dropout is switched off" not in run.stdout
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_is_a_failure(tmp_path: Path) -> None:
     run = verify(tmp_path, JOB, loss='assert os.environ["RANK"] != "1", "no loss today"')
     assert run.returncode == 3

@@ -197,6 +197,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_from_a_program_that_has_used_torch(tmp_path: Path) -> None:
     """Its output passes through `sys.stdout`, and functions of `__main__` are handed over."""
     script = tmp_path / "script.py"

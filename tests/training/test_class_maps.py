@@ -47,7 +47,6 @@ log { every = 1 step, tensorboard = false }
 """
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("loss", ["cross_entropy()", 'python("segments:of_samples")'])
 def test_a_segmentation_trains_on_two_ranks_as_on_one(tmp_path: Path, launcher: Launcher, loss: str) -> None:
     (tmp_path / "segments.py").write_text(SEGMENTS)

@@ -160,6 +160,7 @@ def test_the_newest_is_taken_and_a_damaged_one_passed_over(folder: Path) -> None
     assert "is whole" in run.stderr
 
 
+@pytest.mark.slow
 def test_tied_weights_are_exported_for_plain_torch(tmp_path: Path) -> None:
     (tmp_path / "gpt.plt").write_text(GPT)
     assert dslc("run", "gpt.plt", cwd=tmp_path).returncode == 0

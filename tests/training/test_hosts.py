@@ -89,6 +89,7 @@ def test_every_axis_crosses_hosts(launcher: Launcher, job: Path, settings: tuple
     test_two_hosts_train_as_one_process(launcher, job, settings)
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_any_host_ends_all_after_one_step(job: Path) -> None:
     """Also when strangers are at the rendezvous, who do not read and do not leave."""
     out = job.parent / "run"
@@ -109,6 +110,7 @@ def test_ctrl_c_on_any_host_ends_all_after_one_step(job: Path) -> None:
     assert all(f"stopped after {len(steps)} steps" in said for _, said in ends), ends
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_on_every_host(job: Path) -> None:
     out = job.parent / "run"
     with started(job.parent, both(job, *ENDLESS, out=out)) as commands:

@@ -89,7 +89,6 @@ def kill(launcher: Launcher, tmp_path: Path, kills: int, seed: int) -> list[str]
     return hit
 
 
-@pytest.mark.core
 def test_five_kills(launcher: Launcher, tmp_path: Path) -> None:
     assert len(kill(launcher, tmp_path, 5, seed=3)) == 5
 

@@ -221,6 +221,7 @@ def test_a_rank_of_mpirun_that_is_killed_is_one_message(mpirun: list[str], job: 
     assert status == 3 and said.count("training failed on rank") == said.count("was ended by SIGKILL") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mpirun", [pytest.param("open mpi", marks=pytest.mark.long), "mpich"], indirect=True)
 def test_sigusr1_to_mpirun_stops_all_after_one_step(mpirun: list[str], job: Path) -> None:
     out = job.parent / "run"

@@ -46,7 +46,6 @@ def test_a_mixture_of_texts_goes_on_on_two_ranks(launcher: Launcher, tmp_path: P
     np.testing.assert_allclose(found.losses(), one.losses(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.core
 def test_samples_of_several_data_sets_are_put_together_in_one_batch(launcher: Launcher, tmp_path: Path) -> None:
     job = beside("own_samples.py", tmp_path, OWN)
     one = train_job(launcher, job)

@@ -40,7 +40,6 @@ def started_by_mpirun(command: Command, rank: int) -> int:
         waiting += children(process)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("mpirun", ["open mpi", pytest.param("mpich", marks=pytest.mark.long)], indirect=True)
 def test_a_killed_rank_is_started_again(mpirun: list[str], tmp_path: Path, alone: Trained) -> None:
     job = written(tmp_path)

@@ -198,6 +198,7 @@ def test_a_run_directory_is_gone_on_with_where_the_job_says_so(tmp_path: Path) -
     assert (manifest.step, manifest.world_size, manifest.plan_hash) == (20, 2, plan["hash"])
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("""
 from pathlib import Path
@@ -224,6 +225,7 @@ def loss(output, target):
     assert "resumes after step 4" in gone_on.stdout
 
 
+@pytest.mark.slow
 def test_a_resume_that_is_refused_does_not_advise_the_same_command(tmp_path: Path) -> None:
     job = tmp_path / "made.plt"
     job.write_text(CONVNET)

@@ -151,6 +151,7 @@ def test_a_file_that_could_not_be_finished_is_not_left(tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.slow
 def test_the_example_trains_on_the_file_that_it_says_how_to_make(tmp_path: Path) -> None:
     example = EXAMPLES / "tokens.plt"
     command = example.read_text().splitlines()[1].removeprefix("#   ")

@@ -34,6 +34,7 @@ def held(loss: str, batch: int, ranks: int = 1, microbatches: int = 1, zero: int
     return measure(filled(JOB, {**choice, "zero": f"{zero}"}))
 
 
+@pytest.mark.slow
 def test_activations_are_those_of_one_micro_batch() -> None:
     whole, pieces = held("contrastive()", 256), held("contrastive()", 256, microbatches=8)
     alone = held("cross_entropy()", 32)

@@ -270,6 +270,7 @@ sys.stdout.buffer.write((plan.text() + draw(plan) + explain(plan)).encode())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("job", [JOBS / "pipeline.plt", JOBS / "uneven.plt", ROOT / "examples" / "cluster.plt"])
 def test_a_plan_has_the_same_bytes_anywhere(job: Path, tmp_path: Path) -> None:

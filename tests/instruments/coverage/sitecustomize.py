@@ -19,6 +19,8 @@ from types import CodeType
 
 ROOT = Path(__file__).resolve().parents[3]
 FLOORS = ("cli", "compiler", "dsl", "runtime")
+# The rooms of what runs inside of a module's forward pass, which torch's compiler follows: it knows no record.
+COMPILED = ("runtime/model", "runtime/parallel", "runtime/pipeline", "runtime/technique")
 VARIABLE = "DSLC_COVERAGE"  # names the shared file
 BYTES = "__dslc_statements__"  # the name under which all modules find it
 
@@ -26,7 +28,10 @@ BYTES = "__dslc_statements__"  # the name under which all modules find it
 def offsets() -> tuple[dict[str, int], int]:
     """Returns where the lines of each source file begin in the shared file, and its size."""
     table, end = {}, 0
+    compiled_rooms = {ROOT / room for room in COMPILED}
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
+        if path.parent in compiled_rooms:
+            continue
         table[str(path)] = end
         end += path.stat().st_size + 2  # no file has more lines than bytes
     return table, end

@@ -342,6 +342,7 @@ print(held() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 @pytest.mark.parametrize("kind", ["tokens", "mnist", "parquet"])
 def test_a_source_much_larger_than_a_batch_is_not_held(

@@ -56,6 +56,7 @@ def start(folder: Path, ranks: int, hang: int = 0, **changed: Any) -> Command:
     return Command(write_program(job, places(ranks), folder / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("how", ["a Ctrl-C to all of them", "a SIGTERM to all of them", "a SIGTERM to the launcher"])
 def test_all_ranks_stop_after_the_same_step(tmp_path: Path, ranks: int, how: str) -> None:
@@ -76,6 +77,7 @@ def test_all_ranks_stop_after_the_same_step(tmp_path: Path, ranks: int, how: str
     assert load_file(tmp_path / "run" / "weights.safetensors")["steps"] == step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", ["can be written", "is removed", "is a folder"])
 def test_a_second_time_ends_at_once(tmp_path: Path, log: str) -> None:
     """torch's agent writes this into the launcher's log, if it can."""
