@@ -243,14 +243,18 @@ class Attentive(nn.Module):
 
 
 class Kinds(Texts):
-    """Words with their kinds, and labels, of which some do not count; with `pair` as (input, target)."""
+    """Words with their kinds, and labels, of which some do not count; with `pair` as (input, target), of which the
+    target is a tensor if it is `bare`.
+    """
 
-    def __init__(self, pair: bool = False, whole: bool = False) -> None:
-        self.pair, self.whole = pair, whole
+    def __init__(self, pair: bool = False, whole: bool = False, bare: bool = False) -> None:
+        self.pair, self.whole, self.bare = pair, whole, bare
 
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
         input = {"words": sample["words"], "kinds": sample["words"][0] % 3 if self.whole else sample["words"] % 3}
+        if self.bare:
+            return input, sample["labels"]
         return (input, {"label": sample["labels"]}) if self.pair else input | {"labels": sample["labels"]}
 
 

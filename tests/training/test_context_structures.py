@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Run
     [
         (OWN, "pair = false", CONTEXT),
         (COUNTED, "pair = true", (*CONTEXT, "parallelism.zero=2", "parallelism.microbatches=2")),
-        (FLATTENED, "pair = true", CONTEXT),
+        (FLATTENED, "bare = true", CONTEXT),
         pytest.param(FLATTENED.replace("flattened", "classified"), "pair = true", CONTEXT, marks=pytest.mark.long),
         pytest.param(OWN, "pair = false", (*CONTEXT, "parallelism.zero=3"), marks=pytest.mark.long),
         pytest.param(
@@ -62,7 +62,7 @@ def test_structures_train_as_in_one_process(loss: str, arguments: str, settings:
 
 @pytest.mark.slow
 def test_losses_in_a_row_are_those_of_a_plain_loop(tmp_path: Path) -> None:
-    run = dslc("verify", written(tmp_path, FLATTENED, "pair = true"), "--steps=2")
+    run = dslc("verify", written(tmp_path, FLATTENED, "bare = true"), "--steps=2")
     assert run.returncode == 0, run.stdout + run.stderr
 
 
