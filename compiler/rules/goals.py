@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import metrics as m
+from dslc.dsl.language.calls import PythonSource, parts_of
 from dslc.dsl.language.goals import Goal
 from dslc.dsl.language.job import JobSpec, goals_of
 from dslc.dsl.language.lr_schedules import Plateau
@@ -36,8 +37,11 @@ def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None
         if workload is not None and workload.sets:
             _check_set(job, field, goal, workload, named, report)
             continue
-        metric = named.get(goal.metric)
-        if metric is None and goal.metric != LOSS and not _within(goal.metric, named):
+        name, of_set = goal.metric, goal.metric.partition(".")[2]
+        if (of_set in named or of_set == LOSS or _within(of_set, named)) and _may_have_sets(job, workload):
+            name = of_set
+        metric = named.get(name)
+        if metric is None and name != LOSS and not _within(name, named):
             _report_missing(job, field, goal.metric, goal.at("metric"), [*named, LOSS], report)
         elif metric is not None and _is_list(metric):
             report.add(
@@ -47,6 +51,12 @@ def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None
                 notes=[Note(message="the metric", span=metric.span or job.evaluate.at("metrics"))],
                 help=f"`{metric.word}(average = macro, …)`" if hasattr(metric, "average") else "another metric",
             )
+
+
+def _may_have_sets(job: JobSpec, workload: Workload | None) -> bool:
+    """True if a source of the user's own, which was not called, may give validation sets with names."""
+    unknown = workload is None or workload.validation is None
+    return unknown and any(isinstance(source, PythonSource) for source in parts_of(job.data.source))
 
 
 def _check_set(

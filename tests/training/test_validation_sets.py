@@ -13,6 +13,7 @@ from helpers.trained import Trained, agree, beside, train_in_parts, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
+from dslc.front import check_one
 from dslc.main import main
 from dslc.runs import prepare
 
@@ -82,6 +83,12 @@ def test_a_goal_says_which_set(job: Path) -> None:
     assert prepare(load(str(job), ["checkpoint.best=lowest(loss)"]), report) is None
     (said,) = report.errors
     assert said.code == "E0317" and "clean.loss" in said.help
+
+
+@pytest.mark.parametrize(("goal", "good"), [("far.loss", True), ("far.accuracy", True), ("far.recall", False)])
+def test_a_set_may_have_any_name_before_the_source_is_known(job: Path, goal: str, good: bool) -> None:
+    errors = check_one(str(job), [f'checkpoint.best=highest("{goal}")'])[0].errors
+    assert [error.code for error in errors] == ["E0317"] * (not good)
 
 
 def test_dslc_evaluate_names_them(job: Path, one: Trained, capsys: pytest.CaptureFixture[str]) -> None:
