@@ -32,7 +32,7 @@ class Wide(nn.Sequential):
 
 
 def wide_net() -> nn.Module:
-    return Wide(*net().double())
+    return Wide(*net().double().children())
 
 
 def tensors() -> tuple[Tensor, Tensor]:
