@@ -1,4 +1,4 @@
-# Handwritten digits on one to three machines, which come and go while it trains: on each of them
+# Handwritten digits on one to three machines, which come and go while it trains. On each of them:
 # `dslc run examples/elastic.plt --out runs/elastic --rendezvous node-a`, and on one more whenever you like. In pods:
 # `dslc submit examples/elastic.plt --set 'launch.with=kubernetes(image = "registry/dslc:1", volumes = "training:/runs")'`.
 model {

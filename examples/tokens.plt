@@ -1,4 +1,4 @@
-# A GPT on a file of tokens, which is made first:
+# A GPT on a file of tokens. Make the file first:
 #   dslc tokens "$(python -c 'import os; print(os.path.dirname(os.__file__))')"/*.py -o tokens.bin
 model {
   network = gpt(layers = 2, width = 64, heads = 4, context = 64, vocab = 256)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from pathlib import Path
 
 from dslc.dsl.plain import plain
 from dslc.status import GOOD, WRONG_USAGE
 
+TEMPLATES = Path(__file__).parent.parent / "templates"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"  # of a checkout: a wheel has none
+
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        return _print_list()
+    if arguments.name is None:
+        print("dslc: `dslc new` needs a NAME; `dslc new --list` lists the templates", file=sys.stderr)
+        return WRONG_USAGE
     name = arguments.name.removesuffix(".plt")
     path = f"{name}.plt"
     if os.path.exists(path):
         print(plain(f"dslc: {path} exists already"), file=sys.stderr)
         return WRONG_USAGE
-    templates = os.path.join(os.path.dirname(os.path.dirname(__file__)), "templates")
     files = {f"{arguments.template}.plt": path}
     if arguments.template == "python":
         module = os.path.join(os.path.dirname(path), "net.py")
@@ -25,10 +34,38 @@ def main(arguments: argparse.Namespace) -> int:
             return WRONG_USAGE
         files["net.py.txt"] = module
     for source, target in files.items():
-        with open(os.path.join(templates, source), encoding="utf-8") as file:
+        with open(TEMPLATES / source, encoding="utf-8") as file:
             text = file.read()
         with open(target, "w", encoding="utf-8") as file:
             file.write(text)
         print(plain(f"{target} written"))
     print(plain(f"next: dslc check {path}, dslc run {path}"))
     return GOOD
+
+
+def summary(job: Path) -> str:
+    """Returns the first sentence of the comment that a job begins with."""
+    comment = []
+    with open(job, encoding="utf-8") as file:
+        for line in file:
+            if not line.startswith("#"):
+                break
+            comment.append(line.strip("# \n"))
+    return re.split(r"(?<=[.?])\s", " ".join(comment))[0]
+
+
+def _print_list() -> int:
+    """Prints the templates, and the examples of a checkout, with what each shows."""
+    _print_jobs("templates, for `dslc new NAME --template TEMPLATE`:", TEMPLATES, ".plt")
+    if any(EXAMPLES.glob("*.plt")):
+        print()
+        _print_jobs(f"examples, in {plain(str(EXAMPLES))}:", EXAMPLES, "")
+    return GOOD
+
+
+def _print_jobs(heading: str, folder: Path, suffix: str) -> None:
+    jobs = sorted(folder.glob("*.plt"))
+    width = max(len(job.name.removesuffix(suffix)) for job in jobs)
+    print(heading)
+    for job in jobs:
+        print(f"  {job.name.removesuffix(suffix):{width}}  {summary(job)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from helpers.paths import ROOT
 from helpers.trained import OWN_JOB
 
 from dslc.front import check_one
-from dslc.main import build_parser
+from dslc.main import build_parser, main
 
 DIGITS = ROOT / "examples" / "digits.plt"
 CLUSTER = ROOT / "examples" / "cluster.plt"
@@ -124,6 +125,22 @@ def test_a_new_job_is_good_as_it_is(tmp_path: Path, template: str) -> None:
     assert dslc("check", "mine.plt", "--trace", cwd=tmp_path).returncode == 0
     assert dslc("fmt", "--check", "mine.plt", cwd=tmp_path).returncode == 0
     assert dslc("new", "mine", cwd=tmp_path).returncode == 2, "nothing is written over"
+
+
+def test_a_list_of_jobs_says_what_each_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The templates are those that `--template` takes, and each example of the checkout is listed."""
+    assert main(["new", "--list"]) == 0
+    lines = re.findall(r"^  (\S+) +([A-Z].*[.?])$", capsys.readouterr().out, re.M)
+    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    templates = commands.choices["new"]._option_string_actions["--template"].choices
+    assert sorted(name for name, _ in lines) == sorted(
+        [*templates, *(job.name for job in EXAMPLES if job.parent == DIGITS.parent)]
+    )
+
+
+def test_a_new_job_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new"]) == 2
+    assert "dslc new --list" in capsys.readouterr().err
 
 
 @pytest.mark.slow
