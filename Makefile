@@ -22,7 +22,7 @@ TESTS  := $(patsubst %/,%,$(filter-out tests/helpers/ tests/instruments/%,$(sort
 # A start of dslc that may not store its compiled modules compiles them every time, which is most of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install run quick test tests rest test-all lint types covered slowest long bench rooms clean
+.PHONY: help install run quick test tests rest test-all lint types linked covered slowest long bench docs rooms clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -72,14 +72,16 @@ lint: $(STAMP) ## ruff alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy knows neither package-dir nor the editable install, so it is given the package as a folder of links; the paths
-# it reports are turned back into those of the checkout.
-types: $(STAMP) ## mypy alone
-	@rm -rf $(TYPES) && mkdir -p $(TYPES)
-	@ln -s $(addprefix $(CURDIR)/,$(wildcard cli/*)) $(addprefix $(CURDIR)/,$(FLOORS)) $(TYPES)
+# mypy and mkdocstrings know neither package-dir nor the editable install. Both get the package as a folder of links; the
+# paths that mypy reports are turned back into those of the checkout.
+types: $(STAMP) linked ## mypy alone
 	@echo mypy $(TYPES) $(wildcard tests benchmarks)
 	@MYPYPATH=$(subst $(empty) $(empty),:,$(TESTS)) $(BIN)/mypy $(TYPES) $(wildcard tests benchmarks) \
 	  | sed -E 's#$(TYPES)/(dsl|compiler|runtime|grammar)/#\1/#; s#$(TYPES)/#cli/#'
+
+linked:
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard cli/*)) $(addprefix $(CURDIR)/,$(FLOORS)) $(TYPES)
 
 # 97% of what both run.
 covered: $(STAMP) ## the share of statements that `make test` runs, after RECORD=yes make test-all
@@ -93,6 +95,15 @@ long: $(STAMP) ## the full products and the hundred-run tests
 
 bench: $(STAMP) ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Its tools come with the first build, not with `make install`. A link or an anchor that leads nowhere fails the build.
+docs: $(VENV)/.docs linked ## the documentation site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html is the first page"
+
+$(VENV)/.docs: $(STAMP)
+	@$(PIP) --no-build-isolation -e '.[docs]'
+	@touch $@
 
 rooms: $(STAMP) ## draw the rooms and their imports into CONTRIBUTING.md
 	PYTHONPATH=tests $(BIN)/python -m helpers.rooms
