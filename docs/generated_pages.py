@@ -47,6 +47,7 @@ DIAGRAMS = (
     ("pipeline", "schedule", "The schedule of the pipeline"),
     ("digits", "graph", "The plan graph of two processes"),
 )
+PLACEHOLDER = re.compile(r"<(?=[a-z]+>)")
 CODE = re.compile(r"\b[EWN]\d{4}\b")
 LINK = re.compile(r"\]\(([^)#\s]+)")
 LEXERS = {".py": "python", ".plt": "text"}
@@ -65,10 +66,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Points links to files of the repository at their pages, and links each code to its page."""
+    """Points links to files of the repository at their pages, links codes to their pages, and escapes `<name>`."""
     here = posixpath.dirname(page.file.src_uri)
     markdown = LINK.sub(lambda link: f"]({_target(link[1], here)}", markdown)
-    return markdown if here == "codes" and page.file.name == "index" else _link_codes(markdown, here)
+    return markdown if here == "codes" and page.file.name == "index" else _prepare_prose(markdown, here)
 
 
 # ------------------------------------------------------------------------------------------------------------- codes
@@ -100,15 +101,16 @@ def _code_index() -> str:
     return "\n".join(lines)
 
 
-def _link_codes(markdown: str, here: str) -> str:
-    """Links codes in prose: not in headings, links, or code."""
+def _prepare_prose(markdown: str, here: str) -> str:
+    """Links codes and escapes placeholders in prose: not in headings, links, or code."""
     names, lines, in_fence = titles(), [], False
     for line in markdown.split("\n"):
         if line.lstrip().startswith("```"):
             in_fence = not in_fence
         if not (in_fence or line.startswith(("#", "    ", "```")) or "](" in line):
             pieces = line.split("`")
-            pieces[::2] = [CODE.sub(lambda code: _code_link(code[0], here, names), piece) for piece in pieces[::2]]
+            prose = [PLACEHOLDER.sub("&lt;", piece) for piece in pieces[::2]]
+            pieces[::2] = [CODE.sub(lambda code: _code_link(code[0], here, names), piece) for piece in prose]
             line = "`".join(pieces)
         lines.append(line)
     return "\n".join(lines)

@@ -121,6 +121,13 @@ def test_a_page_names_what_exists(page: Path) -> None:
     assert not faults(page.read_text())
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """The strict build of `make docs` fails otherwise, and no other test builds the site."""
+    named = set(re.findall(r": ([a-z/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    generated = {"examples.md", "gallery.md", "codes/index.md"}
+    assert named == generated | {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     (
