@@ -276,6 +276,7 @@ sys.exit(main(["verify", "job.plt", "--steps=3", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

@@ -131,6 +131,7 @@ def test_workers_that_fetch_samples_end_as_well(tmp_path: Path, how: str) -> Non
         command.wait_for_all()  # the test's own time limit ends this
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["conv", "gpt"])
 def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, model: str) -> None:
     """The first optimizer, DDP or `backward` would load torch._dynamo and sympy, if not prevented."""

@@ -236,6 +236,7 @@ def test_sigusr1_to_mpirun_stops_all_after_one_step(mpirun: list[str], job: Path
     assert "to resume:  mpirun -np 2 dslc run " in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen, ranks, said",
     [

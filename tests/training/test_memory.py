@@ -161,6 +161,7 @@ def _sees_what_is_made(rank: int) -> list[dict[str, int]]:
     return peaks
 
 
+@pytest.mark.slow
 def test_the_tracker_counts_every_byte() -> None:
     ((without, made),) = gang(1, _sees_what_is_made)
     assert without["parameters"] == without["gradients"] == 40_000

@@ -404,6 +404,7 @@ def test_a_sweep_is_one_array_and_a_waiting_job_is_cancelled(job: Path) -> None:
     assert queued not in subprocess.check_output(["squeue", "--noheader", "--states=PENDING"], text=True)
 
 
+@pytest.mark.slow
 def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None:
     with started(job.parent, [srun(job, "devices.cpus=2", tasks=3)]) as (running,):
         status, said = running.end()
@@ -412,6 +413,7 @@ def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None
     assert "the job takes 4 ranks: 2 on each of 2 nodes" in said and not (job.parent / "run").exists()
 
 
+@pytest.mark.slow
 def test_srun_of_a_local_job_is_said_once(job: Path) -> None:
     with started(job.parent, [srun(job, "launch.with=local()", "devices.nodes=1", "devices.cpus=2")]) as (running,):
         status, said = running.end()

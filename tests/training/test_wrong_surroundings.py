@@ -185,6 +185,7 @@ def test_what_is_mounted_is_told(job: Path, name: str) -> None:
     run_case(job, NEED_ROOT[name], on_hosts=False)
 
 
+@pytest.mark.slow
 def test_torchrun_of_a_local_job_is_told(job: Path) -> None:
     """Once; then torchrun says that its processes have failed."""
     line = "{python} -m torch.distributed.run --nproc-per-node 2 -m dslc run {job} --set devices.nodes=1"
@@ -425,6 +426,7 @@ def test_what_does_not_matter_lets_a_job_train(job: Path) -> None:
     assert logged(job.parent / "run")[-1] == 6
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_lets_a_job_train(job: Path) -> None:
     line = f"{ALONE} --set train.steps=200 | head -1; exit ${{PIPESTATUS[0]}}"
     with started_here(job, line) as running:

@@ -166,6 +166,7 @@ def norms(rank: int, folder: str, kind: Any, clip: float | None) -> list[Any]:
     return [norm.item(), whole.detach().numpy().copy()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_the_norm_is_that_of_the_whole_gradient(tmp_path: Path, clip: float | None) -> None:
     model = build_model(gpt_model(vocab=33), "cpu")

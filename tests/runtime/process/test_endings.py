@@ -250,6 +250,7 @@ def test_exceptions_that_are_hard_to_print(launcher: Launcher, tmp_path: Path, t
     assert words in message and len(message) < 3000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_of_batch_systems_stop_a_training(tmp_path: Path, number: signal.Signals) -> None:
     """Also if they are sent to all of its processes."""
