@@ -63,6 +63,7 @@ from dslc.compiler.cost.whole_loss import LossBytes, whole_loss_bytes
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.ir.working import Moment
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (
@@ -350,7 +351,7 @@ class _Account:
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes(), phase="point")
         exchange = self._sharding.exchange
         if exchange is not None and self._sharding.engine != "fsdp":
-            gradients = self._engine(last).update() if exchange.agrees != "weights" else 0
+            gradients = self._engine(last).update() if exchange.agrees is not Payload.WEIGHTS else 0
             passing = passing_bytes(exchange, self._exchanged)
             self._stop("exchange", None, gradients, passing, 0, phase="point")
             if summed := summed_bytes(exchange, self._exchanged):

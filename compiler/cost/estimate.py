@@ -24,10 +24,9 @@ catalogue (`missing_figures`).
 from __future__ import annotations
 
 from dslc.compiler.cost.cost import RankCost
-from dslc.compiler.cost.exchange_traffic import SCALE, over_replicas
+from dslc.compiler.cost.exchange_traffic import over_replicas
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.cost.traffic import SHARED
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import Payload, TrafficNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
@@ -138,7 +137,7 @@ class _Links:
         elif traffic.axis == "data" and self.sharding.engine == "fsdp":
             if over_replicas(traffic.operation, traffic.what):  # each part with its copies
                 ranks, stride = self.sharding.replicas, stride * self.sharding.shards
-            elif traffic.what == SCALE or traffic.operation in ("all_gather", "reduce_scatter"):
+            elif traffic.what == Payload.SCALE or traffic.operation in ("all_gather", "reduce_scatter"):
                 ranks = self.sharding.shards
         return ranks, max(1, min(ranks, layout.processes // stride))
 
@@ -189,13 +188,13 @@ class _Links:
         always = once = left = 0.0
         exchange = self.sharding.exchange
         ahead = exchange is not None and exchange.ahead
-        for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == SHARED):
+        for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == Payload.SHARED_GRADIENTS):
             seconds = self.seconds(traffic)
             gathered = traffic.operation == "all_gather" and self.sharding.reshard
             scattered = traffic.operation == "reduce_scatter" and not self.sharding.accumulate
-            if traffic.what == "weights" and ahead:
+            if traffic.what is Payload.WEIGHTS and ahead:
                 always += seconds
-            elif traffic.what not in ("gradients", "parameters") or traffic.operation == "broadcast":
+            elif traffic.what not in (Payload.GRADIENTS, Payload.PARAMETERS) or traffic.operation == "broadcast":
                 left += seconds
             elif gathered or scattered:
                 always += seconds

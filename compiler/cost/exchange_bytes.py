@@ -12,6 +12,7 @@ from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.exchange_traffic import factors_of
 from dslc.compiler.cost.traffic import buckets
 from dslc.compiler.ir.nodes import ParameterNode
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.exchange import Exchange
 
 Bytes = Callable[[Sequence[ParameterNode], Exchange], int]
@@ -31,7 +32,7 @@ def summed_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> int
     """Returns the bytes of the gradients laid out in buckets, all at once, where an exchange of weights or momenta sums
     gradients exactly: in its first steps, and within a node in each.
     """
-    if exchange.agrees == "gradients" or not (exchange.alone or exchange.pieces > 1):
+    if exchange.agrees is Payload.GRADIENTS or not (exchange.alone or exchange.pieces > 1):
         return 0
     return 4 * exchange.pieces * sum(_pieces(parameters, exchange))
 

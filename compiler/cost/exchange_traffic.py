@@ -17,15 +17,11 @@ from dslc.compiler.common.low_rank import matrix_of
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.records import Factors
-from dslc.compiler.ir.traffic import ALWAYS, Among, TrafficNode, When
+from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, TrafficNode, When
 from dslc.compiler.placement.exchange import Exchange
 
-SCALE = "scale of the gradients"
-SCALE_OF_SUMS = "scale of sums of gradients"  # which shards have taken, before they go over replicas
-SECOND = "second factors of the gradients"
 OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
-ROUNDS = "whether a round of averages is over"
 MAGNITUDE = 4  # bytes in front of a row of signs
 
 
@@ -37,7 +33,7 @@ class Sent(NamedTuple):
     operation: str
     dtype: str
     bytes: int
-    what: str = ""
+    what: Payload = Payload.NOTHING
     times: int = 1
 
 
@@ -48,11 +44,13 @@ def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode
     """Yields the exchanges of momenta or weights in buckets of these numbers, and the sums of gradients beside them."""
     steadily = When(after=exchange.alone)
     if exchange.alone:
-        yield _node("all_reduce", "gradients", "float32", [4 * size for size in sizes], when=When(until=exchange.alone))
+        yield _node(
+            "all_reduce", Payload.GRADIENTS, "float32", [4 * size for size in sizes], when=When(until=exchange.alone)
+        )
     if exchange.pieces > 1:
-        yield _node("all_reduce", "gradients", "float32", [4 * size for size in sizes], "node", steadily)
+        yield _node("all_reduce", Payload.GRADIENTS, "float32", [4 * size for size in sizes], "node", steadily)
         if not exchange.every:
-            yield _node("all_reduce", ROUNDS, "float32", [8], "node", steadily)
+            yield _node("all_reduce", Payload.ROUND_END, "float32", [8], "node", steadily)
     when = When(every=exchange.every, after=exchange.alone)
     yield from _by_rule(exchange, [largest(size, exchange.pieces) for size in sizes], when)
     if exchange.pieces > 1:
@@ -60,9 +58,9 @@ def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode
         yield _node("all_gather", exchange.agrees, "float32", pieces, "node", when)
 
 
-def over_replicas(operation: str, what: str) -> bool:
+def over_replicas(operation: str, what: Payload) -> bool:
     """True of the exchanges of `fully_shard` that are among replicas; others are among the shards of one."""
-    return what == SCALE_OF_SUMS or (operation, what) == ("all_reduce", "gradients")
+    return what == Payload.SCALE_OF_SUMS or (operation, what) == ("all_reduce", Payload.GRADIENTS)
 
 
 def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]]) -> Iterator[TrafficNode]:
@@ -74,10 +72,10 @@ def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]])
     pieces = [largest(size, exchange.pieces) for size in sizes]
     if exchange.pieces > 1:
         whole = [4 * exchange.pieces * piece for piece in pieces]
-        yield _node("reduce_scatter", "gradients", "float32", whole, "node")
+        yield _node("reduce_scatter", Payload.GRADIENTS, "float32", whole, "node")
     yield from _by_rule(exchange, pieces, ALWAYS)
     if exchange.pieces > 1:
-        yield _node("all_gather", "gradients", "float32", [4 * piece for piece in pieces], "node")
+        yield _node("all_gather", Payload.GRADIENTS, "float32", [4 * piece for piece in pieces], "node")
 
 
 def _by_rule(exchange: Exchange, numbers_of: Sequence[int], when: When) -> Iterator[TrafficNode]:
@@ -99,7 +97,7 @@ def _by_rule(exchange: Exchange, numbers_of: Sequence[int], when: When) -> Itera
 
 
 def _node(
-    operation: str, what: str, dtype: str, sizes: Sequence[int], among: Among = "", when: When = ALWAYS
+    operation: str, what: Payload, dtype: str, sizes: Sequence[int], among: Among = "", when: When = ALWAYS
 ) -> TrafficNode:
     return TrafficNode(
         operation=operation,
@@ -117,7 +115,7 @@ def _node(
 
 
 def _fp16(numbers: int, exchange: Exchange) -> Iterable[Sent]:
-    return Sent("all_reduce", "float32", 4, SCALE), Sent("all_reduce", "float16", 2 * numbers)
+    return Sent("all_reduce", "float32", 4, Payload.SCALE), Sent("all_reduce", "float16", 2 * numbers)
 
 
 def _bf16(numbers: int, exchange: Exchange) -> Iterable[Sent]:
@@ -155,8 +153,10 @@ def factors_of(parameters: Iterable[ParameterNode], exchange: Exchange | None) -
 
 def _factors(buckets: Sequence[tuple[int, Factors | None]]) -> Iterator[TrafficNode]:
     first = [numbers if found is None else numbers - found.numbers + found.first for numbers, found in buckets]
-    yield _node("all_reduce", "gradients", "float32", [4 * numbers for numbers in first])
-    yield _node("all_reduce", SECOND, "float32", [4 * found.second for _, found in buckets if found is not None])
+    yield _node("all_reduce", Payload.GRADIENTS, "float32", [4 * numbers for numbers in first])
+    yield _node(
+        "all_reduce", Payload.SECOND_FACTORS, "float32", [4 * found.second for _, found in buckets if found is not None]
+    )
 
 
 def _with_peers(numbers: int, exchange: Exchange) -> Iterable[Sent]:

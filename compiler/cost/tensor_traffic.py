@@ -36,14 +36,13 @@ from typing import NamedTuple, assert_never
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
 
-FORWARD, AGAIN, BACKWARD = "activations", "activations, again", "gradients of activations"
-LOSS, SUMMED = "parts of the loss", "gradients beside pieces"
 _KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention", "gated_mlp")  # itself
 
 
@@ -51,7 +50,7 @@ class Exchanged(NamedTuple):
     """One collective: its content, its dtype, and the bytes of a rank's input."""
 
     operation: str
-    what: str
+    what: Payload
     dtype: str
     bytes: int
 
@@ -115,12 +114,12 @@ class TensorTraffic:
                     yield from self._of_style(style, call, samples, before, after, again)
             for q in (layer.parameters[n] for n in trains):
                 for _ in range(self._summed[q.name.rpartition(".")[0]]):  # each call by itself
-                    yield self._exchanged("all_reduce", SUMMED, self._microbatches * q.count, False)
+                    yield self._exchanged("all_reduce", Payload.PARTIAL_GRADIENTS, self._microbatches * q.count, False)
             flows = flows or bool(trains)
         if ends and self._plan.loss_parallel:
             targets = samples * prod(self._model.output.shape[:-1]) // self._context
             for _ in ("the largest score", "the sum", "the target's score"):
-                yield Exchanged("all_reduce", LOSS, "float32", 4 * targets)
+                yield Exchanged("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
 
     def _of_style(
         self, style: TensorStyle, call: _Call, samples: int, before: bool, after: bool, again: bool
@@ -151,15 +150,15 @@ class TensorTraffic:
         if style in (TensorStyle.ROW_OF_WHOLE, TensorStyle.SPLIT):
             backward.append(("all_gather", takes // n, call.takes_low))
         for operation, size, low in forward:
-            yield self._exchanged(operation, FORWARD, size, low)
+            yield self._exchanged(operation, Payload.ACTIVATIONS, size, low)
             if again:
-                yield self._exchanged(operation, AGAIN, size, low)
+                yield self._exchanged(operation, Payload.ACTIVATIONS_AGAIN, size, low)
         for operation, size, low in backward if before else ():
-            yield self._exchanged(operation, BACKWARD, size, low)
+            yield self._exchanged(operation, Payload.ACTIVATION_GRADIENTS, size, low)
         if style is TensorStyle.ROW_TO_PIECES and after:
-            yield self._exchanged("all_gather", BACKWARD, gives // n, call.gives_low)
+            yield self._exchanged("all_gather", Payload.ACTIVATION_GRADIENTS, gives // n, call.gives_low)
 
-    def _exchanged(self, operation: str, what: str, numbers: int, low: bool) -> Exchanged:
+    def _exchanged(self, operation: str, what: Payload, numbers: int, low: bool) -> Exchanged:
         short = self._half or (self._low and low)
         return Exchanged(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
 
@@ -209,4 +208,6 @@ class TensorTraffic:
         for layer in layers:
             for q in layer.parameters:
                 if TensorStyle.SEQUENCE in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
-                    yield Exchanged("all_reduce", SUMMED, self._kept_in, DTYPE_BYTES[self._kept_in] * q.count)
+                    yield Exchanged(
+                        "all_reduce", Payload.PARTIAL_GRADIENTS, self._kept_in, DTYPE_BYTES[self._kept_in] * q.count
+                    )

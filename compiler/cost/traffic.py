@@ -29,12 +29,12 @@ from math import prod
 from dslc.compiler.common.buckets import in_buckets as in_order
 from dslc.compiler.common.buckets import last_first
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import OWN_BUCKETS, SCALE, SCALE_OF_SUMS, gradients_of, weights_of
-from dslc.compiler.cost.tensor_traffic import FORWARD, Exchanged, TensorTraffic
+from dslc.compiler.cost.exchange_traffic import OWN_BUCKETS, gradients_of, weights_of
+from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.cost.whole_loss import over_outputs
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import ALWAYS, TrafficNode, When
+from dslc.compiler.ir.traffic import ALWAYS, Payload, TrafficNode, When
 from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.placement.lowering import Issue, row_of
 from dslc.compiler.placement.seams import sent
@@ -60,7 +60,6 @@ from dslc.dsl.record import record
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it is sent early
 BUFFER_BUCKET_BYTES = 250 * 2**20
 
-SHARED = "gradients of shared weights"
 ROUNDED = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -109,7 +108,7 @@ def traffic(place: Coordinate) -> Iterator[TrafficNode]:
     return (node for node in found if node.count)
 
 
-def _data(operation: str, what: str, sizes: Iterable[int], dtype: str = "float32", times: int = 1) -> TrafficNode:
+def _data(operation: str, what: Payload, sizes: Iterable[int], dtype: str = "float32", times: int = 1) -> TrafficNode:
     """Returns operations of these sizes, each so many `times`; a Counter gives the times of each."""
     of_each = sizes if isinstance(sizes, Counter) else Counter(sizes)
     count, bytes = of_each.total(), sum(size * often for size, often in of_each.items())
@@ -133,15 +132,15 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
     else:
         yield from _ddp(place)
     if not place.model.unsynced_batch_norm and not alone:
-        yield _data("all_reduce", "batch statistics", _statistics(place), "float64", layout.microbatches)
+        yield _data("all_reduce", Payload.BATCH_STATISTICS, _statistics(place), "float64", layout.microbatches)
     when, exchange = ALWAYS, sharding.exchange
     if exchange is not None and not exchange.every:  # later no step waits for another rank
         when = When(until=exchange.alone)
     summed = layout.sizes["data"] > 1 and when.until != 0
     if place.workload.counts == "kept" and summed:
-        yield replace(_data("all_reduce", "count of what is kept", [8], "int64"), when=when)
+        yield replace(_data("all_reduce", Payload.KEPT_COUNT, [8], "int64"), when=when)
     if place.workload.counts == "own" and summed and layout.sizes["pipeline"] * layout.sizes["context"] == 1:
-        yield replace(_data("all_reduce", "count of the losses", [8], "float64"), when=when)
+        yield replace(_data("all_reduce", Payload.LOSS_COUNT, [8], "float64"), when=when)
     yield from over_outputs(place)
 
 
@@ -156,12 +155,10 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
         return
     axis = wide[0] if len(wide) == 1 else "all"
     if place.workload.counts == "own" and {"pipeline", "context"} & {*wide}:  # each rank knows a part of it
-        yield TrafficNode(
-            operation="all_reduce", axis=axis, what="count of the losses", dtype="float64", count=1, bytes=8
-        )
+        yield TrafficNode(operation="all_reduce", axis=axis, what=Payload.LOSS_COUNT, dtype="float64", count=1, bytes=8)
     for asked, what in (
-        (place.job.train.clip_norm is not None and not apart, "norm of the gradient"),
-        (leaves_out_steps(place.job), "whether a gradient is not finite"),
+        (place.job.train.clip_norm is not None and not apart, Payload.GRADIENT_NORM),
+        (leaves_out_steps(place.job), Payload.NONFINITE),
     ):
         if asked:
             yield TrafficNode(operation="all_reduce", axis=axis, what=what, dtype="float32", count=1, bytes=4)
@@ -174,16 +171,16 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
         return
     sizes = buckets(4 * q.count for q in order)
     if place.sharding.exchange is None:
-        yield _data("all_reduce", "gradients", sizes)
+        yield _data("all_reduce", Payload.GRADIENTS, sizes)
     else:
         yield from gradients_of(place.sharding.exchange, by_bucket(place))
     if searches(model, place.sharding):
-        yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
+        yield _data("all_reduce", Payload.USED_PARAMETERS, [4 * len(order)], "int32")
     if not model.batch_norm or model.moves_buffers:  # else the buffers are equal, or each rank's own
         for dtype, sizes in _buffers(layers).items():
-            yield _data("broadcast", "buffers", sizes, dtype)
+            yield _data("broadcast", Payload.BUFFERS, sizes, dtype)
     if place.sharding.engine == "zero1":
-        yield _data("broadcast", "parameters", [4 * numbers or 4 for numbers in updated(place)])
+        yield _data("broadcast", Payload.PARAMETERS, [4 * numbers or 4 for numbers in updated(place)])
 
 
 def in_buckets(place: Coordinate) -> list[ParameterNode]:
@@ -326,20 +323,20 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     if shards > 1:
         dtype = low_dtype(place.job) if low_copy(place.job) else "float32"
         del gathered[0]
-        yield _data("all_gather", "parameters", gathered, dtype)
+        yield _data("all_gather", Payload.PARAMETERS, gathered, dtype)
         times = 1 if sharding.accumulate else microbatches
         if summed == "float16":
-            yield _data("all_reduce", SCALE, [4] * len(scattered), times=times)
-        yield _data("reduce_scatter", "gradients", scattered, summed, times)
+            yield _data("all_reduce", Payload.SCALE, [4] * len(scattered), times=times)
+        yield _data("reduce_scatter", Payload.GRADIENTS, scattered, summed, times)
     if sharding.replicas > 1:
         if summed == "float16":
-            yield _data("all_reduce", SCALE_OF_SUMS, [4] * len(scattered))
-        yield _data("all_reduce", "gradients", [size // shards for size in scattered], summed)
+            yield _data("all_reduce", Payload.SCALE_OF_SUMS, [4] * len(scattered))
+        yield _data("all_reduce", Payload.GRADIENTS, [size // shards for size in scattered], summed)
     if place.model.moves_buffers and place.layout.sizes["data"] > 1:
         for kind, each in _buffers(place.layers, limit=1).items():
-            yield _data("broadcast", "buffers", each, kind)
+            yield _data("broadcast", Payload.BUFFERS, each, kind)
     if searches(place.model, sharding) and place.layout.sizes["data"] > 1:
-        yield _data("all_reduce", "which parameters were used", [4 * len(place.whole.trained)], "int32")
+        yield _data("all_reduce", Payload.USED_PARAMETERS, [4 * len(place.whole.trained)], "int32")
 
 
 def summed_in(sharding: Sharding) -> str:
@@ -426,8 +423,8 @@ def _over_tensor(place: Coordinate) -> list[TrafficNode]:
         begins, ends = stage == 0, stage == len(place.stages) - 1
         found += axis.passes(layers, place.workload.share, begins=begins, ends=ends)
     if makes_outputs_ahead(place.job, layout):
-        found += [each for each in found if each.what == FORWARD]
-    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+        found += [each for each in found if each.what == Payload.ACTIVATIONS]
+    sums: dict[tuple[str, Payload, str], tuple[int, int]] = {}
     for each in found:
         _add(sums, each, layout.microbatches)
     often = 1 if sharding.accumulate else layout.microbatches
@@ -439,7 +436,7 @@ def _over_tensor(place: Coordinate) -> list[TrafficNode]:
     ]
 
 
-def _add(sums: dict[tuple[str, str, str], tuple[int, int]], each: Exchanged, count: int) -> None:
+def _add(sums: dict[tuple[str, Payload, str], tuple[int, int]], each: Exchanged, count: int) -> None:
     key = each.operation, each.what, each.dtype
     before = sums.get(key, (0, 0))
     sums[key] = before[0] + count, before[1] + each.bytes
@@ -464,8 +461,8 @@ def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
                 scattered.append(size * prod(keys) // layout.sizes["tensor"])
                 gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
     for operation, what, sizes in (
-        ("all_gather", "keys and values", gathered),
-        ("reduce_scatter", "gradients of keys and values", scattered),
+        ("all_gather", Payload.KEYS_AND_VALUES, gathered),
+        ("reduce_scatter", Payload.KEY_VALUE_GRADIENTS, scattered),
     ):
         count = len(sizes) * layout.microbatches
         bytes = sum(sizes) * layout.microbatches
@@ -481,10 +478,10 @@ def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
     forward = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]  # by the stage that sends forward
     backward = [i - 1 for i in mine if i > 0 and i - 1 not in mine]
     for operation, what, ends in (
-        ("send", "activations", forward),
-        ("receive", "activations", backward),
-        ("send", "gradients of activations", backward),
-        ("receive", "gradients of activations", forward),
+        ("send", Payload.ACTIVATIONS, forward),
+        ("receive", Payload.ACTIVATIONS, backward),
+        ("send", Payload.ACTIVATION_GRADIENTS, backward),
+        ("receive", Payload.ACTIVATION_GRADIENTS, forward),
     ):
         sizes: dict[str, list[int]] = {}
         for fact in (fact for i in ends for fact in between[i]):
@@ -511,7 +508,7 @@ def _shared(place: Coordinate) -> Iterator[TrafficNode]:
         yield TrafficNode(
             operation=operation,
             axis="pipeline",
-            what=SHARED,
+            what=Payload.SHARED_GRADIENTS,
             dtype="float32",
             count=len(sizes),
             bytes=sum(sizes),

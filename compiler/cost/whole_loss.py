@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from math import prod
 
 from dslc.compiler.common.shares import largest
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import Payload, TrafficNode
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.whole_losses import GRADIENTS, OUTPUTS, TARGETS, compared_ranks, compares
+from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.dsl.language.calls import Contrastive
 from dslc.dsl.record import Record, record
 
@@ -42,17 +42,17 @@ def over_outputs(staging: Staging) -> Iterator[TrafficNode]:
     rows, shape = largest(staging.workload.batch, staging.layout.sizes["data"]), staging.model.output.shape
     own = 4 * rows * prod(shape)
 
-    def exchanged(operation: str, what: str, dtype: str, size: int) -> TrafficNode:
+    def exchanged(operation: str, what: Payload, dtype: str, size: int) -> TrafficNode:
         return TrafficNode(operation=operation, axis="data", what=what, dtype=dtype, count=1, bytes=size)
 
     if not isinstance(staging.job.model.loss, Contrastive):
-        yield exchanged("all_gather", OUTPUTS, "uint8", own)
-        yield exchanged("all_gather", TARGETS, "uint8", rows * staging.workload.target)
+        yield exchanged("all_gather", Payload.OUTPUTS, "uint8", own)
+        yield exchanged("all_gather", Payload.TARGETS, "uint8", rows * staging.workload.target)
         return
-    yield exchanged("all_gather", OUTPUTS, "float32", own)
+    yield exchanged("all_gather", Payload.OUTPUTS, "float32", own)
     if has_classes(staging):
-        yield exchanged("all_gather", TARGETS, "uint8", 8 * rows)
-    yield exchanged("reduce_scatter", GRADIENTS, "float32", ranks * own)
+        yield exchanged("all_gather", Payload.TARGETS, "uint8", 8 * rows)
+    yield exchanged("reduce_scatter", Payload.OUTPUT_GRADIENTS, "float32", ranks * own)
 
 
 def has_classes(staging: Staging) -> bool:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS, SECOND, over_replicas
-from dslc.compiler.cost.tensor_traffic import SUMMED
-from dslc.compiler.cost.traffic import SHARED, Coordinate, gathered_again, over_tensor, units_by_stage
+from dslc.compiler.cost.exchange_traffic import over_replicas
+from dslc.compiler.cost.traffic import Coordinate, gathered_again, over_tensor, units_by_stage
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.ir.records import Action, SharedWeight, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import Payload, TrafficNode
 from dslc.compiler.placement.whole_losses import EXCHANGED, compared_ranks
 
 
@@ -38,6 +37,8 @@ class Placing:
         for n, action in enumerate(line):
             self._at.setdefault(action.what, []).append(n)
         self._update = self._at["update"][0]
+        self._forward = sorted(self._at["F"] + self._at.get("E", []))
+        self._backward = sorted(self._at.get("B", []) + self._at.get("I", []))
         self._weights: dict[int, dict[str, Weights]] = {stage: {} for stage in place.mine}
         for name, weights in plan.of_kind(Weights):
             if weights.stage in self._weights:
@@ -45,32 +46,57 @@ class Placing:
 
     def exchanges(self, traffic: TrafficNode) -> Iterator[tuple[Spot, Action]]:
         """Yields the collectives as actions, each with its place in the line."""
-        match traffic.operation, traffic.what:
-            case "all_gather", "parameters":
+        line, sharding = self._line, self._place.sharding
+        match traffic.what:
+            case Payload.PARAMETERS if traffic.operation == "all_gather":
                 yield from self._gathers(traffic)
-            case _, what if what == SECOND:
+            case Payload.PARAMETERS | Payload.MOMENTA:
+                yield (
+                    Spot(self._update, traffic.what is Payload.PARAMETERS),
+                    self._all_of(traffic, list(self._trained())),
+                )
+            case Payload.SECOND_FACTORS:
                 own = [name for each in self._weights.values() for name, found in each.items() if found.factors]
                 yield Spot(self._update, False), self._all_of(traffic, own)
-            case _, "gradients":
+            case Payload.GRADIENTS:
                 yield from self._sums(traffic)
-            case _, what if what in (SCALE, SCALE_OF_SUMS) and self._place.sharding.engine == "fsdp":
+            case Payload.SCALE | Payload.SCALE_OF_SUMS if sharding.engine == "fsdp":
                 yield from self._sums(traffic)
-            case _, "momenta":
-                yield Spot(self._update, False), self._all_of(traffic, list(self._trained()))
-            case _, "weights":
-                exchange = self._place.sharding.exchange
-                ahead = exchange is not None and exchange.ahead
+            case Payload.WEIGHTS:
+                ahead = sharding.exchange is not None and sharding.exchange.ahead
                 spot = Spot(self._at["F"][0], False) if ahead else Spot(self._update, True)
                 yield spot, self._all_of(traffic, list(self._trained()))
-            case "broadcast", "parameters":
-                yield Spot(self._update, True), self._all_of(traffic, list(self._trained()))
-            case "send" | "receive", what if what == SHARED:
+            case Payload.SHARED_GRADIENTS:
                 own = [name for name, each in self._plan.of_kind(SharedWeight) if each.summed and self._has(each)]
                 yield Spot(self._update, False), self._all_of(traffic, own)
-            case _, what if what == SUMMED:
+            case Payload.PARTIAL_GRADIENTS:
                 yield from self._beside_pieces(traffic)
+            case Payload.ACTIVATIONS | Payload.KEYS_AND_VALUES:
+                yield from self._divided(traffic, [Spot(n, True) for n in self._forward])
+            case Payload.LOSS_PARTS:
+                last = max(line[n].stage for n in self._forward)
+                yield from self._divided(traffic, [Spot(n, True) for n in self._forward if line[n].stage == last])
+            case Payload.ACTIVATIONS_AGAIN | Payload.ACTIVATION_GRADIENTS | Payload.KEY_VALUE_GRADIENTS:
+                yield from self._divided(traffic, [Spot(n, True) for n in self._backward])
+            case Payload.BATCH_STATISTICS:
+                yield from self._divided(traffic, [Spot(n, True) for n in sorted(self._forward + self._backward)])
+            case Payload.OUTPUTS | Payload.TARGETS | Payload.OUTPUT_GRADIENTS:
+                yield from self._divided(traffic, [Spot(self._at.get("E", self._at["F"])[-1], True)])
+            case Payload.BUFFERS | Payload.KEPT_COUNT | Payload.ROUND_END:
+                yield from self._divided(traffic, [Spot(self._forward[0], False)])
+            case (
+                Payload.SCALE
+                | Payload.SCALE_OF_SUMS
+                | Payload.LOSS_COUNT
+                | Payload.USED_PARAMETERS
+                | Payload.GRADIENT_NORM
+                | Payload.NONFINITE
+            ):
+                yield from self._divided(traffic, [Spot(self._update, False)])
+            case Payload.NOTHING:
+                raise AssertionError(f"an exchange of nothing: {traffic}")
             case _:
-                yield from self._divided(traffic, self._spots(traffic))
+                assert_never(traffic.what)
 
     # --------------------------------------------------------------------------------------- parameters and gradients
 
@@ -117,7 +143,7 @@ class Placing:
             own = {name: each for name, each in self._weights[self._line[n].stage].items() if each.trained}
             if own:
                 size = sum(each.trained or 0 for each in own.values()) * DTYPE_BYTES[traffic.dtype] // shards
-                if traffic.what in (SCALE, SCALE_OF_SUMS):
+                if traffic.what in (Payload.SCALE, Payload.SCALE_OF_SUMS):
                     size = 4 * len(own)
                 yield Spot(n, True), self._action(traffic, len(own), size, list(own))
 
@@ -155,25 +181,6 @@ class Placing:
         return any(stage in self._weights for stage in shared.stages)
 
     # ------------------------------------------------------------------------------------------------------ the others
-
-    def _spots(self, traffic: TrafficNode) -> list[Spot]:
-        forward = sorted(self._at["F"] + self._at.get("E", []))
-        backward = sorted(self._at.get("B", []) + self._at.get("I", []))
-        match traffic.what:
-            case "activations" | "keys and values":
-                return [Spot(n, True) for n in forward]
-            case "parts of the loss":
-                last = max(self._line[n].stage for n in forward)
-                return [Spot(n, True) for n in forward if self._line[n].stage == last]
-            case "activations, again" | "gradients of activations" | "gradients of keys and values":
-                return [Spot(n, True) for n in backward]
-            case "batch statistics":
-                return [Spot(n, True) for n in sorted(forward + backward)]
-            case what if what in EXCHANGED:
-                return [Spot(self._at.get("E", self._at["F"])[-1], True)]
-            case "buffers" | "count of what is kept" | "whether a round of averages is over":
-                return [Spot(forward[0], False)]
-        return [Spot(self._update, False)]
 
     def _divided(self, traffic: TrafficNode, spots: list[Spot]) -> Iterator[tuple[Spot, Action]]:
         for n, spot in enumerate(spots):
@@ -223,4 +230,4 @@ class Placing:
         return sharding.shards, inner
 
 
-_OVER_DATA = ("batch statistics", "count of what is kept", "count of the losses", "which parameters were used")
+_OVER_DATA = (Payload.BATCH_STATISTICS, Payload.KEPT_COUNT, Payload.LOSS_COUNT, Payload.USED_PARAMETERS)

@@ -14,7 +14,7 @@ from dslc.compiler.common.shares import alike
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import held
 from dslc.compiler.cost.stages import equal_counts
-from dslc.compiler.cost.traffic import SHARED, message_bytes, messages, place_of, updated
+from dslc.compiler.cost.traffic import message_bytes, messages, place_of, updated
 from dslc.compiler.cost.weights import numbers, shared_weights, weights
 from dslc.compiler.graph.constants import constants, stage_ends
 from dslc.compiler.graph.exchanges import Placing
@@ -41,6 +41,7 @@ from dslc.compiler.ir.records import (
     Stage,
 )
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.seams import unsendable
@@ -293,7 +294,7 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
         beside: dict[tuple[int, bool], list[str]] = {}
         # The messages between stages have been added already.
         between = [t for t in cost.traffic if t.operation in ("send", "receive") and t.axis == "pipeline"]
-        others = [t for t in cost.traffic if t not in between or t.what == SHARED]
+        others = [t for t in cost.traffic if t not in between or t.what == Payload.SHARED_GRADIENTS]
         for n, traffic in enumerate(others):
             for k, (spot, action) in enumerate(placing.exchanges(traffic)):
                 name = f"exchange {p}.{n}.{k}"

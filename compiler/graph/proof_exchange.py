@@ -20,15 +20,23 @@ from dataclasses import replace
 
 from dslc.compiler.common.buckets import messages
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import HEADER, ROUNDS, SCALE, SCALE_OF_SUMS, SECOND
+from dslc.compiler.cost.exchange_traffic import HEADER
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import ALWAYS, When
+from dslc.compiler.ir.traffic import ALWAYS, Payload, When
 from dslc.dsl.record import Record, record
 
-AGREED = ("gradients", "momenta", "weights", SCALE, SCALE_OF_SUMS, SECOND, ROUNDS)
+AGREED = (
+    Payload.GRADIENTS,
+    Payload.MOMENTA,
+    Payload.WEIGHTS,
+    Payload.SCALE,
+    Payload.SCALE_OF_SUMS,
+    Payload.SECOND_FACTORS,
+    Payload.ROUND_END,
+)
 
 
 @record
@@ -75,15 +83,15 @@ class _Agreement:
         if partial:
             return f"gradients of {partial[0]} are partial sums, which no exchange completes"
         begun = When(after=exchange.alone)
-        if exchange.agrees == "gradients":
+        if exchange.agrees is Payload.GRADIENTS:
             if exchange.alone or exchange.every != 1:
                 return f"{exchange.kind} exchanges the gradients of each step"
-            return self._scales() or self._factors() or self._follow("gradients", ALWAYS, _Held(), self._ranks)
+            return self._scales() or self._factors() or self._follow(Payload.GRADIENTS, ALWAYS, _Held(), self._ranks)
         reason = ""
         if exchange.alone:
-            reason = self._follow("gradients", When(until=exchange.alone), _Held(), self._ranks)
+            reason = self._follow(Payload.GRADIENTS, When(until=exchange.alone), _Held(), self._ranks)
         if pieces > 1:
-            reason = reason or self._follow("gradients", begun, _Held(), pieces)
+            reason = reason or self._follow(Payload.GRADIENTS, begun, _Held(), pieces)
         when = When(every=exchange.every, after=exchange.alone)
         reason = reason or self._rounds(begun)
         held = _Held(over=pieces, of_node=pieces > 1, cut=((pieces, 1),) if pieces > 1 else ())
@@ -91,7 +99,7 @@ class _Agreement:
 
     def _scales(self) -> str:
         """Checks that the ranks agree on the scale of half precision before they sum in it."""
-        found = [action for _, _, action in self._mine(SCALE, ALWAYS)]
+        found = [action for _, _, action in self._mine(Payload.SCALE, ALWAYS)]
         wanted = len(self._own) if self._exchange.kind == "fp16" else 0
         told = [(a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride) for a in found]
         sound = [("all_reduce", ("float32",), wanted, 4 * wanted, self._ranks, 1)] if wanted else []
@@ -103,20 +111,21 @@ class _Agreement:
         """
         own = {name: each.factors for name, each in self._own.items() if each.factors is not None}
         bytes_ = 4 * sum(each.second for each in own.values())
-        found = [action for _, _, action in self._mine(SECOND, ALWAYS)]
+        found = [action for _, _, action in self._mine(Payload.SECOND_FACTORS, ALWAYS)]
         told = [(a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride, set(a.weights)) for a in found]
         sound = [("all_reduce", ("float32",), len(own), bytes_, self._ranks, 1, set(own))] if own else []
         if told != sound:
             return f"the second factors of {len(own)} groups of gradients are agreed on by {told}"
-        first = [n for n, _, _ in self._mine("gradients", ALWAYS)]
-        late = all(n > max(first, default=0) for n, _, _ in self._mine(SECOND, ALWAYS))
+        first = [n for n, _, _ in self._mine(Payload.GRADIENTS, ALWAYS)]
+        late = all(n > max(first, default=0) for n, _, _ in self._mine(Payload.SECOND_FACTORS, ALWAYS))
         return "" if late else "second factors are agreed on before the first ones"
 
     def _rounds(self, begun: When) -> str:
         """Checks that the ranks of a node agree in each step whether a round by the clock is over."""
         first = next(n for n, (_, action) in enumerate(self._line) if action.what == "F")
         told = [
-            (a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride, n < first) for n, _, a in self._mine(ROUNDS, begun)
+            (a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride, n < first)
+            for n, _, a in self._mine(Payload.ROUND_END, begun)
         ]
         asked = self._exchange.every == 0 and self._exchange.pieces > 1
         sound = [("all_reduce", ("float32",), 1, 8, self._exchange.pieces, 1, True)] if asked else []
@@ -129,7 +138,7 @@ class _Agreement:
     def _peers(self) -> str:
         return str(self._exchange.arguments.get("peers", self._exchange.kind))
 
-    def _mine(self, what: str, when: When) -> Iterator[tuple[int, str, Action]]:
+    def _mine(self, what: Payload, when: When) -> Iterator[tuple[int, str, Action]]:
         for n, (name, action) in enumerate(self._line):
             if action.carries == what and action.when == when:
                 yield n, name, action
@@ -137,15 +146,15 @@ class _Agreement:
     def _others(self) -> str:
         """Checks that nothing of it takes place in steps that no rule names."""
         exchange = self._exchange
-        known = {("gradients", When(until=exchange.alone)), ("gradients", When(after=exchange.alone))}
-        known.add((ROUNDS, When(after=exchange.alone)))
+        known = {(Payload.GRADIENTS, When(until=exchange.alone)), (Payload.GRADIENTS, When(after=exchange.alone))}
+        known.add((Payload.ROUND_END, When(after=exchange.alone)))
         known.add((exchange.agrees, When(every=exchange.every, after=exchange.alone)))
         for name, action in self._line:
             if action.carries in AGREED and (action.carries, action.when) not in known:
                 return f"{name} exchanges {action.carries} in steps in which nothing is to be exchanged: {action.when}"
         return ""
 
-    def _follow(self, what: str, when: When, begin: _Held, wanted: int) -> str:
+    def _follow(self, what: Payload, when: When, begin: _Held, wanted: int) -> str:
         held = dict.fromkeys(self._own, begin)
         passes = [n for n, (_, action) in enumerate(self._line) if action.what in ("F", "B")]
         update = next(n for n, (_, action) in enumerate(self._line) if action.what == "update")
@@ -170,7 +179,7 @@ class _Agreement:
         return ""
 
     def _in_time(self, what: str, n: int, first: int, last: int, update: int, name: str) -> str:
-        if what == "weights":
+        if what == Payload.WEIGHTS:
             sound = n < first if self._exchange.kind in AHEAD else n > update
         else:
             sound = last < n < update
@@ -200,7 +209,7 @@ class _Agreement:
 
 def sent_bytes(numbers: int, action: Action, members: int, kind: str) -> int:
     """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
-    told = 4 if action.carries == "weights" and action.what == "all_reduce" and not action.when.every else 0
+    told = 4 if action.carries == Payload.WEIGHTS and action.what == "all_reduce" and not action.when.every else 0
     if action.dtypes[0] != "uint8":
         return numbers * DTYPE_BYTES.get(action.dtypes[0], 0) + told
     if kind == "onebit_adam":  # chunks in whole bytes of 8 signs each, or one of them, and a magnitude of each

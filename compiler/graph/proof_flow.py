@@ -10,18 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS
 from dslc.compiler.cost.traffic import ROUNDED
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Process, SharedWeight, Stage, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import ALWAYS, When
+from dslc.compiler.ir.traffic import ALWAYS, Payload, When
 from dslc.dsl.record import Record, record
-
-PARTIAL = "gradients beside pieces"
-SHARED = "gradients of shared weights"
 
 
 @record
@@ -117,7 +113,7 @@ def gathered(view: View) -> str:
 
 
 def _is_gather(action: Action) -> bool:
-    return action.what == "all_gather" and action.carries == "parameters"
+    return action.what == "all_gather" and action.carries == Payload.PARAMETERS
 
 
 def _on(view: View, process: int, of_stage: dict[int, dict[str, Weights]]) -> Iterator[dict[str, Weights]]:
@@ -223,15 +219,15 @@ class _Sums:
             elif action.what == "REDUCE_GRAD":
                 due = action.stage
                 reason = reason or self._nothing(name, self._of_stage.get(due, {}))
-            elif action.carries == "gradients":
+            elif action.carries == Payload.GRADIENTS:
                 reason = self._sum(name, action)
-            elif action.carries in (SCALE, SCALE_OF_SUMS):
+            elif action.carries in (Payload.SCALE, Payload.SCALE_OF_SUMS):
                 reason = self._scale(name, action)
-            elif action.carries == PARTIAL and action.weights:
+            elif action.carries == Payload.PARTIAL_GRADIENTS and action.weights:
                 reason = self._along_tensor(name, action)
-            elif action.carries == SHARED:
+            elif action.carries == Payload.SHARED_GRADIENTS:
                 reason = self._share(name, action)
-            elif action.what == "broadcast" and action.carries == "parameters":
+            elif action.what == "broadcast" and action.carries == Payload.PARAMETERS:
                 reason = f"{name} comes before the update of what it sends"
             if reason:
                 return reason
@@ -355,7 +351,7 @@ class _Sums:
         size = sum(4 * numbers or 4 for numbers in dealt)  # torch sends one number for a rank that updates none
         for name, action in rest:
             sent = (action.what, action.carries, action.count, action.bytes, action.ranks, action.stride)
-            whole = ("broadcast", "parameters", len(dealt), size, self._holders.ranks, self._holders.stride)
+            whole = ("broadcast", Payload.PARAMETERS, len(dealt), size, self._holders.ranks, self._holders.stride)
             if not dealt or sent != whole or set(action.weights) != self._over.keys():
                 return f"{update} does not wait for {name}, which does not send what was updated"
         return "" if len(rest) == bool(dealt) else f"after {update} each rank has new numbers of its own part alone"
@@ -386,13 +382,23 @@ def _any(rest: list[tuple[str, Action]], *kinds: str) -> bool:
     return any(action.what in kinds for _, action in rest)
 
 
+_OF_GRADIENTS = (
+    Payload.GRADIENTS,
+    Payload.SHARED_GRADIENTS,
+    Payload.PARTIAL_GRADIENTS,
+    Payload.ACTIVATION_GRADIENTS,
+    Payload.KEY_VALUE_GRADIENTS,
+    Payload.OUTPUT_GRADIENTS,
+)
+
+
 def _gradients(rest: list[tuple[str, Action]]) -> bool:
     """True if gradients still change, or have been used."""
-    changes = any(action.what in ("B", "I", "W") or action.carries.startswith("gradients") for _, action in rest)
+    changes = any(action.what in ("B", "I", "W") or action.carries in _OF_GRADIENTS for _, action in rest)
     return changes or not _any(rest, "update")
 
 
-def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bool]]]:
+def _asked(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[[Action], bool]]]:
     """Returns by content whether the job needs the sum, whether before the backward passes, and the test of one."""
     training, precision, loss = plan.find(p.Training), plan.find(p.PrecisionStep), plan.find(p.LossStep)
     gradients = plan.find(p.GradientStep)
@@ -432,13 +438,13 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
         return group and (action.dtypes, action.count, action.bytes) == (("float32",), 1, 4)
 
     return {
-        "count of what is kept": (loss.counts == "kept" and shares, True, of_samples),
-        "count of the losses": (loss.counts == "own" and (shares or everyone), False, of_losses),
-        "which parameters were used": (searches, False, of_parameters),
-        "norm of the gradient": (
+        Payload.KEPT_COUNT: (loss.counts == "kept" and shares, True, of_samples),
+        Payload.LOSS_COUNT: (loss.counts == "own" and (shares or everyone), False, of_losses),
+        Payload.USED_PARAMETERS: (searches, False, of_parameters),
+        Payload.GRADIENT_NORM: (
             training.clip is not None and spread and gradients.kind != "local",
             False,
             of_gradients,
         ),
-        "whether a gradient is not finite": (skips and spread, False, of_gradients),
+        Payload.NONFINITE: (skips and spread, False, of_gradients),
     }

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.records import Action, Batches, Devices
-from dslc.compiler.placement.whole_losses import EXCHANGED, GRADIENTS, OUTPUTS, TARGETS
+from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.placement.whole_losses import EXCHANGED
 
 
 def compared(view: View) -> str:
@@ -45,25 +46,29 @@ def _begun(before: Line) -> bool:
 
 
 def _exchanges(line: Line, loss: LossStep, group: tuple[int, int]) -> str:
-    found: dict[str, tuple[int, Action]] = {}
+    found: dict[Payload, tuple[int, Action]] = {}
     for n, (name, action) in enumerate(line):
         if action.carries not in EXCHANGED:
             continue
         if action.carries in found or (action.ranks, action.stride) != group or action.count != 1:
             return f"{name} is no exchange of {action.carries} over the ranks whose samples are compared"
         found[action.carries] = n, action
-    needed = {OUTPUTS} | ({GRADIENTS} if loss.kind == "contrastive" else {TARGETS}) if loss.together > 1 else set()
-    if needed - found.keys() or (found.keys() - needed - {TARGETS}) or (found and not needed):
+    needed = (
+        {Payload.OUTPUTS} | ({Payload.OUTPUT_GRADIENTS} if loss.kind == "contrastive" else {Payload.TARGETS})
+        if loss.together > 1
+        else set()
+    )
+    if needed - found.keys() or (found.keys() - needed - {Payload.TARGETS}) or (found and not needed):
         return f"a loss over {loss.together} ranks exchanges {sorted(found)}"
     first = next((n for n, (_, action) in enumerate(line) if action.what == "B"), len(line))
     ahead = any(action.what == "E" for _, action in line)
     made = max((n for n, (_, a) in enumerate(line) if a.what == ("E" if ahead else "F")), default=-1)
     for what, (n, action) in found.items():
-        operation = "reduce_scatter" if what == GRADIENTS else "all_gather"
+        operation = "reduce_scatter" if what == Payload.OUTPUT_GRADIENTS else "all_gather"
         if action.what != operation or not made < n < first:
             return f"{what} are exchanged by {action.what}, too early or too late"
-    if GRADIENTS in found:
-        (sent, gather), (back, scatter) = found[OUTPUTS], found[GRADIENTS]
+    if Payload.OUTPUT_GRADIENTS in found:
+        (sent, gather), (back, scatter) = found[Payload.OUTPUTS], found[Payload.OUTPUT_GRADIENTS]
         if sent > back or scatter.bytes != gather.bytes * loss.together or scatter.dtypes != gather.dtypes:
             return (
                 f"{scatter.bytes} bytes of gradients go back for {gather.bytes} of outputs from {loss.together} ranks"

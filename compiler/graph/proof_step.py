@@ -15,7 +15,7 @@ from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir.program import GradientStep
 from dslc.compiler.ir.records import Action, Batches, Devices, Process, Schedule, Stage
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import ALWAYS, When
+from dslc.compiler.ir.traffic import ALWAYS, Payload, When
 from dslc.compiler.placement.whole_losses import EXCHANGED
 from dslc.dsl.words import plural
 
@@ -203,7 +203,7 @@ def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, in
 _MESSAGES = {
     f"{end}_{way}": (operation, "pipeline", what)
     for end, operation in (("SEND", "send"), ("RECV", "receive"))
-    for way, what in (("F", "activations"), ("B", "gradients of activations"))
+    for way, what in (("F", Payload.ACTIVATIONS), ("B", Payload.ACTIVATION_GRADIENTS))
 }
 
 
@@ -227,7 +227,7 @@ def groups(view: View) -> str:
     return ""
 
 
-_OF_ALL_HOLDERS = (*AGREED, "parameters", "norm of the gradient", "whether a gradient is not finite", *EXCHANGED)
+_OF_ALL_HOLDERS = (*AGREED, Payload.PARAMETERS, Payload.GRADIENT_NORM, Payload.NONFINITE, *EXCHANGED)
 
 
 def held(view: View) -> str:

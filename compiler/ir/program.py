@@ -17,6 +17,7 @@ from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, Samp
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, PythonFunction, StreamStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.ir.traffic import Payload
 from dslc.dsl.record import Record, record
 
 __all__ = [  # names defined elsewhere
@@ -268,7 +269,7 @@ class ExchangeStep(Record):
     """
 
     kind: str
-    agrees: Literal["gradients", "momenta", "weights"]
+    agrees: Payload
     every: int = 1
     alone: int = 0
     pieces: int = 1
@@ -278,7 +279,7 @@ class ExchangeStep(Record):
     @property
     def differ(self) -> bool:
         """True if the weights of the members differ between two steps."""
-        return self.agrees == "weights"
+        return self.agrees is Payload.WEIGHTS
 
 
 @record

@@ -12,7 +12,7 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.traffic import ALWAYS, TrafficNode, When
+from dslc.compiler.ir.traffic import ALWAYS, Payload, TrafficNode, When
 from dslc.dsl.record import Record, positional, record
 
 Shape: TypeAlias = tuple[int, ...]
@@ -252,7 +252,7 @@ class Action(Record):
     microbatch: int = -1
     overlaps: bool = False
     axis: str = ""
-    carries: str = ""
+    carries: Payload = Payload.NOTHING
     shapes: tuple[Shape, ...] = ()
     dtypes: tuple[str, ...] = ()
     count: int = 0

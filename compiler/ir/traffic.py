@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Literal
 
 from dslc.dsl.record import Record, record
 
 Among = Literal["", "node", "nodes"]
+
+
+class Payload(StrEnum):
+    """What an exchange carries; the value is its text in plans."""
+
+    NOTHING = ""
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    MOMENTA = "momenta"
+    WEIGHTS = "weights"
+    SCALE = "scale of the gradients"
+    SCALE_OF_SUMS = "scale of sums of gradients"  # which shards have taken, before they go over replicas
+    SECOND_FACTORS = "second factors of the gradients"
+    ROUND_END = "whether a round of averages is over"
+    SHARED_GRADIENTS = "gradients of shared weights"
+    PARTIAL_GRADIENTS = "gradients beside pieces"  # of parameters that ranks of the tensor axis have whole
+    ACTIVATIONS = "activations"
+    ACTIVATIONS_AGAIN = "activations, again"
+    ACTIVATION_GRADIENTS = "gradients of activations"
+    KEYS_AND_VALUES = "keys and values"
+    KEY_VALUE_GRADIENTS = "gradients of keys and values"
+    LOSS_PARTS = "parts of the loss"
+    BATCH_STATISTICS = "batch statistics"
+    KEPT_COUNT = "count of what is kept"
+    LOSS_COUNT = "count of the losses"
+    USED_PARAMETERS = "which parameters were used"
+    BUFFERS = "buffers"
+    GRADIENT_NORM = "norm of the gradient"
+    NONFINITE = "whether a gradient is not finite"
+    OUTPUTS = "outputs"  # of a loss that compares samples, as are the next two
+    TARGETS = "targets"
+    OUTPUT_GRADIENTS = "gradients of outputs"
 
 
 @record
@@ -49,7 +82,7 @@ class TrafficNode(Record):
 
     operation: str  # all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send, receive
     axis: str  # or `all` of them
-    what: str  # gradients, parameters, batch statistics, activations, …
+    what: Payload
     dtype: str
     count: int
     bytes: int

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.layout import Layout
-from dslc.dsl.language.exchanges import Agrees, Allreduce
+from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Compressed
 from dslc.dsl.language.registry import fields
@@ -32,7 +33,7 @@ class Exchange(Record):
     """
 
     kind: str
-    agrees: Agrees
+    agrees: Payload
     members: int
     pieces: int
     every: int
@@ -51,7 +52,7 @@ class Exchange(Record):
     @property
     def differ(self) -> bool:
         """True if the weights of the members differ between two steps."""
-        return self.agrees == "weights"
+        return self.agrees is Payload.WEIGHTS
 
 
 def exchange_of(job: JobSpec, layout: Layout) -> Exchange | None:
@@ -74,7 +75,7 @@ def exchange_of(job: JobSpec, layout: Layout) -> Exchange | None:
     near = layout.processes if nodes_first and layout.nodes > 1 else 1
     return Exchange(
         kind=call.word,
-        agrees=agrees,  # type: ignore[arg-type]
+        agrees=Payload(agrees),
         members=ranks // near,
         pieces=near,
         every=every,

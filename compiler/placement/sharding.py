@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Literal
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.exchange import Exchange, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
@@ -68,7 +69,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     alone = layout.world_size == data
     exchange = exchange_of(job, layout)
     if whole and (data == layout.sizes["context"] == 1 or (zero == 0 and alone)):
-        apart = exchange is not None and exchange.agrees != "gradients"
+        apart = exchange is not None and exchange.agrees is not Payload.GRADIENTS
         engine: Engine = "none" if data == 1 else "local" if apart else "ddp"
         return Sharding(engine=engine, replicas=data, shards=1, reshard=False, accumulate=True, exchange=exchange)
     if zero == 1 and whole and alone and job.parallelism.replicas == 1:

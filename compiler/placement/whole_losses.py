@@ -10,13 +10,13 @@ Limits: on several nodes `over = node` takes for granted that the ranks of a ten
 
 from __future__ import annotations
 
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.layout import Layout
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 
-OUTPUTS, TARGETS, GRADIENTS = "outputs", "targets", "gradients of outputs"  # the contents of their exchanges
-EXCHANGED = (OUTPUTS, TARGETS, GRADIENTS)
+EXCHANGED = (Payload.OUTPUTS, Payload.TARGETS, Payload.OUTPUT_GRADIENTS)
 
 
 def compares(loss: Call) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.exchange import Exchange, exchange_of
 from dslc.compiler.placement.layout import Layout
@@ -58,7 +59,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             notes=[Note(message="the step", span=job.train.at("step"))],
             help="leave one of the two out",
         )
-    elif fine and exchange.agrees != "gradients":
+    elif fine and exchange.agrees is not Payload.GRADIENTS:
         _check_step(job, exchange, where, report)
     if exchange.arguments.get("peers") == "shift_one" and exchange.members % 2:
         who = "nodes" if exchange.pieces > 1 else "ranks"
@@ -68,7 +69,12 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             where,
             help=f"an even number of {who}, or `peers = all`",
         )
-    if model is not None and fine and exchange.agrees != "gradients" and searches(model, sharding_of(job, layout)):
+    if (
+        model is not None
+        and fine
+        and exchange.agrees is not Payload.GRADIENTS
+        and searches(model, sharding_of(job, layout))
+    ):
         report.add(
             "E0632",
             f"numbers decide which parameters a step of this network uses, and under `{exchange.word}` no rank knows "
@@ -149,7 +155,7 @@ def _adam(optimizer: Compressed) -> str:
 
 def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | None, report: Report) -> bool:
     """True if all axes and shardings of the job go with its exchange."""
-    what = "whole gradients" if exchange.agrees == "gradients" else "whole weights"
+    what = "whole gradients" if exchange.agrees is Payload.GRADIENTS else "whole weights"
     plain, optimizer = "`gradients = bf16()`", job.train.optimizer
     if isinstance(optimizer, Compressed):
         plain = f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`"
@@ -171,7 +177,7 @@ def _excluded(job: JobSpec, layout: Layout, exchange: Exchange) -> list[tuple[st
         return []
     zero = job.parallelism.zero
     excluded = [(f"the {axis} axis", axis) for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
-    if zero > (1 if exchange.agrees == "gradients" else 0):
+    if zero > (1 if exchange.agrees is Payload.GRADIENTS else 0):
         excluded.append((f"`zero = {zero}`", "zero"))
     if job.parallelism.replicas > 1:
         excluded.append(("`replicas`", "replicas"))

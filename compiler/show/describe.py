@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
-from dslc.compiler.cost.exchange_traffic import SCALE, SCALE_OF_SUMS, over_replicas
+from dslc.compiler.cost.exchange_traffic import over_replicas
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import TrafficNode, handed_in
+from dslc.compiler.ir.traffic import Payload, TrafficNode, handed_in
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
@@ -96,7 +96,7 @@ def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
     return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
 
 
-Shown = tuple[str, str, str, str]  # axis, operation, content, and when and among whom, in words
+Shown = tuple[str, str, Payload, str]  # axis, operation, content, and when and among whom, in words
 
 
 def of_all_dtypes(node: RankNode) -> dict[Shown, tuple[int, int]]:
@@ -161,9 +161,12 @@ def sharers(plan: PlanView, rank: int) -> list[int]:
     return [other for first in group(plan, rank, "data") for other in group(plan, first, "context")]
 
 
-def reach(plan: PlanView, axis: str, operation: str, what: str) -> str:
+_BY_REPLICA = (Payload.GRADIENTS, Payload.PARAMETERS, Payload.SCALE, Payload.SCALE_OF_SUMS)
+
+
+def reach(plan: PlanView, axis: str, operation: str, what: Payload) -> str:
     """Returns `within` or `across` for an exchange over the data axis of replicas; "" for any other."""
-    if axis != "data" or replicas(plan) == 1 or what not in ("gradients", "parameters", SCALE, SCALE_OF_SUMS):
+    if axis != "data" or replicas(plan) == 1 or what not in _BY_REPLICA:
         return ""
     return "across" if over_replicas(operation, what) else "within"
 

@@ -16,6 +16,7 @@ from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import Schedule, TrainingNode
 from dslc.compiler.ir.steps import StreamStep
+from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
@@ -394,7 +395,7 @@ def _traffic(plan: PlanView) -> list[str]:
 
 
 def _traffic_rows(plan: PlanView, node: RankNode) -> list[Row]:
-    def named(axis: str, operation: str, what: str) -> str:
+    def named(axis: str, operation: str, what: Payload) -> str:
         where = reach(plan, axis, operation, what)
         return f"{axis} {where} {members(plan, where)}" if where else axis
 

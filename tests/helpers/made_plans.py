@@ -12,7 +12,7 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
 from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, ShareNode, TrainingNode
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.traffic import Payload, TrafficNode
 from dslc.compiler.placement.schedules import ScheduleTable, table
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
@@ -225,7 +225,7 @@ def _ranks(
 
 
 def _traffic(operation: str, axis: str, what: str, count: int, size: int) -> TrafficNode:
-    return TrafficNode(operation=operation, axis=axis, what=what, dtype="float32", count=count, bytes=size)
+    return TrafficNode(operation=operation, axis=axis, what=Payload(what), dtype="float32", count=count, bytes=size)
 
 
 def digits() -> PlanView:

@@ -14,6 +14,7 @@ from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.records import Action
+from dslc.compiler.ir.traffic import Payload
 
 COMMON = (
     "devices.nodes=2",
@@ -102,7 +103,7 @@ def test_another_loss_exchanges_no_outputs(job: Compiled) -> None:
     assert plan.one(LossStep).together == 0
     one = next(action for _, action in plan.of_kind(Action) if action.carries == "gradients")
     old = plan.lines()[0][0]
-    plan.put("more", replace(one, carries="outputs", what="all_gather", weights=()))
+    plan.put("more", replace(one, carries=Payload.OUTPUTS, what="all_gather", weights=()))
     plan.line([*old[:1], "more", *old[1:]], instead_of=old)
     with pytest.raises(Unsound, match="compared"):
         verify(plan)
