@@ -109,11 +109,10 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
         step = loss_step(job, source, job.folder, tried.output)
 
         def attempt(batches: list[Any]) -> tuple[bool, bool] | dict[str, Any]:
-            place = None if job.devices.gpus is None else cpu_tensor_of_loss(function, *batches[0])
-            if place is not None:
-                return {"cpu": place.line}
             try:
                 for batch in batches[:1]:
+                    if job.devices.gpus is not None and (place := cpu_tensor_of_loss(function, *batch)) is not None:
+                        return {"cpu": place.line}
                     try_state(function, call.function, *batch, again=True)
             except LossStateError as error:
                 return {"names": error.names, "moves": error.moves}
