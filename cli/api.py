@@ -71,12 +71,12 @@ def is_text(job: str) -> bool:
     return "\n" in job or "{" in job
 
 
-def _loaded(job: str, settings: Sequence[str]) -> Loaded:
+def _load_job(job: str, settings: Sequence[str]) -> Loaded:
     return load_text(job, settings=settings) if is_text(job) else load(job, settings)
 
 
 @contextlib.contextmanager
-def _given(
+def _all_settings(
     settings: Sequence[str], values: Mapping[str, Any] | None, objects: Mapping[str, Any]
 ) -> Iterator[list[str]]:
     """Yields all settings: those of the objects first, so that others may change their arguments."""
@@ -116,7 +116,7 @@ def check(
     """
     from dslc.front import check_one
 
-    with _given(settings, set, objects) as laid, _as_file(job) as path:
+    with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         return tuple(check_one(path, laid, trace=trace or any(each is not None for each in objects.values()))[0])
 
 
@@ -132,9 +132,9 @@ def compile(
     from dslc.compiler.compile import compile_plan
 
     report = Report()
-    with _given(settings, set, objects) as laid:
+    with _all_settings(settings, set, objects) as laid:
         traced = trace or any(each is not None for each in objects.values())
-        analysis = inspect(_loaded(job, laid), report, trace=traced)
+        analysis = inspect(_load_job(job, laid), report, trace=traced)
     if report.errors or analysis is None:
         raise _error(report)
     return compile_plan(analysis)
@@ -161,7 +161,7 @@ def run(
     another run is writing there, `TrainingError` if the training failed, TypeError for an object that cannot be passed
     to another process.
     """
-    with _given(settings, set, objects) as laid:
+    with _all_settings(settings, set, objects) as laid:
         return _run(job, laid, out, quiet, callback)
 
 
@@ -184,7 +184,7 @@ def _run(
     if not is_text(job) and is_plan_file(job):
         ready = prepare_plan(job, settings, report)
     else:
-        ready = prepare(_loaded(job, settings), report)
+        ready = prepare(_load_job(job, settings), report)
     if ready is None:
         raise _error(report)
     if ready.loaded.combinations:
@@ -216,8 +216,8 @@ def evaluate(
     `checkpoint` is one, a folder of them, or a run directory; by default the job's newest. Raises `JobError` and
     `CommandError`.
     """
-    with _given(settings, set, objects) as laid, _as_file(job) as path:
-        shown, _ = run_command("evaluate", path, laid, ["--json", "--split", split, *_of(checkpoint)])
+    with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
+        shown, _ = run_command("evaluate", path, laid, ["--json", "--split", split, *_checkpoint_options(checkpoint)])
     found: dict[str, Any] = json.loads(shown)
     return {name: value for name, value in found.items() if name not in ("checkpoint", "step", "samples")}
 
@@ -236,8 +236,8 @@ def predict(
     `output`, an `.npz` or `.safetensors` file, whose path it returns: `output`, or `output.NAME` for each tensor of a
     structure, and `index`, the numbers of the samples. Raises `JobError` and `CommandError`.
     """
-    with _given(settings, set, objects) as laid, _as_file(job) as path:
-        run_command("predict", path, laid, ["-o", output, "--split", split, *_of(checkpoint)])
+    with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
+        run_command("predict", path, laid, ["-o", output, "--split", split, *_checkpoint_options(checkpoint)])
     return output
 
 
@@ -253,8 +253,8 @@ def export(
     """Writes the whole weights of a checkpoint to `output`, a `.safetensors` or `.pt` file; returns its path. Raises
     `JobError` and `CommandError`.
     """
-    with _given(settings, set, objects) as laid, _as_file(job) as path:
-        run_command("export", path, laid, ["-o", output, *_of(checkpoint)])
+    with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
+        run_command("export", path, laid, ["-o", output, *_checkpoint_options(checkpoint)])
     return output
 
 
@@ -269,7 +269,7 @@ def verify(
     """Trains some steps under the plan, in one process and in a plain loop of torch, as `dslc verify` does; the result
     has `holds` and the `text` of the comparison. Raises `JobError` and `CommandError`.
     """
-    with _given(settings, set, objects) as laid, _as_file(job) as path:
+    with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         shown, holds = run_command("verify", path, laid, ["--steps", str(steps)], may_disagree=True)
     return Verification(holds=holds, text=shown)
 
@@ -288,10 +288,10 @@ def render(
     `graph` or `schedule`. Raises `JobError` and `CommandError`.
     """
     more = ["--trace"] if trace or any(each is not None for each in objects.values()) else []
-    with _given(settings, set, objects) as laid, _as_file(job) as path:
+    with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         run_command("render", path, laid, ["-o", output, "--view", view, *more])
     return output
 
 
-def _of(checkpoint: str | None) -> list[str]:
+def _checkpoint_options(checkpoint: str | None) -> list[str]:
     return [] if checkpoint is None else ["--checkpoint", checkpoint]

@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         screen.prepare()
         gc.set_threshold(50_000)  # reading a job makes many objects and few circles; ranks are processes of their own
-        chosen = _chosen(sys.argv[1:] if arguments is None else arguments)
+        chosen = _parse_arguments(sys.argv[1:] if arguments is None else arguments)
         if chosen is None:
             return WRONG_USAGE
         command = chosen.command or ""
@@ -312,10 +312,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         screen.drop(sys.stderr)
         return GOOD
     except OSError as error:
-        return _told(error, command)
+        return _report_system_error(error, command)
 
 
-def _chosen(words: Sequence[str]) -> argparse.Namespace | None:
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace | None:
     """Parses the command line; returns None for an unknown command or option, which is reported."""
     from dslc import usage
 
@@ -339,7 +339,7 @@ def _say(text: str) -> None:
         screen.drop(sys.stderr)
 
 
-def _told(error: OSError, command: str) -> int:
+def _report_system_error(error: OSError, command: str) -> int:
     """Reports an error of the operating system, and returns the exit status. Raises `error` if it has no message."""
     import errno
 

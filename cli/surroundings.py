@@ -85,7 +85,7 @@ def counts_there(
 def _contradiction(layout: Layout, world: World) -> str:
     names, ranks, each = world.names, layout.world_size, layout.world_size // layout.nodes
     if world.fault:
-        return _found(world)
+        return _describe_start(world)
     if world.nodes is not None and world.nodes != layout.nodes:
         return (
             f"{world.command} has started this process as one on {plural(world.nodes, 'node')} ({names['nodes']} is "
@@ -94,7 +94,7 @@ def _contradiction(layout: Layout, world: World) -> str:
     if world.of_nodes and world.size == layout.nodes:
         return ""
     if world.size != ranks:
-        return f"{_found(world)}, and the job takes {plural(ranks, 'rank')}: {each} on {_nodes(layout)}"
+        return f"{_describe_start(world)}, and the job takes {plural(ranks, 'rank')}: {each} on {_nodes(layout)}"
     if world.local_size is not None and world.local_size != each:
         return (
             f"{names['local_size']} is {world.local_size}: {world.command} has started as many processes on this host, "
@@ -129,7 +129,7 @@ def _not_started(
     missing = f"it has not started this process: {LAUNCHERS[word].sign} is not set"
     if in_pod(word, environ):
         missing = "this pod is not one that `dslc submit` has made of this job"
-    instead = missing if other is None else _found(other)
+    instead = missing if other is None else _describe_start(other)
     report.add(
         NOT_STARTED,
         f"the job says `{word}()`, and {instead}",
@@ -145,7 +145,7 @@ def _not_asked(job: JobSpec, found: Mapping[str, World], environ: Mapping[str, s
     if other is not None:
         report.add(
             NOT_STARTED,
-            f"the job says `{word}()`, and {_found(other)}, each of which would train all of it",
+            f"the job says `{word}()`, and {_describe_start(other)}, each of which would train all of it",
             job.launch.at("with_"),
             help=f"`--set launch.with={other.word}()`, or the command without {other.command}, once",
         )
@@ -162,7 +162,7 @@ def _not_asked(job: JobSpec, found: Mapping[str, World], environ: Mapping[str, s
         )
 
 
-def _found(world: World) -> str:
+def _describe_start(world: World) -> str:
     if world.fault:
         return f"{world.command} has started this process, whose {world.fault}"
     name = world.names["size"]

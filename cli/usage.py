@@ -23,7 +23,7 @@ def mistake(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
             if not _has(parser, word):
                 return _of_option(parser, word, words[at + 1 :], commands)
         elif word in commands:
-            return _after(word, words[at + 1 :], commands)
+            return _mistake_in_options(word, words[at + 1 :], commands)
         elif word.endswith(".plt"):
             return f"`{_short(word)}` is not a command: `dslc run {_short(word)}` trains it"
         else:
@@ -42,7 +42,7 @@ def too_many(command: str, takes_settings: bool, words: Sequence[str]) -> str:
     return f"`{word}` is one argument too many for `dslc {command}`, as its `--help` shows"
 
 
-def _after(command: str, words: Sequence[str], commands: Commands) -> str:
+def _mistake_in_options(command: str, words: Sequence[str], commands: Commands) -> str:
     for at, word in enumerate(words):
         if word == "--":
             break

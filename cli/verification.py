@@ -157,7 +157,10 @@ def rounding_of(one: Observation, others: Sequence[Observation], times: float = 
         return [max(map(apart, step)) for step in zip(*rows, strict=True)]
 
     return Rounding(
-        largest(lambda row: _apart(*row.losses, 1.0)), largest(lambda row: _apart(*row.norms, 0.0)), parameters, times
+        largest(lambda row: _relative_difference(*row.losses, 1.0)),
+        largest(lambda row: _relative_difference(*row.norms, 0.0)),
+        parameters,
+        times,
     )
 
 
@@ -256,9 +259,9 @@ def _step_of_plain(job: JobProgram, ours: Seen, theirs: Seen, tolerance: Toleran
     if finding.broken:
         return
     losses = _loss([ours]), _loss([theirs])
-    if not _alike(*losses, tolerance.loss, 1.0):
+    if not _is_close(*losses, tolerance.loss, 1.0):
         finding.breaks(f"step {ours.step}: the loss is {_against(losses, tolerance.loss, *said)}")
-    elif not _alike(ours.norm, theirs.norm, tolerance.norm, 0.0):
+    elif not _is_close(ours.norm, theirs.norm, tolerance.norm, 0.0):
         shown = _against((ours.norm, theirs.norm), tolerance.norm, *said)
         finding.breaks(f"step {ours.step}: the norm of the gradient is {shown}")
 
@@ -295,7 +298,7 @@ def compare_resumed(
     for theirs, ours in zip(resumed.ranks[0], later, strict=True):
         losses = theirs.total / max(1.0, theirs.number), ours.total / max(1.0, ours.number)
         allowed = max(tolerance.loss, rounding.loss(ours.step))
-        if not _alike(*losses, allowed, 1.0):
+        if not _is_close(*losses, allowed, 1.0):
             shown = _against(losses, allowed)
             finding.breaks(f"resumed from the checkpoint of step {step}, the loss of step {ours.step} is {shown}")
             return
@@ -364,7 +367,7 @@ def _ranks(ranks: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Difference:
+class _TensorDifference:
     name: str
     rank: int
     largest: float  # nan if only one of the two is a number
@@ -373,7 +376,7 @@ class _Difference:
     way: float  # the same of what one process has changed since the start
 
 
-def _differences(plan: Observation, one: Observation, when: str, finding: Finding) -> Iterator[_Difference]:
+def _differences(plan: Observation, one: Observation, when: str, finding: Finding) -> Iterator[_TensorDifference]:
     """Yields the difference of each tensor on each rank from the same part of the one process's. A missing tensor is a
     break.
     """
@@ -394,7 +397,7 @@ def _differences(plan: Observation, one: Observation, when: str, finding: Findin
             alike = np.isnan(theirs) & np.isnan(ours) | (theirs == ours)
             apart = np.where(alike, 0.0, np.abs(theirs.astype(np.float64) - ours))  # also for a number without dims
             relative = apart / np.maximum(1.0, np.abs(ours))
-            yield _Difference(
+            yield _TensorDifference(
                 name=name,
                 rank=rank,
                 largest=float(apart.max()),
@@ -420,7 +423,7 @@ def _state(
     found = list(_differences(plan, one, "end", finding))
     if tolerance.parameter is None:
         assert tolerance.way is not None
-        _together(found, tolerance.way, finding, what)
+        _compare_all_numbers(found, tolerance.way, finding, what)
         return
     allowed = {each.name: max(tolerance.of(each.name), rounding.parameter(each.name)) for each in found}
     wrong = [each for each in found if not each.excess <= allowed[each.name]]
@@ -434,7 +437,7 @@ def _state(
         finding.texts.append(f"{what}parameters differ by at most {most.excess:.2g} ({limit:.2g} is allowed)")
 
 
-def _together(found: Sequence[_Difference], allowed: float, finding: Finding, what: str) -> None:
+def _compare_all_numbers(found: Sequence[_TensorDifference], allowed: float, finding: Finding, what: str) -> None:
     """Compares all numbers of all ranks at once: their distance, over the distance that they moved in one process."""
     apart, went = sum(each.squares for each in found), sum(each.way for each in found)
     ratio = math.sqrt(apart / went) if went else (0.0 if apart == 0 else math.inf)
@@ -445,9 +448,9 @@ def _together(found: Sequence[_Difference], allowed: float, finding: Finding, wh
         finding.breaks(shown)
 
 
-def _worst(found: Sequence[_Difference]) -> list[_Difference]:
+def _worst(found: Sequence[_TensorDifference]) -> list[_TensorDifference]:
     """Returns the worst difference of each tensor, and of these the first few."""
-    by_name: dict[str, _Difference] = {}
+    by_name: dict[str, _TensorDifference] = {}
     for each in found:
         known = by_name.get(each.name)
         if known is None or not each.largest <= known.largest:
@@ -455,7 +458,7 @@ def _worst(found: Sequence[_Difference]) -> list[_Difference]:
     return sorted(by_name.values(), key=lambda each: (not math.isnan(each.largest), -each.largest))[:_NAMED]
 
 
-def _rank_of(one: _Difference, found: Sequence[_Difference]) -> str:
+def _rank_of(one: _TensorDifference, found: Sequence[_TensorDifference]) -> str:
     return f"on {_ranks(each.rank for each in found if each.name == one.name)}"
 
 
@@ -507,21 +510,21 @@ def _scale(
             return
         loss = max(tolerance.loss, rounding.loss(row.step))
         norm = max(tolerance.norm, rounding.norm(row.step))
-        if not _alike(*row.losses, loss, 1.0):
+        if not _is_close(*row.losses, loss, 1.0):
             before = "; the steps before agree" if number else ""
             finding.breaks(f"step {row.step}: the loss is {_against(row.losses, loss)}{before}")
-        if not _alike(*row.norms, norm, 0.0):
+        if not _is_close(*row.norms, norm, 0.0):
             finding.breaks(f"step {row.step}: the norm of the gradient is {_against(row.norms, norm)}")
         for rank, steps in enumerate(plan.ranks):
-            if not _alike(steps[number].norm, row.norms[0], tolerance.norm, 0.0):
+            if not _is_close(steps[number].norm, row.norms[0], tolerance.norm, 0.0):
                 finding.breaks(
                     f"step {row.step}: the norm of the gradient is {steps[number].norm:.6g} on rank {rank}, and "
                     f"{row.norms[0]:.6g} on rank 0"
                 )
         if finding.broken:
             return
-    losses = max(_apart(*row.losses, 1.0) for row in rows)
-    norms = max(_apart(*row.norms, 0.0) for row in rows)
+    losses = max(_relative_difference(*row.losses, 1.0) for row in rows)
+    norms = max(_relative_difference(*row.norms, 0.0) for row in rows)
     finding.texts.append(
         f"losses differ by at most {losses:.2g} ({loss:.0e} is allowed), norms by {norms:.2g} of themselves "
         f"({norm:.0e})"
@@ -530,14 +533,14 @@ def _scale(
         notes.append("the training itself diverges: losses or gradients are not finite, with the plan and without it")
 
 
-def _apart(a: float, b: float, least: float) -> float:
+def _relative_difference(a: float, b: float, least: float) -> float:
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
     return abs(a - b) / max(least, abs(b), 1e-6)
 
 
-def _alike(a: float, b: float, allowed: float, least: float) -> bool:
-    return _apart(a, b, least) <= allowed
+def _is_close(a: float, b: float, allowed: float, least: float) -> bool:
+    return _relative_difference(a, b, least) <= allowed
 
 
 def _against(

@@ -71,7 +71,7 @@ def _width() -> int | None:
     return max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
-def _loaded(arguments: argparse.Namespace) -> Loaded | None:
+def _load_job_or_plan(arguments: argparse.Namespace) -> Loaded | None:
     """Loads a job, or that of a plan file; shows its mistakes and returns None."""
     report = Report()
     if is_plan_file(arguments.job):
@@ -85,7 +85,7 @@ def _loaded(arguments: argparse.Namespace) -> Loaded | None:
 
 
 def _origins(arguments: argparse.Namespace) -> int:
-    loaded = _loaded(arguments)
+    loaded = _load_job_or_plan(arguments)
     if loaded is None:
         return JOB_AT_FAULT
     width = max(map(len, loaded.origins), default=0)

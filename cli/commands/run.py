@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
     report = Report()
     how = {"profile": arguments.profile, "around": around}
     ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
-    if not _shown(report, places, arguments, rendezvous) or loaded.job is None:
+    if not _show_findings(report, places, arguments, rendezvous) or loaded.job is None:
         return JOB_AT_FAULT
     call = loaded.job.launch.with_
     if isinstance(call, SSH) and not rendezvous and not arguments.trial:
@@ -115,7 +115,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
 
     def then(outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
         again = [arguments.job, *arguments.settings]
-        return _ended(runs[0], outcome, report, folder, again, rendezvous) if speaks else _status(outcome)
+        return _report_outcome(runs[0], outcome, report, folder, again, rendezvous) if speaks else _status(outcome)
 
     try:
         where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
@@ -136,7 +136,7 @@ def _has_peers(ready: Ready) -> bool:
     return ready.world is not None and ready.world.size > 1
 
 
-def _shown(report: Report, places: Sequence[World], arguments: argparse.Namespace, rendezvous: str) -> bool:
+def _show_findings(report: Report, places: Sequence[World], arguments: argparse.Namespace, rendezvous: str) -> bool:
     """Shows what was found, once where a launcher has started several processes like this one. Returns False if the job
     cannot run.
     """
@@ -156,7 +156,7 @@ def _shown(report: Report, places: Sequence[World], arguments: argparse.Namespac
 def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: Around) -> int:
     report, places = Report(), _worlds(around)
     ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, around=around)
-    if not _shown(report, places, arguments, rendezvous) or ready is None:
+    if not _show_findings(report, places, arguments, rendezvous) or ready is None:
         return JOB_AT_FAULT
     if arguments.trial:
         return _try_each([ready])
@@ -208,10 +208,10 @@ def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     or nothing if how to go on is said elsewhere. Raises Occupied.
     """
     outcome, report = train(ready, folder, partial(launch, in_group=ready.world is not None))
-    return _ended(ready, outcome, report, folder, again)
+    return _report_outcome(ready, outcome, report, folder, again)
 
 
-def _ended(
+def _report_outcome(
     ready: Ready,
     outcome: Outcome,
     report: dict[str, Any] | None,

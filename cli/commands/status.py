@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(plain(f"dslc: {folder}: {missing}"), file=sys.stderr)
         return WRONG_USAGE
     if arguments.follow:
-        return _of(follow(folders))
+        return _exit_status(follow(folders))
     found = standings(folders)
     if arguments.json:
         json.dump([_record(each) for each in found], sys.stdout, indent=2)
@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         with contextlib.suppress(OSError):  # a folder of another user's can be looked at
             write_csv(folder)
-    return _of(found)
+    return _exit_status(found)
 
 
 def show(found: Sequence[Standing], folder: str) -> None:
@@ -82,7 +82,7 @@ def follow(folders: Sequence[str]) -> list[Standing]:
         found = standings(folders)
 
 
-def _of(found: Sequence[Standing]) -> int:
+def _exit_status(found: Sequence[Standing]) -> int:
     """Returns the exit status: that of the run, the worst of several; 0 while they wait or run."""
     states = {each.state for each in found}
     if states & {"failed", "gone"}:

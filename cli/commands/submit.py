@@ -34,7 +34,7 @@ _AUTO = "checkpoint.resume=auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submitted:
+class SubmittedRuns:
     """Trainings that are handed over together, and the folder of each."""
 
     runs: Sequence[Ready]
@@ -68,7 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             folder = make_folder(runs[0].program, arguments.out)
         folders = [place for place, _ in folders_of(loaded, combinations, folder)]
-        whole = Submitted(runs=runs, folder=folder, folders=folders, name=name)
+        whole = SubmittedRuns(runs=runs, folder=folder, folders=folders, name=name)
         if not arguments.dry_run and folders != [folder]:
             write_sweep(folder, loaded, [os.path.basename(place) for place in folders], runs[0].program)
         if isinstance(runs[0].compiled.analysis.job.launch.with_, Kubernetes):
@@ -176,7 +176,7 @@ def _check_launcher(job: JobSpec, report: Report) -> None:
         )
 
 
-def _to_slurm(whole: Submitted, *, dry: bool) -> int:
+def _to_slurm(whole: SubmittedRuns, *, dry: bool) -> int:
     script = slurm_script(whole.runs, whole.folders, whole.folder, whole.name)
     if dry:
         print(script, end="")
@@ -196,7 +196,7 @@ def _to_slurm(whole: Submitted, *, dry: bool) -> int:
     return GOOD
 
 
-def _to_kubernetes(whole: Submitted, *, dry: bool) -> int:
+def _to_kubernetes(whole: SubmittedRuns, *, dry: bool) -> int:
     from dslc.launching.manifest import JOBSET, folder_in_pod, is_elastic, manifest, name_of, text_of
 
     if dry:
@@ -240,13 +240,13 @@ def _hand_over(words: Sequence[str], instead: str) -> str | None:
     return told.stdout
 
 
-def _say_where(whole: Submitted, job: str) -> None:
+def _say_where(whole: SubmittedRuns, job: str) -> None:
     place = os.path.relpath(whole.folder)
     print(plain(f"job {job}: {place}"))
     print(plain(f"where it stands:  dslc status {shlex.quote(place)}"))
 
 
-def _lay_down(whole: Submitted) -> None:
+def _lay_down(whole: SubmittedRuns) -> None:
     """Writes the job of each training as resolved. Raises Occupied."""
     for ready, folder in zip(whole.runs, whole.folders, strict=True):
         refuse_others(folder, folder, goes_on=True)

@@ -46,13 +46,13 @@ def main(arguments: argparse.Namespace) -> int:
         print("dslc: --steps takes a number of at least 1", file=sys.stderr)
         return WRONG_USAGE
     try:
-        return _kept(arguments)
+        return _verify_in_folder(arguments)
     except Occupied as reason:
         print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
 
-def _kept(arguments: argparse.Namespace) -> int:
+def _verify_in_folder(arguments: argparse.Namespace) -> int:
     """Verifies, and keeps the run directories in a folder if one is named. Raises Occupied."""
     out: str | None = arguments.out
     if out and os.path.exists(os.path.join(out, LOCK)):
@@ -145,7 +145,9 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     checkpoint = CheckpointStep(every=saved, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
     whole = _observed(plan.program, steps, checkpoint if saved and not by_nature else CheckpointStep())
     print(
-        plain_lines(f"{plan.program.file}: {_shown(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}")
+        plain_lines(
+            f"{plan.program.file}: {_layout_text(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}"
+        )
     )
     under_plan = _train(plan, whole, os.path.join(folder, "plan"), "under the plan")
     alone = under_plan and _train(one, _observed(one.program, steps), os.path.join(folder, "one"), "in one process")
@@ -155,7 +157,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     rounding: Rounding | None = None
     again: list[Observation] = []
     if noise and noisy(alone) and plan.program.precision.dtype == "float32":
-        again = _again(one, steps, folder)
+        again = _train_with_other_rounding(one, steps, folder)
         rounding = rounding_of(alone, again, NOISE)
     while True:
         verdict = compare(plan.program, under_plan, alone, by_nature, rounding or Rounding())
@@ -173,7 +175,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
         if wide is not None:
             verdict = wide
             break
-        again = _again(one, steps, folder)
+        again = _train_with_other_rounding(one, steps, folder)
         rounding = rounding_of(alone, again)
     if rounding and noise:
         verdict.notes.append(
@@ -260,7 +262,7 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
     return compare_plain(program, alone, plain, exact=False) if plain else None
 
 
-def _again(one: Ready, steps: int, folder: str) -> list[Observation]:
+def _train_with_other_rounding(one: Ready, steps: int, folder: str) -> list[Observation]:
     """Trains in one process with other roundings: in float64, if the model can be, and in other orders."""
     program = _observed(one.program, steps)
     ways = {"in float64": _with_observation(program, exact=True)}
@@ -304,7 +306,7 @@ def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: 
     return None
 
 
-def _shown(ready: Ready) -> str:
+def _layout_text(ready: Ready) -> str:
     job = ready.compiled.analysis.job
     ranks, parallelism, sizes = ready.program.world_size, job.parallelism, ready.compiled.analysis.layout.sizes
     parts = [f"{ranks} rank{'s' if ranks > 1 else ''}"]
@@ -336,8 +338,8 @@ def _show(verdict: Verdict) -> None:
     for column in ("step", "samples", "loss", "one process", "apart", "norm", "one process", "apart"):
         steps.add_column(column, justify="right", no_wrap=True)
     for row in verdict.rows:
-        numbers = (f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _apart(row.losses))
-        norms = (f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _apart(row.norms))
+        numbers = (f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _difference_text(row.losses))
+        norms = (f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _difference_text(row.norms))
         steps.add_row(str(row.step), str(row.samples), *numbers, *norms)
     shown = console()
     shown.print(steps)
@@ -365,5 +367,5 @@ def _show(verdict: Verdict) -> None:
         shown.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
 
 
-def _apart(pair: tuple[float, float]) -> str:
+def _difference_text(pair: tuple[float, float]) -> str:
     return f"{abs(pair[0] - pair[1]):.1e}" if pair[0] != pair[1] else "0"

@@ -42,7 +42,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Before:
+class _RunHistory:
     """The past of a run: failures, the messages of exceptions by step, and requeues without progress since a
     step.
     """
@@ -63,7 +63,7 @@ def main(words: list[str] | None = None) -> int:
     if told.status in (GOOD, JOB_AT_FAULT, WRONG_USAGE):
         return THE_END
     found = read_status(told.run) or RunStatus(state="failed")
-    before = _read(told.run)
+    before = _read_history(told.run)
     if told.status == 128 + signal.SIGUSR1:  # it was warned before it could listen
         found = replace(found, asked=_WARNING)
     if told.status in (INTERRUPTED, 128 + signal.SIGUSR1):
@@ -71,25 +71,27 @@ def main(words: list[str] | None = None) -> int:
     return _after_failure(told.run, found, before, told.restarts)
 
 
-def _after_failure(run: str, found: RunStatus, before: _Before, restarts: int) -> int:
+def _after_failure(run: str, found: RunStatus, before: _RunHistory, restarts: int) -> int:
     known = f"{found.step} {_ADDRESS.sub('0x', found.message)}" if found.raised else ""
     if not restarts or is_asked_to_stop(run):
         return THE_END
     if found.lasting:
-        return _ended("not restarted: that would not mend it")
+        return _refuse_restart("not restarted: that would not mend it")
     if known and known in before.exceptions:
-        return _ended("not restarted: the same exception ended the same step before")
+        return _refuse_restart("not restarted: the same exception ended the same step before")
     if before.failures >= restarts:
-        return _ended(f"not restarted: it was, {before.failures} times, the most that `launch.restarts` allows")
+        return _refuse_restart(
+            f"not restarted: it was, {before.failures} times, the most that `launch.restarts` allows"
+        )
     kept = (*before.exceptions, *([known] if known else []))
     count = before.failures + 1
-    _write(run, replace(before, failures=count, exceptions=kept))
+    _write_history(run, replace(before, failures=count, exceptions=kept))
     _say(f"restart {count} of {restarts}")
     write_status(run, replace(found, state="restarting", restarts=count, within=_STARTS))
     return AGAIN
 
 
-def _after_stop(run: str, found: RunStatus, before: _Before, restarts: int) -> int:
+def _after_stop(run: str, found: RunStatus, before: _RunHistory, restarts: int) -> int:
     """Puts the job back into the queue, if the cluster has stopped it, and it is to go on."""
     job = os.environ.get("SLURM_JOB_ID", "")
     if not job or not (found.asked == _WARNING or (found.asked == "SIGTERM" and _was_preempted(job))):
@@ -100,12 +102,12 @@ def _after_stop(run: str, found: RunStatus, before: _Before, restarts: int) -> i
             run, replace(found, state="failed", message=f"no step was done since the start before: {found.asked}")
         )
         starts = plural(in_vain, "start")
-        return _ended(f"not requeued: no step was done in {starts}, and `launch.restarts` is {restarts}")
-    _write(run, replace(before, step=max(found.step, before.step), in_vain=in_vain))
+        return _refuse_restart(f"not requeued: no step was done in {starts}, and `launch.restarts` is {restarts}")
+    _write_history(run, replace(before, step=max(found.step, before.step), in_vain=in_vain))
     write_status(run, replace(found, state="waiting"))
     if command(["scontrol", "requeue", job]) is None:
         write_status(run, found)
-        return _ended(f"`scontrol requeue {job}` failed: `dslc submit` the job again to go on")
+        return _refuse_restart(f"`scontrol requeue {job}` failed: `dslc submit` the job again to go on")
     _say(f"requeued as job {job}, to go on after step {found.step}")
     return THE_END
 
@@ -117,14 +119,14 @@ def _was_preempted(job: str) -> bool:
     return state is not None and state[1] in ("RUNNING", "PREEMPTED")
 
 
-def _read(run: str) -> _Before:
+def _read_history(run: str) -> _RunHistory:
     try:
-        return from_json(_Before, read_json(os.path.join(run, _KEPT), _MOST))
+        return from_json(_RunHistory, read_json(os.path.join(run, _KEPT), _MOST))
     except FileNotFoundError:
-        return _Before()
+        return _RunHistory()
     except (OSError, ValueError) as error:
         _say(f"{os.path.join(run, _KEPT)} cannot be read ({error}): the count of restarts begins anew")
-        return _Before()
+        return _RunHistory()
 
 
 def forget(run: str) -> None:
@@ -133,12 +135,12 @@ def forget(run: str) -> None:
         os.unlink(os.path.join(run, _KEPT))
 
 
-def _write(run: str, before: _Before) -> None:
+def _write_history(run: str, before: _RunHistory) -> None:
     with replacing(os.path.join(run, _KEPT)) as file:
         json.dump(asdict(before), file)
 
 
-def _ended(why: str) -> int:
+def _refuse_restart(why: str) -> int:
     _say(why)
     return THE_END
 

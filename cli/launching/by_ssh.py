@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.plain import plain
 from dslc.launching.on_host import NO_FOLDER
-from dslc.launching.ssh_hosts import CONNECT, NOT_REACHED, START, ComeAndGo, Host, NotStarted, Together, end
+from dslc.launching.ssh_hosts import CONNECT, NOT_REACHED, START, ElasticHosts, Host, NotStarted, FixedHosts, end
 from dslc.status import INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_by_ssh(call: SSH, words: Sequence[str], job: Ready) -> int:
         arguments = [str(_restarts(job, call)), os.getcwd(), "run", *words, *_meeting(job, call)]
         with listening(board, _AtOnce):
             hosts += [_started(call, name, arguments, secret) for name in call.hosts]
-            return _together(hosts, board, job, lambda name: _started(call, name, arguments, secret)).run()
+            return _host_group(hosts, board, job, lambda name: _started(call, name, arguments, secret)).run()
     except NotStarted as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
@@ -89,10 +89,10 @@ def _meeting(job: Ready, call: SSH) -> list[str]:
     return ["--rendezvous", ",".join(places)]
 
 
-def _together(hosts: list[Host], board: Board, job: Ready, start: Callable[[str], Host]) -> Together | ComeAndGo:
+def _host_group(hosts: list[Host], board: Board, job: Ready, start: Callable[[str], Host]) -> FixedHosts | ElasticHosts:
     if not job.counts:
-        return Together(hosts, board, _fault)
-    return ComeAndGo(hosts, board, _fault, least=min(job.counts), timeout=job.program.timeout, start=start)
+        return FixedHosts(hosts, board, _fault)
+    return ElasticHosts(hosts, board, _fault, least=min(job.counts), timeout=job.program.timeout, start=start)
 
 
 # ------------------------------------------------------------------------------------------------------- their start

@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
         print(f"{folder}: {error.strerror}", file=sys.stderr, flush=True)
         return NO_FOLDER
     print(READY, flush=True)
-    lines = _Lines()
+    lines = _InputLines()
     while "go" not in (found := lines.new(SILENCE)):
         _keep_secret(found)
         if lines.ended or "end" in found or "stop" in found:
@@ -70,14 +70,14 @@ def _keep_secret(lines: Sequence[str]) -> None:
             os.environ[TOKEN] = secret
 
 
-def _run(command: Sequence[str], lines: _Lines) -> int | None:
+def _run(command: Sequence[str], lines: _InputLines) -> int | None:
     """Runs the command to its end, and returns its exit status, -N where signal N ended it; None if it had to end."""
     here = os.getpid()
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "dslc.main", *command],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: _with(here),
+        preexec_fn=lambda: _prepare_child(here),
     )
     try:
         while child.poll() is None:
@@ -95,7 +95,7 @@ def _run(command: Sequence[str], lines: _Lines) -> int | None:
     return None
 
 
-def _with(parent: int) -> None:
+def _prepare_child(parent: int) -> None:
     """Called in the child: has it end with this process, and keeps Ctrl-C of a terminal from it."""
     from dslc.runtime.process.lifetime import end_with
 
@@ -103,7 +103,7 @@ def _with(parent: int) -> None:
     end_with(parent)
 
 
-class _Lines:
+class _InputLines:
     """The lines of standard input, as they come. `ended`: no more come."""
 
     def __init__(self) -> None:

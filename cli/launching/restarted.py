@@ -73,7 +73,7 @@ def folder_of(ready: Ready, out: str | None) -> str:
     world = ready.world
     if world is None or not world.run or out is not None:
         return make_folder(ready.program, out)
-    folder = _before(os.path.join("runs", ready.program.job), world) if world.attempt else ""
+    folder = _newest_run(os.path.join("runs", ready.program.job), world) if world.attempt else ""
     if folder:
         return folder
     folder = make_folder(ready.program, None)
@@ -82,7 +82,7 @@ def folder_of(ready: Ready, out: str | None) -> str:
     return folder
 
 
-def _before(runs: str, world: World) -> str:
+def _newest_run(runs: str, world: World) -> str:
     """Returns the newest run directory of the launcher's run; "" if there is none."""
     for name in sorted(os.listdir(runs), reverse=True) if os.path.isdir(runs) else ():
         folder = os.path.join(runs, name)

@@ -1,6 +1,6 @@
 """The hosts that `ssh` has reached, while they train: what is passed on to them, and what comes from them.
 
-Model: `Together` has a fixed number of hosts, of which the loss of one ends all. `ComeAndGo` has those of an elastic
+Model: `FixedHosts` has a fixed number of hosts, of which the loss of one ends all. `ElasticHosts` has those of an elastic
 job: the ones that can be reached train, and the others are tried again, at growing intervals, and join them. How a host
 is started, and what its end by itself means, is by_ssh.py's.
 """
@@ -112,7 +112,7 @@ class _Hosts(ABC):
         """Has the hosts train, and returns the exit status of the command. Raises NotStarted."""
 
     @abstractmethod
-    def _said(self, host: Host, line: str) -> None:
+    def _receive_line(self, host: Host, line: str) -> None:
         """Passes on a line that a host has said of the training."""
 
     def _listen_to(self, host: Host) -> None:
@@ -130,11 +130,11 @@ class _Hosts(ABC):
             self._stopping = True
             self._tell("stop")
         for key, _ in self._selector.select(0.2):
-            self._read(key.data, key.fd)
+            self._read_stream(key.data, key.fd)
         for host in self._hosts:
             if host.status is None and host.process.poll() is not None:
                 for descriptor in host.streams:
-                    self._read(host, descriptor)  # what came before its end
+                    self._read_stream(host, descriptor)  # what came before its end
                     with contextlib.suppress(KeyError):
                         self._selector.unregister(descriptor)
                 host.status = host.process.returncode
@@ -144,7 +144,7 @@ class _Hosts(ABC):
             if host.status is None:
                 host.tell(line)
 
-    def _read(self, host: Host, descriptor: int) -> None:
+    def _read_stream(self, host: Host, descriptor: int) -> None:
         while True:
             try:
                 content = os.read(descriptor, 1 << 16)
@@ -164,7 +164,7 @@ class _Hosts(ABC):
         elif not host.ready:
             host.ready = line == READY  # else it is the greeting of a shell
         else:
-            self._said(host, line)
+            self._receive_line(host, line)
 
     def _print(self, host: Host, line: str) -> None:
         print(plain(f"{host.name}: {line}"), flush=True)
@@ -173,7 +173,7 @@ class _Hosts(ABC):
         print(plain(f"dslc: {text}"), file=sys.stderr, flush=True)
 
 
-class Together(_Hosts):
+class FixedHosts(_Hosts):
     """A fixed number of hosts. Their exit status is that of the first; of the others is printed, at the end, what the
     first has not said.
     """
@@ -195,7 +195,7 @@ class Together(_Hosts):
                 return INTERRUPTED
         for host in self._hosts:
             host.go()
-        while not self._over:
+        while not self._is_training_over:
             self._look()
             if any(host.status for host in self._hosts):
                 self._failed = self._failed or time.monotonic()
@@ -206,7 +206,7 @@ class Together(_Hosts):
         return self._status()
 
     @property
-    def _over(self) -> bool:
+    def _is_training_over(self) -> bool:
         left = [host for host in self._hosts if host.status is None]
         ended = time.monotonic() - self._failed > _END if self._failed else False
         return not left or ended or any(host.status == NOT_REACHED for host in self._hosts)
@@ -225,7 +225,7 @@ class Together(_Hosts):
             return GOOD
         return first if first in (WRONG_USAGE, TRAINING_FAILED, INTERRUPTED) else min(worst, TRAINING_FAILED)
 
-    def _said(self, host: Host, line: str) -> None:
+    def _receive_line(self, host: Host, line: str) -> None:
         if host is self._hosts[0]:
             self._lines.add(line)
             self._print(host, line)
@@ -244,7 +244,7 @@ class _Lost:
     told: str = ""
 
 
-class ComeAndGo(_Hosts):
+class ElasticHosts(_Hosts):
     """The hosts of an elastic job, which begins with `least` of them. `start` starts one of this name again; without a
     host for `timeout` seconds the training ends.
 
@@ -274,7 +274,7 @@ class ComeAndGo(_Hosts):
             return INTERRUPTED
         self._seen = time.monotonic()
         self._note_ends()
-        while not self._is_over():
+        while not self._is_training_over():
             if not self._ends_soon:
                 self._let_in()
                 self._try_again()
@@ -299,7 +299,7 @@ class ComeAndGo(_Hosts):
                 raise NotStarted(self._why((broken or open_)[0]))
 
     @property
-    def _there(self) -> list[Host]:
+    def _connected_hosts(self) -> list[Host]:
         return [host for host in self._hosts if host.going and host.status is None]
 
     @property
@@ -307,10 +307,10 @@ class ComeAndGo(_Hosts):
         """True if it was stopped, or a host has told how the training ended."""
         return self._stopping or any(status in _OF_ALL for status in self._ends.values())
 
-    def _is_over(self) -> bool:
+    def _is_training_over(self) -> bool:
         """Returns whether no host is there, and none is waited for any more."""
         now = time.monotonic()
-        if self._there:
+        if self._connected_hosts:
             self._seen = now
             return False
         if self._ends_soon or not (self._lost or self._coming):
@@ -368,7 +368,7 @@ class ComeAndGo(_Hosts):
         other = min(max(ends, default=TRAINING_FAILED), TRAINING_FAILED)
         return next((status for status in _OF_ALL if status in ends), other)
 
-    def _said(self, host: Host, line: str) -> None:
+    def _receive_line(self, host: Host, line: str) -> None:
         if self._lines.setdefault(line, host.name) == host.name:
             self._print(host, line)
         if len(self._lines) > _REMEMBERED:

@@ -58,7 +58,7 @@ class Standing:
             case "stopped":
                 return f"stopped after {at}{_ASKED.get(self.asked, f', by {self.asked}')}"
             case "failed":
-                return f"failed at {at}: {_first(self.why)}"
+                return f"failed at {at}: {_first_line(self.why)}"
             case "gone":
                 return f"ended without a word at {at}: {self.why}"
         return self.why
@@ -81,7 +81,7 @@ class Standing:
         return ", " + ", ".join(shown) if shown and self.state in ("running", "done", "stopped") else ""
 
 
-def _first(message: str) -> str:
+def _first_line(message: str) -> str:
     """Returns what a failure's message says first, without the frames of a traceback."""
     head, *rest = message.splitlines() or [""]
     told = [line.strip() for line in rest if line.startswith("  ") and not line.startswith("  File ")]
@@ -118,7 +118,7 @@ def standings(folders: Sequence[str]) -> list[Standing]:
         if each is not None and each.cluster == "slurm" and not _has_said_all(told[folder])
     ]
     queue = Queue(jobs)
-    return [_standing(folder, told[folder], submitted[folder], queue) for folder in folders]
+    return [_run_state(folder, told[folder], submitted[folder], queue) for folder in folders]
 
 
 def _has_ended(status: RunStatus | None) -> bool:
@@ -130,7 +130,7 @@ def _has_said_all(status: RunStatus | None) -> bool:
     return status is not None and (status.state == "done" or status.asked == "dslc stop")
 
 
-def _standing(folder: str, told: RunStatus | None, submitted: Submission | None, queue: Queue) -> Standing:
+def _run_state(folder: str, told: RunStatus | None, submitted: Submission | None, queue: Queue) -> Standing:
     if told is None and submitted is None:
         ended = os.path.exists(os.path.join(folder, "report.json"))
         why = "done, by an older dslc" if ended else "an older dslc has run it, and has not said how it ended"

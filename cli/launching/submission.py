@@ -49,15 +49,15 @@ def read_submission(folder: str) -> Submission | None:
 
     The words of a submission become arguments of `scancel` and `kubectl`, so that each has to be a plain name.
     """
-    return _read(folder)[0]
+    return _read_submission(folder)[0]
 
 
 def is_own_submission(folder: str, submission: Submission) -> bool:
     """True if the user of this process wrote `submission`: whoever can write to the folder can name any job there."""
-    return _read(folder) == (submission, os.geteuid())
+    return _read_submission(folder) == (submission, os.geteuid())
 
 
-def _read(folder: str) -> tuple[Submission | None, int]:
+def _read_submission(folder: str) -> tuple[Submission | None, int]:
     """Returns the submission in a folder, None if there is no valid one, and the user who wrote it."""
     try:
         with open_file(os.path.join(folder, NAME)) as file:

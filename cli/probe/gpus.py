@@ -31,7 +31,7 @@ class GPU(NamedTuple):
 
 def gpus_here() -> tuple[int, ...]:
     """Returns the memory of each GPU of this machine, in bytes. Raises RuntimeError."""
-    return tuple(gpu.memory for gpu in _seen())
+    return tuple(gpu.memory for gpu in _visible_gpus())
 
 
 def choose_free(count: int) -> tuple[tuple[int, ...], int]:
@@ -41,8 +41,8 @@ def choose_free(count: int) -> tuple[tuple[int, ...], int]:
     if not _BEFORE:
         _BEFORE.append(os.environ.get(VISIBLE))
     restore_visible()
-    taken = _taken()  # first: `_seen` uses a GPU for a moment
-    seen = _seen()
+    taken = _used_memory()  # first: `_visible_gpus` uses a GPU for a moment
+    seen = _visible_gpus()
     if taken is None and seen:
         raise RuntimeError("there is no `nvidia-smi` to tell which GPUs are free; `devices.gpus` can name them")
     free = free_of(seen, taken or {})
@@ -65,7 +65,7 @@ def free_of(seen: Sequence[GPU], taken: Mapping[str, int]) -> list[GPU]:
     return [gpu for gpu in seen if taken.get(gpu.uuid, 0) < IN_USE]
 
 
-def read_taken(told: str) -> dict[str, int]:
+def parse_used_memory(told: str) -> dict[str, int]:
     """Returns the MiB in use of each GPU, by its name, from what `nvidia-smi` prints. One whose memory is not told, as
     with MIG, counts as in use. Raises ValueError for anything else.
     """
@@ -78,13 +78,13 @@ def read_taken(told: str) -> dict[str, int]:
     return found
 
 
-def _taken() -> dict[str, int] | None:
+def _used_memory() -> dict[str, int] | None:
     """Asks the driver; returns None where there is none."""
     try:
         done = subprocess.run(_ASK, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise RuntimeError(f"`nvidia-smi` fails: {(done.stderr or done.stdout).strip()}")
-        return read_taken(done.stdout)
+        return parse_used_memory(done.stdout)
     except FileNotFoundError:
         return None
     except subprocess.TimeoutExpired:
@@ -93,7 +93,7 @@ def _taken() -> dict[str, int] | None:
         raise RuntimeError(f"`nvidia-smi` says something else than which GPUs are free: {error}") from None
 
 
-def _seen() -> list[GPU]:
+def _visible_gpus() -> list[GPU]:
     """Asks torch in a child: no process can use a GPU if it is forked from one that has initialized CUDA."""
 
     def look() -> list[tuple[int, str]]:

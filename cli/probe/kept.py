@@ -51,7 +51,7 @@ class Kept:
         place = cache.folder() if what is not None and os.environ.get(SWITCH, "").lower() not in ("off", "0") else None
         self._path = ""
         if place:
-            known = json.dumps([_FORMAT, what, _here(folder)], sort_keys=True, default=repr)
+            known = json.dumps([_FORMAT, what, _environment(folder)], sort_keys=True, default=repr)
             self._path = os.path.join(place, f"{_NAME}{hashlib.sha256(known.encode()).hexdigest()[:40]}.json")
 
     def found(self) -> ModelFacts | None:
@@ -60,7 +60,7 @@ class Kept:
         from dslc.compiler.ir.module_facts import ModelFacts
         from dslc.probe.looked_at import digest_of, digest_of_variable
 
-        if not self._path or (text := _read(self._path)) is None:
+        if not self._path or (text := _read_entry(self._path)) is None:
             return None
         try:
             entry = json.loads(text)
@@ -112,7 +112,7 @@ class Kept:
             _shrink(os.path.dirname(self._path))
 
 
-def _read(path: str) -> bytes | None:
+def _read_entry(path: str) -> bytes | None:
     """Returns the text of an entry that only the user can have written, and that is whole."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
@@ -155,7 +155,7 @@ def _shrink(folder: str) -> None:
 # ----------------------------------------------------------------------------------------------- known beforehand
 
 
-def _here(folder: str) -> list[Any]:
+def _environment(folder: str) -> list[Any]:
     """Returns everything but the job that tracing depends on and that is known beforehand."""
     places = [folder, *sys.path] if folder else sys.path
     return [

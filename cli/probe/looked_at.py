@@ -63,7 +63,7 @@ class LookedAt:
             getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in _PROGRAM
         ]
         files = self._opened | {path for path in sources if path and os.path.isabs(path)}
-        counting = [path for path in sorted(files) if not _is_known(path)]
+        counting = [path for path in sorted(files) if not _is_of_fixed_version(path)]
         if any(map(_is_large, counting)):
             return None
         variables = {name: digest_of_variable(value) for name, value in self._environment.items()}
@@ -79,7 +79,7 @@ class LookedAt:
         elif event in _LISTS:
             asker = sys._getframe(1).f_code.co_filename
             folder = os.path.abspath(_text(args[0]) or ".")
-            if not asker.startswith(_IMPORTS) and not _is_known(folder) and folder not in _OF_MACHINE:
+            if not asker.startswith(_IMPORTS) and not _is_of_fixed_version(folder) and folder not in _OF_MACHINE:
                 self._beyond.append(event)
 
     def _open(self, path: Any, mode: Any, flags: Any) -> None:
@@ -132,7 +132,7 @@ def _text(path: Any) -> str:
     return os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
 
 
-def _is_known(path: str) -> bool:
+def _is_of_fixed_version(path: str) -> bool:
     """True for a file whose content follows from the versions of Python, dslc and the installed distributions."""
     if path.startswith(_ours()):
         return True

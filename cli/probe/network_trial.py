@@ -117,27 +117,27 @@ def real_batch(job: JobSpec, source: SourceFacts, path: str) -> Any:
     if any(isinstance(each, PythonSource) for each in parts):
         return None
     if len(parts) > 1 or isinstance(parts[0], Parquet | Datasets | Images):
-        return _drawn(source, ROWS)
+        return _random_samples(source, ROWS)
     from dslc.compiler.ir.facts import Facts
     from dslc.compiler.rules.analyse import analyse
     from dslc.runtime.data.sources import open_source
 
     analysis = analyse(job, Facts(source=source), Report(), limits=False)
     if analysis is None or analysis.workload.train is None or analysis.workload.visited is None:
-        return _drawn(source, ROWS)
+        return _random_samples(source, ROWS)
     step = data_step(analysis)
-    there = {name: _located(step.arguments[name], job.folder) for name in step.paths}
+    there = {name: _resolve_paths(step.arguments[name], job.folder) for name in step.paths}
     samples = open_source(replace(step, arguments={**step.arguments, **there})).train
     return samples.batch(torch.arange(min(ROWS, len(samples))))
 
 
-def _located(value: Any, folder: str) -> Any:
+def _resolve_paths(value: Any, folder: str) -> Any:
     if isinstance(value, tuple):
-        return tuple(_located(each, folder) for each in value)
+        return tuple(_resolve_paths(each, folder) for each in value)
     return resolved(value, folder) if value and is_path(value) else value
 
 
-def _drawn(source: SourceFacts, samples: int) -> Any:
+def _random_samples(source: SourceFacts, samples: int) -> Any:
     """Returns samples that are drawn, of the shapes of the source's."""
     import torch
 

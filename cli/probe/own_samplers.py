@@ -48,7 +48,7 @@ def _try_weights(job: JobSpec, sampler: Weighted, source: SourceFacts, report: R
     name = f"`{sampler.weights.function}`" if isinstance(sampler.weights, PythonNumbers) else "the file of weights"
     if isinstance(sampler.weights, PythonNumbers):
         fault = used(job, sampler.weights, "sampler", lambda _: look(), report)
-    elif not _is_there(sampler.weights):
+    elif not _is_readable(sampler.weights):
         return  # the rules say so
     else:
         answer = in_child(look)
@@ -63,7 +63,7 @@ def _try_weights(job: JobSpec, sampler: Weighted, source: SourceFacts, report: R
         )
 
 
-def _is_there(path: str) -> bool:
+def _is_readable(path: str) -> bool:
     """Returns True for a file of numbers that can be read."""
     try:
         count_of(path, path)

@@ -69,7 +69,7 @@ def _compare(source: Any, wanted: tuple[int, ...], tried: dict[str, Any], report
     made = tuple(tried["shape"])
     if made != wanted:
         crop = f"`RandomResizedCrop({wanted[-1]})` or `CenterCrop({wanted[-1]})` in it"
-        said = f"gives a picture of shape {_shown(made)}, and the network is given {_shown(wanted)}"
+        said = f"gives a picture of shape {_shape_text(made)}, and the network is given {_shape_text(wanted)}"
         report.add("E0336", f"`{_name(source)}` {said}", place, help=crop)
     elif tried["normalizes"]:
         chosen = "is normalised twice" if source.normalize else "is normalised in training alone"
@@ -86,7 +86,7 @@ def _name(source: Any) -> str:
     return source.transform.function if source.transform is not None else "augment"
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 

@@ -108,7 +108,7 @@ def inventions(given: Shapes | str) -> Iterator[list[Pair]]:
 
     if not given:
         return
-    batches = torch.load(given, weights_only=False) if isinstance(given, str) else list(_drawn(*given))
+    batches = torch.load(given, weights_only=False) if isinstance(given, str) else list(_random_outputs(*given))
     for activation in (lambda tensor: tensor, torch.sigmoid, F.logsigmoid):
 
         def changed(tensor: torch.Tensor, activation: Callable[..., Any] = activation) -> Any:
@@ -117,7 +117,7 @@ def inventions(given: Shapes | str) -> Iterator[list[Pair]]:
         yield [(map_tensors(changed, output), target) for output, target in batches]
 
 
-def _drawn(output: tuple[int, ...], target: tuple[int, ...], dtype: str) -> Iterator[Pair]:
+def _random_outputs(output: tuple[int, ...], target: tuple[int, ...], dtype: str) -> Iterator[Pair]:
     """Yields random outputs, with targets that are yes or no, or the first two classes."""
     import torch
 
@@ -140,7 +140,7 @@ def spread(pair: Pair) -> Pair | None:
         return None
     random = torch.Generator().manual_seed(0)
 
-    def drawn(tensor: torch.Tensor) -> torch.Tensor:
+    def randomize(tensor: torch.Tensor) -> torch.Tensor:
         return torch.randn(tensor.shape, generator=random) if tensor.dtype.is_floating_point else tensor
 
-    return map_tensors(drawn, output), target
+    return map_tensors(randomize, output), target

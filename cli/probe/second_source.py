@@ -47,7 +47,7 @@ def fingerprint(made: Any, begin: Callable[[int], None]) -> dict[str, list[str]]
         count = len(samples)
         found[f"{part} length"] = [str(count)] * 2
         end = time.monotonic() + SECONDS
-        for number, index in enumerate(_chosen(count)):
+        for number, index in enumerate(_sample_indices(count)):
             reads = []
             try:
                 for _ in range(2):
@@ -64,7 +64,7 @@ def fingerprint(made: Any, begin: Callable[[int], None]) -> dict[str, list[str]]
     return found
 
 
-def _chosen(count: int) -> list[int]:
+def _sample_indices(count: int) -> list[int]:
     """Returns the numbers of the first, the middle and the last sample, and then of some that are spread evenly."""
     spread = range(0, count, max(1, count // SAMPLES))
     return list(dict.fromkeys([*(n for n in (0, count // 2, count - 1) if 0 <= n < count), *spread]))[:SAMPLES]

@@ -96,7 +96,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
     for alone, facts in each_source(job, source):
         try_pictures(alone, facts, report)
     network = job.model.network
-    made = isinstance(network, PythonNetwork | TransformersNetwork) and _is_here(network, job.folder)
+    made = isinstance(network, PythonNetwork | TransformersNetwork) and _has_configuration(network, job.folder)
     if made and job.model.adapter is not None and importlib.util.find_spec("peft") is None:
         _library_missing("peft", job.model.adapter.span, report)
         made = False
@@ -136,7 +136,7 @@ def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report
     return source
 
 
-def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
+def _has_configuration(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
     """True if there is a configuration to build the network from; a rule reports that there is none."""
     if isinstance(network, PythonNetwork):
         return True
@@ -200,7 +200,7 @@ def _traced_model(
         adapted = with_adapter(job, counted_once(make))
         called = _is_called(job, source)
         with named_gpus(job):
-            return to_json(_told(job, adapted, source, real, files) if called else facts_of_made(adapted))
+            return to_json(_trace_facts(job, adapted, source, real, files) if called else facts_of_made(adapted))
 
     named = python_function(call, job.folder)
     by_value = named.function.partition(":")[0] in HANDED_OVER
@@ -243,7 +243,7 @@ def _library_missing(name: str, span: Span | None, report: Report) -> None:
     report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
 
 
-def _told(
+def _trace_facts(
     job: JobSpec, make: Callable[[], Any], source: SourceFacts, real: RealBatch, files: Files | None = None
 ) -> ModelFacts:
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
@@ -273,7 +273,7 @@ def _told(
     outputs = Outputs(files.outputs, target) if files and target is not None else None
     skipped = Skipped(wanted=job.parallelism.context == 1)  # over that axis positions are followed through all blocks
     facts = trace_model(
-        keep, given, loss=own, counted=counted, outputs=outputs, skipped=skipped, asked=_asked, **_axes(job)
+        keep, given, loss=own, counted=counted, outputs=outputs, skipped=skipped, asked=_with_read_hook, **_axes(job)
     )
     facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
     facts = replace(facts, network=try_network(job, source, make, facts, real.batch, undone(kept[-1], resting)))
@@ -451,7 +451,7 @@ def _axes(job: JobSpec) -> dict[str, Any]:
     }
 
 
-def _asked(known: Callable[[Any], bool]) -> contextlib.AbstractContextManager[None]:
+def _with_read_hook(known: Callable[[Any], bool]) -> contextlib.AbstractContextManager[None]:
     """Makes `transformers` read numbers that are known, as it does in a training."""
     if "transformers" not in sys.modules:
         return contextlib.nullcontext()
@@ -513,7 +513,7 @@ def _traced_transformers(
                 )
             return model
 
-        facts = _told(job, with_adapter(job, make), source, real, files if step.structured else None)
+        facts = _trace_facts(job, with_adapter(job, make), source, real, files if step.structured else None)
         return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
     import_torch_for_children()

@@ -43,7 +43,7 @@ class Display(Protocol):
 def display(trainings: Sequence[Training], screen: TextIO) -> Display:
     """Returns the display for this screen."""
     fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
-    return _Bars(trainings, screen) if fancy else _Plain(screen)
+    return _BarDisplay(trainings, screen) if fancy else _LineDisplay(screen)
 
 
 class _Followed:
@@ -63,7 +63,7 @@ class _Followed:
             yield record
 
 
-class _Shown(ABC):
+class _BaseDisplay(ABC):
     """The trainings that are followed, and what is said of them in words, each line after the name of its training."""
 
     def __init__(self, screen: TextIO) -> None:
@@ -98,7 +98,7 @@ class _Shown(ABC):
         return f"{each.training.name}: step {record['step']}/{each.steps}{split}  {numbers_text(record)}"
 
 
-class _Plain(_Shown):
+class _LineDisplay(_BaseDisplay):
     """Prints plain lines, few of them."""
 
     interval = 0.2
@@ -118,7 +118,7 @@ class _Plain(_Shown):
         pass
 
 
-class _Bars(_Shown):
+class _BarDisplay(_BaseDisplay):
     """A bar for all trainings, and one for each that runs; evaluations are printed above them."""
 
     interval = 0.1

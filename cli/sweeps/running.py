@@ -105,7 +105,7 @@ def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[Traini
         refuse_others(place, path_text(place), goes_on=resumes == "auto")
         done = False
         if os.path.exists(os.path.join(place, "plan.json")):
-            same = _is_of(place, ready)
+            same = _is_run_of_job(place, ready)
             if not same and resumes != "auto":
                 raise Occupied(
                     f"{path_text(place)} holds a run of another job, or of this one with other settings: `--set "
@@ -121,7 +121,7 @@ def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[Traini
     return found
 
 
-def _is_of(place: str, ready: Ready) -> bool:
+def _is_run_of_job(place: str, ready: Ready) -> bool:
     """True if the run in a folder is of this job."""
     assert ready.loaded.job is not None
     try:

@@ -212,7 +212,7 @@ class _Sweep:
                 self._running.remove(child)
                 self._free.append(child.place)
                 self._display.look()
-                self._ended(child, os.waitstatus_to_exitcode(how))
+                self._finish_child(child, os.waitstatus_to_exitcode(how))
         self._display.look()
         time.sleep(self._display.interval)
 
@@ -226,7 +226,7 @@ class _Sweep:
             _child(training, place, told, parent)
         self._running.append(_Child(process=process, training=training, place=place, told=told))
 
-    def _ended(self, child: _Child, exit_status: int) -> None:
+    def _finish_child(self, child: _Child, exit_status: int) -> None:
         with child.told as file:
             file.seek(0)
             text = file.read()

@@ -15,7 +15,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import DevicesSpec
 from dslc.dsl.language.calls import Free
 from dslc.probe import gpus
-from dslc.probe.gpus import GPU, choose_free, free_of, read_taken
+from dslc.probe.gpus import GPU, choose_free, free_of, parse_used_memory
 
 GIB = 2**30
 TOLD = "GPU-aa, 3\nGPU-bb, 40215\nGPU-cc, 0\nGPU-dd, [N/A]\n"
@@ -23,13 +23,13 @@ SEEN = [GPU(80 * GIB, f"GPU-{name}") for name in ("bb", "cc", "aa", "dd")]
 
 
 def test_gpus_with_a_context_or_an_untold_memory_are_in_use() -> None:
-    assert [gpu.uuid for gpu in free_of(SEEN, read_taken(TOLD))] == ["GPU-cc", "GPU-aa"]
+    assert [gpu.uuid for gpu in free_of(SEEN, parse_used_memory(TOLD))] == ["GPU-cc", "GPU-aa"]
 
 
 @pytest.mark.parametrize("told", ["No devices were found\n", "0, 3\n", "GPU-aa\n"])
 def test_other_words_of_the_driver_are_not_guessed_at(told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told.splitlines()[0])):
-        read_taken(told)
+        parse_used_memory(told)
 
 
 @pytest.mark.skipif(bool(gpus.gpus_here()), reason="this machine has GPUs")
