@@ -16,7 +16,7 @@ from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import Loaded, load, load_text
 from dslc.dsl.show import render as shown_text
 from dslc.front import inspect
-from dslc.given import given, settings_of
+from dslc.given import object_settings, settings_of
 from dslc.probe.gpus import restore_visible
 from dslc.run_folder import make_folder
 
@@ -83,7 +83,7 @@ def _all_settings(
     if isinstance(settings, str):
         raise TypeError("`settings` is a list of texts: `settings=['train.epochs=2']`")
     try:
-        with given(objects) as first:
+        with object_settings(objects) as first:
             yield [*first, *settings, *settings_of(values or {})]
     finally:
         restore_visible()  # a job may have taken free GPUs

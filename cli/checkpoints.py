@@ -39,12 +39,12 @@ class NoCheckpoint(Exception):
     """No checkpoint was found; the text names the places searched, and the remedy."""
 
 
-class Misfit(Exception):
+class WeightMismatchError(Exception):
     """The weights belong to another model than the job's, or cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class SelectedWeights:
     """The chosen weights: a checkpoint's folder with its manifest, or a file of weights without one."""
 
     path: str
@@ -55,7 +55,7 @@ class Taken:
         return f"{shown} (step {self.manifest.step:,})" if self.manifest else shown
 
 
-def take(job: JobSpec, asked: str | None) -> Taken:
+def take(job: JobSpec, asked: str | None) -> SelectedWeights:
     """Returns the checkpoint that is asked for, else the newest of the job. Raises NoCheckpoint."""
     if asked == BEST and not os.path.lexists(asked):
         return _best(job)
@@ -82,7 +82,7 @@ def take(job: JobSpec, asked: str | None) -> Taken:
     )
 
 
-def _best(job: JobSpec) -> Taken:
+def _best(job: JobSpec) -> SelectedWeights:
     """Returns the checkpoint that the link of the newest run names. Raises NoCheckpoint."""
     for place in sorted(_places(job), key=_age, reverse=True):
         for link in (os.path.join(place, BEST), os.path.join(place, "checkpoints", BEST)):
@@ -133,10 +133,10 @@ def _time(path: str) -> float:
         return 0.0
 
 
-def _in(place: str) -> Taken | None:
+def _in(place: str) -> SelectedWeights | None:
     """Returns the weights to take from a place that exists. Raises NoCheckpoint if all there are damaged."""
     if os.path.isfile(place):
-        return Taken(path=place, manifest=None) if place.endswith(".safetensors") else None
+        return SelectedWeights(path=place, manifest=None) if place.endswith(".safetensors") else None
     passed_over: list[str] = []
     for path in _candidates(place):
         found, reasons = _looked_at(path)
@@ -150,13 +150,13 @@ def _in(place: str) -> Taken | None:
     return None
 
 
-def _looked_at(path: str) -> tuple[Taken | None, list[str]]:
+def _looked_at(path: str) -> tuple[SelectedWeights | None, list[str]]:
     """Returns a candidate that is whole, or its faults."""
     if os.path.isfile(path):
-        return Taken(path=path, manifest=None), []
+        return SelectedWeights(path=path, manifest=None), []
     seen = look(path)
     reasons = [seen.reason] if seen.manifest is None else damage(path, seen.manifest)
-    return (None, reasons) if reasons else (Taken(path=path, manifest=seen.manifest), [])
+    return (None, reasons) if reasons else (SelectedWeights(path=path, manifest=seen.manifest), [])
 
 
 # -------------------------------------------------------------------------------------------------- whether it fits
@@ -171,19 +171,19 @@ def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
     return found | kept
 
 
-def hold_against(taken: Taken, analysis: Analysis) -> None:
-    """Raises Misfit if the checkpoint is of another model, as far as is known before anything is read."""
+def hold_against(taken: SelectedWeights, analysis: Analysis) -> None:
+    """Raises WeightMismatchError if the checkpoint is of another model, as far as is known before anything is read."""
     if taken.manifest is not None:
         theirs = taken.manifest.fit.tensors
     else:
         try:
             theirs = {name: entry.shape for name, entry in entries(taken.path).items()}
         except Unreadable as reason:
-            raise Misfit(str(reason)) from None
+            raise WeightMismatchError(str(reason)) from None
     if theirs is None or analysis.model is None:
         return
     ties = dict(analysis.model.ties)  # a file of weights may have them under each name
     own = {name: shape for name, shape in theirs.items() if name not in ties}
     wrong = misfitting_tensors(own, tensors_of(analysis.model, own))
     if wrong:
-        raise Misfit(f"{taken} does not fit {analysis.job.source.name}: {wrong}")
+        raise WeightMismatchError(f"{taken} does not fit {analysis.job.source.name}: {wrong}")

@@ -56,7 +56,7 @@ def check_one(
         analysis = inspect(chosen, report, reuse, trace=trace)
         if analysis is not None and then is not None:
             then(analysis, report)
-        if over(report):
+        if is_over_limit(report):
             break
     return report, analysis
 
@@ -85,7 +85,7 @@ def inspect_counts(
         return {}
 
 
-def over(report: Report) -> bool:
+def is_over_limit(report: Report) -> bool:
     """True if a bound was exceeded after which no further combination of a sweep is analysed."""
     return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
 

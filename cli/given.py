@@ -33,7 +33,7 @@ FIELDS = {
 _SEVERAL = ("hooks", "loggers", "metrics")
 
 
-class Always:
+class ObjectFactory:
     """A function that gives the same object, for those that a job wants made: a data set, a module."""
 
     def __init__(self, value: object) -> None:
@@ -43,7 +43,7 @@ class Always:
         return self._value
 
 
-class Copied(Always):
+class CopyFactory(ObjectFactory):
     """A function that gives a copy of a module, which is changed by each use."""
 
     def __call__(self) -> object:
@@ -53,7 +53,7 @@ class Copied(Always):
 
 
 @contextlib.contextmanager
-def given(objects: Mapping[str, Any]) -> Iterator[list[str]]:
+def object_settings(objects: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yields the settings that put `objects`, by the names of `FIELDS`, into a job, while they can be found. Raises
     TypeError for an object that cannot be passed to another process.
     """
@@ -91,11 +91,11 @@ def _call(module: ModuleType, attribute: str, name: str, value: Any) -> str:
 
 def _wrapped(name: str, value: Any) -> Any:
     if name == "source" and (isinstance(value, tuple | list) or hasattr(type(value), "__getitem__")):
-        return Always(value)
+        return ObjectFactory(value)
     if name == "network" and hasattr(value, "named_parameters") and not isinstance(value, type):
-        return Copied(value)
+        return CopyFactory(value)
     if name == "metrics" and not inspect.isroutine(value) and not isinstance(value, type):
-        return Copied(value)
+        return CopyFactory(value)
     return value
 
 

@@ -21,7 +21,7 @@ from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import Loaded, load_kept
 from dslc.dsl.words import plural
 from dslc.front import inspect
-from dslc.runs import ALONE, Around, Ready, look_around
+from dslc.runs import ALONE, LaunchContext, Ready, look_around
 from dslc.version import __version__
 
 ANEW = "`dslc plan JOB --json` makes the plan anew"
@@ -66,7 +66,7 @@ def job_of(made: PlanFile, path: str) -> Loaded:
 
 
 def prepare_plan(
-    path: str, settings: Sequence[str], report: Report, *, profile: bool = False, around: Around = ALONE
+    path: str, settings: Sequence[str], report: Report, *, profile: bool = False, around: LaunchContext = ALONE
 ) -> Ready | None:
     """Returns the training of a plan file, if this machine has the facts that it rests on; else None, with the reasons
     in the report.

@@ -58,7 +58,7 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Around:
+class LaunchContext:
     """The surroundings of a training: whether other hosts take part (`hosts`), and the environment if processes may
     have been started by a launcher of others.
     """
@@ -67,10 +67,10 @@ class Around:
     environ: Mapping[str, str] | None = None
 
 
-ALONE = Around()
+ALONE = LaunchContext()
 
 
-def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Around = ALONE) -> Ready | None:
+def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: LaunchContext = ALONE) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
     errors. `profile`: the run records its memory and its collectives.
     """
@@ -96,7 +96,7 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Ar
     )
 
 
-def look_around(analysis: Analysis, report: Report, around: Around, *, elastic: bool = False) -> World | None:
+def look_around(analysis: Analysis, report: Report, around: LaunchContext, *, elastic: bool = False) -> World | None:
     """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
     the job, a job of several nodes that is to run on one, and one of one node where hosts are to meet.
     """

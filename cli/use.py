@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from dslc.checkpoints import Misfit, NoCheckpoint, Taken, hold_against, take
+from dslc.checkpoints import NoCheckpoint, SelectedWeights, WeightMismatchError, hold_against, take
 from dslc.compiler.ir.program import EvaluateMode, PredictMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
@@ -27,7 +27,7 @@ from dslc.status import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 _UNLIMITED = 2**62
 
 
-class Refused(Exception):
+class CommandFailedError(Exception):
     """The command ends here; the reason has been shown. `status` is the exit status."""
 
     def __init__(self, status: int) -> None:
@@ -37,33 +37,36 @@ class Refused(Exception):
 
 def ready(
     loaded: Loaded, asked: str | None, mode: type[EvaluateMode] | type[PredictMode], **arguments: Any
-) -> tuple[Ready, Taken]:
-    """Returns the job as a program of that mode, with these arguments, and its checkpoint. Raises Refused."""
+) -> tuple[Ready, SelectedWeights]:
+    """Returns the job as a program of that mode, with these arguments, and its checkpoint.
+
+    Raises CommandFailedError.
+    """
     report = Report()
     if loaded.job is None or loaded.report.errors:
         show(loaded.report)
-        raise Refused(JOB_AT_FAULT)
+        raise CommandFailedError(JOB_AT_FAULT)
     made = prepare(replace(loaded, job=_without_training(loaded.job)), report)
     show([each for each in report if each.severity == "error"])  # warnings are about a training
     if made is None:
-        raise Refused(JOB_AT_FAULT)
+        raise CommandFailedError(JOB_AT_FAULT)
     taken = taken_for(loaded.job, asked)
     try:
         hold_against(taken, made.compiled.analysis)
-    except Misfit as misfit:
+    except WeightMismatchError as misfit:
         print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
-        raise Refused(JOB_AT_FAULT) from None
+        raise CommandFailedError(JOB_AT_FAULT) from None
     program = replace(made.program, mode=mode(use=taken.path, **arguments))
     return replace(made, program=program), taken
 
 
-def taken_for(job: JobSpec, asked: str | None) -> Taken:
-    """Returns the checkpoint. Raises Refused if there is none."""
+def taken_for(job: JobSpec, asked: str | None) -> SelectedWeights:
+    """Returns the checkpoint. Raises CommandFailedError if there is none."""
     try:
         return take(job, asked)
     except NoCheckpoint as reason:
         print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
-        raise Refused(WRONG_USAGE) from None
+        raise CommandFailedError(WRONG_USAGE) from None
 
 
 def _without_training(job: JobSpec) -> JobSpec:
@@ -87,7 +90,10 @@ def _without_training(job: JobSpec) -> JobSpec:
 
 @contextlib.contextmanager
 def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
-    """Yields the folder with the results of the ranks, which exists while the context lasts. Raises Refused."""
+    """Yields the folder with the results of the ranks, which exists while the context lasts.
+
+    Raises CommandFailedError.
+    """
     command = "predict" if isinstance(made.program.mode, PredictMode) else "evaluate"
     folder, failed = tempfile.mkdtemp(prefix=f".dslc-{command}-", dir=beside), False
     try:
@@ -95,7 +101,7 @@ def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
         failed = outcome.failure is not None
         if failed:
             show_failure(outcome, what=f"`{command}`")
-            raise Refused(TRAINING_FAILED)
+            raise CommandFailedError(TRAINING_FAILED)
         yield folder
     finally:
         if not failed:  # its logs are to be read
@@ -103,7 +109,7 @@ def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
 
 
 def metrics(made: Ready) -> dict[str, Any]:
-    """Evaluates, and returns the metrics over the validation split by name. Raises Refused."""
+    """Evaluates, and returns the metrics over the validation split by name. Raises CommandFailedError."""
     from dslc.runtime.loop.tasks import EVALUATION
 
     with launched(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:

@@ -71,14 +71,14 @@ class Tolerance:
     way: float | None = None  # the difference of all parameters over the distance that they moved
     keys: float = 0.0  # per number of the parameters in `KEYS`
 
-    def of(self, name: str) -> float:
+    def for_parameter(self, name: str) -> float:
         """Returns the tolerance for each number of a parameter, if they are not measured together."""
         assert self.parameter is not None
         return max(self.parameter, self.keys) if name.endswith(KEYS) else self.parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StepComparison:
     """One step of both trainings: of the plan, of the one process."""
 
     step: int
@@ -95,11 +95,11 @@ class Finding:
     texts: list[str] = field(default_factory=list)
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         return self.status == "broken"
 
     def breaks(self, text: str) -> None:
-        if not self.broken:
+        if not self.is_broken:
             self.status, self.texts = "broken", []
         self.texts.append(text)
 
@@ -108,7 +108,7 @@ class Finding:
 class Verdict:
     """The steps side by side, the four invariants in order, the plain loop, and further notes."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StepComparison] = field(default_factory=list)
     findings: tuple[Finding, Finding, Finding, Finding] = field(
         default_factory=lambda: (Finding(), Finding(), Finding(), Finding())
     )
@@ -118,11 +118,11 @@ class Verdict:
     @property
     def only_numbers(self) -> bool:
         """True if the broken invariants may be a matter of rounding."""
-        return bool(self.broken) and not (self.findings[0].broken or self.findings[1].broken)
+        return bool(self.broken_invariants) and not (self.findings[0].is_broken or self.findings[1].is_broken)
 
     @property
-    def broken(self) -> list[str]:
-        return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.broken]
+    def broken_invariants(self) -> list[str]:
+        return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.is_broken]
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def rounding_of(one: Observation, others: Sequence[Observation], times: float = 
     for each in (each for other in others for each in _differences(one, other, "end", Finding())):
         parameters[each.name] = max(each.excess, parameters.get(each.name, 0.0))
 
-    def largest(apart: Callable[[Row], float]) -> list[float]:
+    def largest(apart: Callable[[StepComparison], float]) -> list[float]:
         return [max(map(apart, step)) for step in zip(*rows, strict=True)]
 
     return Rounding(
@@ -201,7 +201,7 @@ def compare(
         elif job.precision.dtype != "float32":
             verdict.notes.append("noise is kept on, and in low precision cannot be told from rounding")
     reason = ""
-    if samples.broken or start.broken:
+    if samples.is_broken or start.is_broken:
         reason = "the inputs of the steps differ"
     elif verdict.notes:
         reason = "it is expected to differ: see below"
@@ -235,13 +235,13 @@ def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exac
     tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in plain.ranks[0]])
     for ours, theirs in zip(one.ranks[0], plain.ranks[0], strict=True):
         _step_of_plain(job, ours, theirs, tolerance, finding)
-        if exact and not finding.broken and ours.step == 1:
+        if exact and not finding.is_broken and ours.step == 1:
             _update_of_plain(job, one, plain, finding)
-        if finding.broken:
+        if finding.is_broken:
             return finding
     finding.texts = []
     _state(one, plain, tolerance, Rounding(), finding, "")
-    if not finding.broken:
+    if not finding.is_broken:
         how = "both in float64: " if exact else ""
         finding.texts.insert(
             0, f"{how}learning rates, losses and norms of {plural(len(one.ranks[0]), 'step')} are the plain loop's"
@@ -256,7 +256,7 @@ def _step_of_plain(job: JobProgram, ours: Seen, theirs: Seen, tolerance: Toleran
     if abs(ours.lr - theirs.lr) > 1e-9 * job.optimizer.lr:
         pair = f"{ours.lr:.9g} {said[0]} and {theirs.lr:.9g} {said[1]}"
         finding.breaks(f"step {ours.step}: the learning rate is {pair} (`train.lr_schedule`)")
-    if finding.broken:
+    if finding.is_broken:
         return
     losses = _loss([ours]), _loss([theirs])
     if not _is_close(*losses, tolerance.loss, 1.0):
@@ -268,7 +268,7 @@ def _step_of_plain(job: JobProgram, ours: Seen, theirs: Seen, tolerance: Toleran
 
 def _update_of_plain(job: JobProgram, one: Observation, plain: Observation, finding: Finding) -> None:
     found = list(_differences(one, plain, "first", finding))
-    wrong = [each for each in found if not each.excess <= EXACT.of(each.name)]
+    wrong = [each for each in found if not each.excess <= EXACT.for_parameter(each.name)]
     for each in _worst(wrong):
         finding.breaks(
             f"step 1: the gradient agrees, and its update does not: `{each.name}` is {each.largest:.3g} away"
@@ -327,7 +327,7 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
             ranks = _ranks(who[sample] for sample in over)
             finding.breaks(f"step {ours.step}: {ranks} takes {_numbers(over)} once more than one process does")
         _content(ours, theirs, finding)
-        if finding.broken:
+        if finding.is_broken:
             return
         taken += len(ours.samples)
     seen = all(digest for step in one.ranks[0] for digest in step.digests)
@@ -425,7 +425,7 @@ def _state(
         assert tolerance.way is not None
         _compare_all_numbers(found, tolerance.way, finding, what)
         return
-    allowed = {each.name: max(tolerance.of(each.name), rounding.parameter(each.name)) for each in found}
+    allowed = {each.name: max(tolerance.for_parameter(each.name), rounding.parameter(each.name)) for each in found}
     wrong = [each for each in found if not each.excess <= allowed[each.name]]
     for each in _worst(wrong):
         where = _rank_of(each, wrong)
@@ -465,9 +465,9 @@ def _rank_of(one: _TensorDifference, found: Sequence[_TensorDifference]) -> str:
 # ------------------------------------------------------------------------------------------------------- the scale
 
 
-def _rows(plan: Observation, one: Observation) -> list[Row]:
+def _rows(plan: Observation, one: Observation) -> list[StepComparison]:
     return [
-        Row(
+        StepComparison(
             step=ours.step,
             samples=len(ours.samples),
             losses=(_loss([steps[number] for steps in plan.ranks]), _loss([ours])),
@@ -494,13 +494,13 @@ def _count(plan: Observation, one: Observation, finding: Finding) -> None:
 
 def _scale(
     plan: Observation,
-    rows: Sequence[Row],
+    rows: Sequence[StepComparison],
     tolerance: Tolerance,
     rounding: Rounding,
     finding: Finding,
     notes: list[str],
 ) -> None:
-    if finding.broken:
+    if finding.is_broken:
         return
     for number, row in enumerate(rows):
         if math.isfinite(row.norms[0]) != math.isfinite(row.norms[1]) and tolerance.parameter is None:
@@ -521,7 +521,7 @@ def _scale(
                     f"step {row.step}: the norm of the gradient is {steps[number].norm:.6g} on rank {rank}, and "
                     f"{row.norms[0]:.6g} on rank 0"
                 )
-        if finding.broken:
+        if finding.is_broken:
             return
     losses = max(_relative_difference(*row.losses, 1.0) for row in rows)
     norms = max(_relative_difference(*row.norms, 0.0) for row in rows)

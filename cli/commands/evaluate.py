@@ -13,7 +13,7 @@ from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.runtime.process.records import finite
 from dslc.status import GOOD, WRONG_USAGE
-from dslc.use import Refused, metrics, ready
+from dslc.use import CommandFailedError, metrics, ready
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def main(arguments: argparse.Namespace) -> int:
             )
             return WRONG_USAGE
         found = metrics(made)
-    except Refused as refused:
+    except CommandFailedError as refused:
         return refused.status
     if arguments.json:
         step = taken.manifest.step if taken.manifest else None

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from dslc.checkpoints import Misfit, Taken, hold_against
+from dslc.checkpoints import SelectedWeights, WeightMismatchError, hold_against
 from dslc.compiler.common.adapters import base_name
 from dslc.compiler.graph.constants import adapter_step, transformers_step
 from dslc.compiler.ir.program import TransformersStep
@@ -20,7 +20,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import first_of, plural
 from dslc.front import inspect, show
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.use import Refused, taken_for
+from dslc.use import CommandFailedError, taken_for
 
 _PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 _FILES = (".safetensors", ".pt")
@@ -50,9 +50,9 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         taken = taken_for(analysis.job, arguments.checkpoint)
         hold_against(taken, analysis)
-    except Refused as refused:
+    except CommandFailedError as refused:
         return refused.status
-    except Misfit as misfit:
+    except WeightMismatchError as misfit:
         print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
         return JOB_AT_FAULT
     return _export(analysis, taken, output, arguments)
@@ -71,7 +71,7 @@ def _needs_trace(job: JobSpec | None, output: str) -> bool:
     return headless and any(python_calls(job))
 
 
-def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.Namespace) -> int:
+def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: argparse.Namespace) -> int:
     from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
     from dslc.runtime.model.model_error import ModelError

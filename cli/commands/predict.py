@@ -10,7 +10,7 @@ from dslc.compiler.ir.program import PredictMode
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
-from dslc.use import Refused, launched, ready
+from dslc.use import CommandFailedError, launched, ready
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
             except (OSError, ValueError) as error:
                 print(plain(f"dslc: {output} cannot be written: {error}"), file=sys.stderr)
                 return TRAINING_FAILED
-    except Refused as refused:
+    except CommandFailedError as refused:
         return refused.status
     told = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
     print(plain(f"{arguments.output}: {told} of {taken}"))

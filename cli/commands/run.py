@@ -16,17 +16,17 @@ from dslc.dsl.language.calls import SSH
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
-from dslc.front import over, presented, show
-from dslc.launching.restarted import folder_of, is_done, is_in_pod, restarted, was_stopped
+from dslc.front import is_over_limit, presented, show
+from dslc.launching.restarted import folder_of, is_in_pod, is_training_done, restarted, was_stopped_by_user
 from dslc.planned import is_plan_file, prepare_plan
 from dslc.run_folder import Occupied
-from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
+from dslc.runs import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
 from dslc.runtime.hosts.wire import no_endpoint
 from dslc.runtime.launchers.known import worlds
 from dslc.runtime.launchers.slurm import SUBMITTED
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.surroundings import NOT_STARTED, command
-from dslc.sweeps.running import Runner, Training, one_after_another, run_sweep
+from dslc.sweeps.running import Runner, SweepTraining, one_after_another, run_sweep
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
@@ -47,14 +47,14 @@ def main(arguments: argparse.Namespace) -> int:
         print(plain(f"dslc: {said} is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT"), file=sys.stderr)
         print("help: the name or address of one of the hosts: node-a, node-a:29400, [fd00::1]:29400", file=sys.stderr)
         return WRONG_USAGE
-    around = ALONE if arguments.trial else Around(hosts=bool(rendezvous), environ=os.environ)
+    around = ALONE if arguments.trial else LaunchContext(hosts=bool(rendezvous), environ=os.environ)
     if is_plan_file(arguments.job):
         return _run_plan(arguments, rendezvous, around)
     places = _worlds(around)
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
     how = {"profile": arguments.profile, "around": around}
-    ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
+    ready = [prepare(chosen, report, **how) for chosen in combinations if not is_over_limit(report)]
     if not _show_findings(report, places, arguments, rendezvous) or loaded.job is None:
         return JOB_AT_FAULT
     call = loaded.job.launch.with_
@@ -63,10 +63,10 @@ def main(arguments: argparse.Namespace) -> int:
     runs = [restarted(each) for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
-    if was_stopped(runs[0], arguments.out):
+    if was_stopped_by_user(runs[0], arguments.out):
         print("dslc: it was stopped by `dslc stop`: submit it again to go on", file=sys.stderr)
         return JOB_AT_FAULT  # which ends the Job, and does not only give this pod up
-    if is_done(runs[0], arguments.out):
+    if is_training_done(runs[0], arguments.out):
         print(plain(f"dslc: the training has ended without this pod: {arguments.out}"), file=sys.stderr)
         return GOOD
     if rendezvous or _has_peers(runs[0]):
@@ -102,7 +102,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training of which this process has a part."""
-    from dslc.launching.hosts import Whereabouts, train_with_others, wait_for_speaker
+    from dslc.launching.hosts import HostPaths, train_with_others, wait_for_speaker
     from dslc.runtime.hosts.doors import NotMet
 
     world = runs[0].world
@@ -118,7 +118,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         return _report_outcome(runs[0], outcome, report, folder, again, rendezvous) if speaks else _status(outcome)
 
     try:
-        where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
+        where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
         return train_with_others(runs[0], where, then)
     except (Occupied, NotMet) as reason:
         if speaks:
@@ -127,7 +127,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         return WRONG_USAGE
 
 
-def _worlds(around: Around) -> list[World]:
+def _worlds(around: LaunchContext) -> list[World]:
     """Returns the places of this process, of which the first counts."""
     return list(worlds(around.environ).values()) if around.environ is not None else []
 
@@ -144,16 +144,16 @@ def _show_findings(report: Report, places: Sequence[World], arguments: argparse.
     if speaks:
         show(report)
     if report.errors and places and places[0].size > 1:
-        from dslc.launching.hosts import Whereabouts, tell_fault, wait_for_speaker
+        from dslc.launching.hosts import HostPaths, tell_fault, wait_for_speaker
 
-        where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
+        where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
         alike = any(each.code == NOT_STARTED for each in report.errors)  # each process finds it, and none meets
         if alike or not tell_fault(places[0], where, render(presented(report), color=False)):
             wait_for_speaker(places[0])
     return not report.errors
 
 
-def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: Around) -> int:
+def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: LaunchContext) -> int:
     report, places = Report(), _worlds(around)
     ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, around=around)
     if not _show_findings(report, places, arguments, rendezvous) or ready is None:
@@ -199,7 +199,7 @@ def _runner(loaded: Loaded, runs: Sequence[Ready], parallel: int) -> Runner | No
         return None
 
 
-def _run_of_sweep(training: Training) -> int:
+def _run_of_sweep(training: SweepTraining) -> int:
     return run_one(training.ready, training.folder, [])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from dslc.dsl.plain import plain, plain_lines
-from dslc.launching.standing import Standing, runs_in, standings
+from dslc.launching.standing import RunState, run_states, runs_in
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 from dslc.sweeps.table import show_sweep, write_csv
 
@@ -29,7 +29,7 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     if arguments.follow:
         return _exit_status(follow(folders))
-    found = standings(folders)
+    found = run_states(folders)
     if arguments.json:
         json.dump([_record(each) for each in found], sys.stdout, indent=2)
         print()
@@ -41,7 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
     return _exit_status(found)
 
 
-def show(found: Sequence[Standing], folder: str) -> None:
+def show(found: Sequence[RunState], folder: str) -> None:
     """Prints where runs stand: the only one with all that is to be said of it, several a line each."""
     if len(found) == 1 and found[0].folder == folder:
         print(plain(f"{folder}: {found[0].line()}"))
@@ -54,9 +54,9 @@ def show(found: Sequence[Standing], folder: str) -> None:
         print(plain(f"{name:<{wide}}  {each.line()}"))
 
 
-def follow(folders: Sequence[str]) -> list[Standing]:
+def follow(folders: Sequence[str]) -> list[RunState]:
     """Shows where runs stand until all have ended: on a terminal in place, else in lines, few of them."""
-    found = standings(folders)
+    found = run_states(folders)
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         from rich.live import Live
         from rich.text import Text
@@ -65,24 +65,24 @@ def follow(folders: Sequence[str]) -> list[Standing]:
             while True:
                 lines = (plain(f"{os.path.relpath(each.folder)}: {each.line()}") for each in found)
                 live.update(Text("\n".join(lines)), refresh=True)
-                if all(each.ended for each in found):
+                if all(each.has_ended for each in found):
                     return found
                 time.sleep(_LOOK)
-                found = standings(folders)
+                found = run_states(folders)
     before: dict[str, tuple[str, float]] = {}
     while True:
         for each in found:
             state, at = before.get(each.folder, ("", 0.0))
-            if state != each.state or (not each.ended and time.monotonic() - at >= _QUIET):
+            if state != each.state or (not each.has_ended and time.monotonic() - at >= _QUIET):
                 before[each.folder] = each.state, time.monotonic()
                 print(plain(f"{os.path.relpath(each.folder)}: {each.line()}"), flush=True)
-        if all(each.ended or each.state == "unknown" for each in found):
+        if all(each.has_ended or each.state == "unknown" for each in found):
             return found
         time.sleep(_LOOK)
-        found = standings(folders)
+        found = run_states(folders)
 
 
-def _exit_status(found: Sequence[Standing]) -> int:
+def _exit_status(found: Sequence[RunState]) -> int:
     """Returns the exit status: that of the run, the worst of several; 0 while they wait or run."""
     states = {each.state for each in found}
     if states & {"failed", "gone"}:
@@ -90,7 +90,7 @@ def _exit_status(found: Sequence[Standing]) -> int:
     return INTERRUPTED if "stopped" in states else GOOD
 
 
-def _record(found: Standing) -> dict[str, object]:
+def _record(found: RunState) -> dict[str, object]:
     job = found.submitted
     return {
         "run": found.folder,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dslc.commands.status import follow
 from dslc.dsl.plain import plain
-from dslc.launching.standing import Standing, runs_in, standings
+from dslc.launching.standing import RunState, run_states, runs_in
 from dslc.launching.submission import NAME, Submission, command, is_own_submission
 from dslc.runtime.process.run_status import RunStatus, ask_to_stop, read_status, write_status
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
@@ -20,8 +20,8 @@ from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
 def main(arguments: argparse.Namespace) -> int:
     folder = os.path.normpath(arguments.run)
     folders = runs_in(folder) if os.path.isdir(folder) else []
-    found = standings(folders)
-    going = [each for each in found if not each.ended and each.state != "unknown"]
+    found = run_states(folders)
+    going = [each for each in found if not each.has_ended and each.state != "unknown"]
     if not going:
         why = "it runs no more" if folders else "there is no run in it"
         said = f"{found[0].line()}" if len(found) == 1 else why
@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
-def _stop(run: Standing) -> bool:
+def _stop(run: RunState) -> bool:
     """Stops one run, or asks it to; returns False, with the reason shown, if that cannot be."""
     job = run.submitted
     if job is not None and (run.state == "waiting" or _is_unseen(run, job)):
@@ -56,10 +56,10 @@ def _stop(run: Standing) -> bool:
     return True
 
 
-def _is_unseen(run: Standing, job: Submission) -> bool:
+def _is_unseen(run: RunState, job: Submission) -> bool:
     """True of a training whose pods run, and have written nothing here: they see another run directory."""
     told = read_status(run.folder)
-    return job.cluster == "kubernetes" and not run.ended and (told is None or told.state == "waiting")
+    return job.cluster == "kubernetes" and not run.has_ended and (told is None or told.state == "waiting")
 
 
 def _delete(made: Submission) -> Sequence[str]:

@@ -17,7 +17,7 @@ from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
-from dslc.front import inspect_counts, over, show
+from dslc.front import inspect_counts, is_over_limit, show
 from dslc.launching.again import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
 from dslc.launching.submission import Submission, write_submission
@@ -88,7 +88,7 @@ def _prepared(path: str, settings: Sequence[str], report: Report) -> tuple[Loade
     runs = []
     for chosen in combinations:
         ready = _ready(chosen, report)
-        if over(report) or ready is None:
+        if is_over_limit(report) or ready is None:
             return None
         runs.append(ready)
     return loaded, runs, list(combinations)

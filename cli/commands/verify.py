@@ -199,7 +199,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
         return TRAINING_FAILED
     verdict.plain = plain
     _show(verdict)
-    return JOB_AT_FAULT if verdict.broken or plain.broken else GOOD
+    return JOB_AT_FAULT if verdict.broken_invariants or plain.is_broken else GOOD
 
 
 def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
@@ -232,7 +232,7 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
     verdict.notes.append(
         "both were trained in float64, as in float32 they are further apart than is allowed: that is rounding, which "
         "the network amplifies"
-        if not verdict.broken
+        if not verdict.broken_invariants
         else "both were trained in float64, where no rounding leads them apart"
     )
     return verdict
@@ -354,8 +354,8 @@ def _show(verdict: Verdict) -> None:
             head = " " * len(head)
     for note in verdict.notes:
         shown.print(f"note: {note}", markup=False)
-    if verdict.broken:
-        shown.print(f"the plan does not train as one process does: {', '.join(verdict.broken)} broken")
+    if verdict.broken_invariants:
+        shown.print(f"the plan does not train as one process does: {', '.join(verdict.broken_invariants)} broken")
     else:
         pairs = zip(TITLES, verdict.findings, strict=True)
         left = [title.removeprefix("same ") for title, finding in pairs if finding.status != "holds"]
@@ -363,7 +363,7 @@ def _show(verdict: Verdict) -> None:
             shown.print(f"what was compared agrees with one process; not compared: {' and '.join(left)}")
         else:
             shown.print("the plan trains as one process does")
-    if verdict.plain.broken:
+    if verdict.plain.is_broken:
         shown.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
 
 

@@ -46,7 +46,7 @@ def share_checkpoints(ready: Ready, company: Company) -> None:
         )
 
 
-def is_other(out: str | None, folder: str) -> bool:
+def is_other_folder(out: str | None, folder: str) -> bool:
     """True if `--out` names another folder than this one."""
     return out is not None and os.path.realpath(os.path.expanduser(out)) != os.path.realpath(folder)
 
@@ -57,7 +57,7 @@ def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) ->
     """
     from dslc.runtime.hosts.doors import NotMet
 
-    if is_other(out, folder):
+    if is_other_folder(out, folder):
         raise NotMet(f"the other hosts train in {folder}, and --out names {out}")
     if out is None and not is_of_plan(folder, plan_of):
         raise NotMet(f"the other hosts train in {folder}, where is no training of this job: name it by --out")

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.plain import plain
 from dslc.launching.on_host import NO_FOLDER
-from dslc.launching.ssh_hosts import CONNECT, NOT_REACHED, START, ElasticHosts, Host, NotStarted, FixedHosts, end
+from dslc.launching.ssh_hosts import CONNECT, NOT_REACHED, START, ElasticHosts, FixedHosts, Host, NotStarted, end
 from dslc.status import INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
@@ -56,19 +56,19 @@ def run_by_ssh(call: SSH, words: Sequence[str], job: Ready) -> int:
     try:
         secret = secrets.token_hex(32)
         arguments = [str(_restarts(job, call)), os.getcwd(), "run", *words, *_meeting(job, call)]
-        with listening(board, _AtOnce):
+        with listening(board, _SecondStopRequest):
             hosts += [_started(call, name, arguments, secret) for name in call.hosts]
             return _host_group(hosts, board, job, lambda name: _started(call, name, arguments, secret)).run()
     except NotStarted as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
-    except _AtOnce:
+    except _SecondStopRequest:
         return INTERRUPTED
     finally:
         end(hosts)
 
 
-class _AtOnce(BaseException):
+class _SecondStopRequest(BaseException):
     """A second request to stop."""
 
 

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.plain import plain_lines
-from dslc.launching.agreement import ANSWER, Then, check_folder, facts_compared, is_other, remedy, share_checkpoints
+from dslc.launching.agreement import (
+    ANSWER,
+    Then,
+    check_folder,
+    facts_compared,
+    is_other_folder,
+    remedy,
+    share_checkpoints,
+)
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import is_in_pod, plan_on
 from dslc.launching.secret_source import secret_of, warn_of_strangers
@@ -51,7 +59,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
     importlib.import_module("dslc.runtime.launch")
     counts = tuple(ready.counts)
     with contextlib.ExitStack() as claims:
-        training = _Training(ready, out, claims)
+        training = _ElasticTraining(ready, out, claims)
         meeting = Meeting(
             rendezvous=rendezvous,
             nodes=counts[-1],
@@ -107,7 +115,7 @@ def _say(text: str) -> None:
     print(plain_lines(text), file=sys.stderr, flush=True)
 
 
-class _Training:
+class _ElasticTraining:
     """One launcher's part: `ready` is the job for the hosts that have met last, `folder` the run directory."""
 
     def __init__(self, job: Ready, out: str | None, claims: contextlib.ExitStack) -> None:
@@ -146,7 +154,7 @@ class _Training:
         if company.keeps:
             self._keep(company)
         company.folder, blind = shared(company, company.folder if company.keeps else "", ANSWER)
-        if is_other(self._out, company.folder):
+        if is_other_folder(self._out, company.folder):
             raise NotMet(f"{company.hosts[0]} trains in {company.folder}, and --out names {self._out}")
         self.folder = company.folder
         if blind:

@@ -19,7 +19,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.plain import plain_lines
-from dslc.launching.agreement import ANSWER, Then, check_folder, facts_compared, is_other, remedy, share_checkpoints
+from dslc.launching.agreement import (
+    ANSWER,
+    Then,
+    check_folder,
+    facts_compared,
+    is_other_folder,
+    remedy,
+    share_checkpoints,
+)
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import folder_of
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
@@ -41,7 +49,7 @@ _FOR_PROCESSES = "the job takes {} processes, which one command starts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whereabouts:
+class HostPaths:
     """The command's word on where processes meet and write; the same for all processes of a launcher."""
 
     job: str
@@ -49,13 +57,13 @@ class Whereabouts:
     out: str | None = None
 
     @property
-    def beside(self) -> str:
+    def sibling_prefix(self) -> str:
         """The beginning of the path of a file beside the run directory."""
         folder = os.path.dirname(os.path.abspath(self.out)) if self.out is not None else os.path.abspath("runs")
         return os.path.join(folder, f".{os.path.splitext(os.path.basename(self.job))[0]}")
 
 
-def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
+def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     """Trains with those that come to the rendezvous, or that the launcher has started, and returns the exit status that
     `then` gives for the outcome, the report (on the keeper) and the run directory. Raises NotMet, and Occupied.
 
@@ -145,7 +153,7 @@ def _speaker_of(world: World, launcher: int) -> int | None:
     return None
 
 
-def tell_fault(world: World, where: Whereabouts, fault: str) -> bool:
+def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
     """Tells the other processes of a launcher why this one cannot train; all of them then leave. Returns True if they
     met, when the one that speaks has spoken.
     """
@@ -161,7 +169,7 @@ def tell_fault(world: World, where: Whereabouts, fault: str) -> bool:
     return False
 
 
-def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int) -> Meeting:
+def _of_processes(meeting: Meeting, world: World, where: HostPaths, ranks: int) -> Meeting:
     """Returns the meeting of the processes of a launcher. Raises NotMet."""
     from dslc.runtime.hosts.doors import FixedDoor
     from dslc.runtime.hosts.wire import endpoint
@@ -169,7 +177,7 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
     if meeting.rendezvous:
         door: Door = FixedDoor(*endpoint(meeting.rendezvous), one_host=world.local_size == world.size)
     else:
-        door = LAUNCHERS[world.word].join(world, os.environ, where.beside)
+        door = LAUNCHERS[world.word].join(world, os.environ, where.sibling_prefix)
     return replace(
         meeting,
         nodes=world.size,
@@ -185,14 +193,14 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
 def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
     from dslc.runtime.hosts.company import shared
 
-    def agreed() -> list[int]:
+    def agree_on_folder() -> list[int]:
         if company.keeps:
             company.folder = _folder(ready, company, out)
         company.folder, blind = shared(company, company.folder, ANSWER)
         share_checkpoints(ready, company)
         return blind
 
-    blind = company.gather(agreed, 1, time.monotonic() + ready.program.timeout, lambda: False, met=True)
+    blind = company.gather(agree_on_folder, 1, time.monotonic() + ready.program.timeout, lambda: False, met=True)
     world, folder = ready.world, company.folder
     own = partial(
         launch,
@@ -203,7 +211,7 @@ def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, di
     )
     if company.keeps:
         return *train(ready, folder, own, goes_on=company.start > 1), folder
-    if company.node in blind or is_other(out, folder):
+    if company.node in blind or is_other_folder(out, folder):
         folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
     return own(ready.program, ready.places, folder), None, folder
 

@@ -40,13 +40,13 @@ def is_in_pod(ready: Ready) -> bool:
     return isinstance(ready.compiled.analysis.job.launch.with_, Kubernetes)
 
 
-def was_stopped(ready: Ready, out: str | None) -> bool:
+def was_stopped_by_user(ready: Ready, out: str | None) -> bool:
     """True if Kubernetes has started a training again that `dslc stop` has ended, which has no other way to say so."""
     told = _told_to_pod(ready, out)
     return told.state == "stopped" and told.asked == "dslc stop"
 
 
-def is_done(ready: Ready, out: str | None) -> bool:
+def is_training_done(ready: Ready, out: str | None) -> bool:
     """True in a pod that finds room, or is made again, when the others have ended the training and nobody writes any
     more: the first pod that ends well ends all of them.
     """

@@ -1,8 +1,8 @@
 """The hosts that `ssh` has reached, while they train: what is passed on to them, and what comes from them.
 
-Model: `FixedHosts` has a fixed number of hosts, of which the loss of one ends all. `ElasticHosts` has those of an elastic
-job: the ones that can be reached train, and the others are tried again, at growing intervals, and join them. How a host
-is started, and what its end by itself means, is by_ssh.py's.
+Model: `FixedHosts` has a fixed number of hosts, of which the loss of one ends all. `ElasticHosts` has those of an
+elastic job: the ones that can be reached train, and the others are tried again, at growing intervals, and join them.
+How a host is started, and what its end by itself means, is by_ssh.py's.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _ASKED = {"": "", "dslc stop": ", by `dslc stop`", "SIGINT": ", by Ctrl-C"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RunState:
     """The state of one run: a state of run_status.py; `gone` if its launcher ended without a word; `unknown` for a run
     of an older dslc. `why` says more: the message of a failure, or what a cluster says of a job that waits.
     """
@@ -36,7 +36,7 @@ class Standing:
     submitted: Submission | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state in ENDED
 
     def line(self) -> str:
@@ -108,7 +108,7 @@ def _is_run(folder: str) -> bool:
     return any(os.path.exists(os.path.join(folder, name)) for name in _RUN)
 
 
-def standings(folders: Sequence[str]) -> list[Standing]:
+def run_states(folders: Sequence[str]) -> list[RunState]:
     """Returns where each of the runs stands; SLURM is asked once for each of its jobs."""
     submitted = {folder: read_submission(folder) for folder in folders}
     told = {folder: read_status(folder) for folder in folders}
@@ -130,13 +130,13 @@ def _has_said_all(status: RunStatus | None) -> bool:
     return status is not None and (status.state == "done" or status.asked == "dslc stop")
 
 
-def _run_state(folder: str, told: RunStatus | None, submitted: Submission | None, queue: Queue) -> Standing:
+def _run_state(folder: str, told: RunStatus | None, submitted: Submission | None, queue: Queue) -> RunState:
     if told is None and submitted is None:
         ended = os.path.exists(os.path.join(folder, "report.json"))
         why = "done, by an older dslc" if ended else "an older dslc has run it, and has not said how it ended"
-        return Standing(folder=folder, state="unknown", why=why)
+        return RunState(folder=folder, state="unknown", why=why)
     told = told or RunStatus(state="waiting")
-    found = Standing(
+    found = RunState(
         folder=folder,
         state=told.state,
         step=told.step,
@@ -158,7 +158,7 @@ def _run_state(folder: str, told: RunStatus | None, submitted: Submission | None
     return _as(found, "gone", silent) if silent else found
 
 
-def _queued(found: Standing, submitted: Submission, queue: Queue, silent: str) -> Standing:
+def _queued(found: RunState, submitted: Submission, queue: Queue, silent: str) -> RunState:
     """Returns where a run stands that no launcher speaks for, by SLURM's word on its job."""
     state, reason = queue.state(submitted.job)
     if not queue.known:
@@ -171,7 +171,7 @@ def _queued(found: Standing, submitted: Submission, queue: Queue, silent: str) -
     return _as(found, "gone", f"{silent or f'SLURM has job {submitted.job} no more, and it left no word'}; see {log}")
 
 
-def _of_pods(found: Standing, submitted: Submission, silent: str) -> Standing:
+def _of_pods(found: RunState, submitted: Submission, silent: str) -> RunState:
     """Returns the same by Kubernetes' word on the pods."""
     told = pods_of(submitted)
     if told is None:
@@ -187,5 +187,5 @@ def _of_pods(found: Standing, submitted: Submission, silent: str) -> Standing:
     return _as(found, "gone", f"{why}: {reason}" if reason else why)
 
 
-def _as(found: Standing, state: str, why: str) -> Standing:
-    return Standing(**{**vars(found), "state": state, "why": why})
+def _as(found: RunState, state: str, why: str) -> RunState:
+    return RunState(**{**vars(found), "state": state, "why": why})

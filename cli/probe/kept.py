@@ -43,7 +43,7 @@ _CHECKSUM = 64  # characters at the beginning of an entry
 _SETTINGS = ("TORCH", "PYTORCH", "ATEN", "MKL", "OMP_", "KMP_", "DNNL", "ONEDNN", "CUDA", "HF_", "TRANSFORMERS", "USE_")
 
 
-class Kept:
+class TraceCache:
     """The place of the facts of one network; `None` for a network whose facts are not kept."""
 
     def __init__(self, what: dict[str, Any] | None, folder: str = "") -> None:
@@ -54,7 +54,7 @@ class Kept:
             known = json.dumps([_FORMAT, what, _environment(folder)], sort_keys=True, default=repr)
             self._path = os.path.join(place, f"{_NAME}{hashlib.sha256(known.encode()).hexdigest()[:40]}.json")
 
-    def found(self) -> ModelFacts | None:
+    def load(self) -> ModelFacts | None:
         """Returns the facts, if they were kept and everything that they rest on is the same."""
         from dslc.compiler.ir.codec import DecodeError, from_json
         from dslc.compiler.ir.module_facts import ModelFacts
@@ -86,7 +86,7 @@ class Kept:
                 return {"facts": work(), "rests": None}
 
             return unwatched
-        from dslc.probe.looked_at import LookedAt
+        from dslc.probe.looked_at import DependencyRecorder
 
         here = os.getpid()
 
@@ -94,9 +94,9 @@ class Kept:
             prepare()
             if os.getpid() == here:  # a process that goes on cannot be watched
                 return {"facts": work(), "rests": None}
-            looked = LookedAt()
+            looked = DependencyRecorder()
             facts = work()
-            return {"facts": facts, "rests": looked.told()}
+            return {"facts": facts, "rests": looked.dependencies()}
 
         return watched
 

@@ -1,13 +1,14 @@
 """Notes what tracing looks at: files, environment variables, and things that cannot be compared later.
 
-Model: a child watches itself while it traces (`LookedAt`): Python's audit events name the files that are opened, the
-environment notes the variables that the user's code reads (those of libraries are in each key), and standard output and
-error whether anything is written. Files of the standard library and of installed distributions are known by the
-distributions' versions; all others count by their content, and so do the sources of modules from elsewhere.
+Model: a child watches itself while it traces (`DependencyRecorder`): Python's audit events name the files that are
+opened, the environment notes the variables that the user's code reads (those of libraries are in each key), and
+standard output and error whether anything is written. Files of the standard library and of installed distributions are
+known by the distributions' versions; all others count by their content, and so do the sources of modules from
+elsewhere.
 
-Contract: `told` is None if anything was done that may come out otherwise another time, or that has an effect beside its
-result: a process was started, a connection opened, a file written, a folder listed, text printed, or Python's or
-numpy's own random numbers were drawn.
+Contract: `dependencies` is None if anything was done that may come out otherwise another time, or that has an effect
+beside its result: a process was started, a connection opened, a file written, a folder listed, text printed, or
+Python's or numpy's own random numbers were drawn.
 
 Limits: the clock, and questions whether a file exists, are not seen.
 """
@@ -36,7 +37,7 @@ _LISTS = ("os.listdir", "os.scandir")
 _OF_MACHINE = ("/dev", "/proc", "/sys")  # what is there follows from the machine
 
 
-class LookedAt:
+class DependencyRecorder:
     """Watches this process from now on; it cannot be undone, so this is for a child."""
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class LookedAt:
         inside._data = _Variables(inside._data, self._environment)
         sys.addaudithook(self._audit)
 
-    def told(self) -> dict[str, Any] | None:
+    def dependencies(self) -> dict[str, Any] | None:
         """Returns the files by the digest of their content, and the variables by their values."""
         self._watching = False
         for output in self._outputs:

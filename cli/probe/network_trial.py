@@ -59,13 +59,13 @@ def undone(model: Any, names: Sequence[str]) -> tuple[str, ...]:
 
 
 class RealBatch:
-    """A batch of a job's source, input and target, once `read` was called."""
+    """A batch of a job's source, input and target, once `load_batch` was called."""
 
     def __init__(self, job: JobSpec, source: SourceFacts, path: str) -> None:
         self._job, self._source, self._path = job, source, path
         self.batch: Any = None
 
-    def read(self) -> None:
+    def load_batch(self) -> None:
         if self._source.input is not None or self._source.structures is not None:
             self.batch = real_batch(self._job, self._source, self._path)
 

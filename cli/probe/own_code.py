@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialBatches:
     """The outputs and targets that a user's loss and metrics are tried with: of real samples in `file`
     (`sample_outputs.py`). Where there are none, for the reason `absent`, numbers are `invented`: the shapes of a
     sample's output and target and the target's dtype, or a file that tracing wrote. A function may rightly refuse
@@ -69,30 +69,30 @@ class Trial:
         return None
 
 
-def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, folder: str, invented: str) -> Trial:
+def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, folder: str, invented: str) -> TrialBatches:
     """Returns the trial of a job whose loss or metrics are the user's own; files are written into `folder`.
     `invented` is the file that tracing wrote, if the network's output is a structure.
     """
     own = [job.model.loss, *job.evaluate.metrics]
     if job.train.step is not None or not any(isinstance(call, PythonLoss | PythonMetric) for call in own):
-        return Trial()
+        return TrialBatches()
     made = opaque(model, job.model, source, Report()) if model else build(job.model, source, context_of(job), Report())
     structured = source.structures is not None or (model is not None and model.structured)
     if made is None or not (structured or can_be_tried(made.output, source.target)):
-        return Trial()
+        return TrialBatches()
     file = os.path.join(folder, "sample_outputs.pt")
     absent = write_outputs(job, Facts(source=source, model=model), file)
     if not absent:
-        return Trial(file=file, output=made.output, structured=structured)
+        return TrialBatches(file=file, output=made.output, structured=structured)
     if structured:
         numbers = invented if os.path.exists(invented) else ""
-        return Trial(invented=numbers, absent=absent, output=made.output, structured=True)
+        return TrialBatches(invented=numbers, absent=absent, output=made.output, structured=True)
     assert source.target is not None
     shapes = made.output.shape, source.target.shape, source.target.dtype
-    return Trial(invented=shapes, absent=absent, output=made.output)
+    return TrialBatches(invented=shapes, absent=absent, output=made.output)
 
 
-def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, report: Report) -> bool:
+def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: TrialBatches, report: Report) -> bool:
     """Finds a user's loss and, if its input is known and not large, calls it. Returns whether it counts by itself."""
     from dslc.compiler.graph.constants import loss_step
 
@@ -197,7 +197,7 @@ def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
     )
 
 
-def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Trial, report: Report) -> None:
+def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: TrialBatches, report: Report) -> None:
     """Makes a user's metric and, if its input is known and not large, tries whether its states add up over ranks, and
     whether it gives the numbers that goals look at.
     """
@@ -223,7 +223,7 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
         check_names(job, call, numbers, report)
 
 
-def try_targets(job: JobSpec, source: SourceFacts, tried: Trial, report: Report) -> None:
+def try_targets(job: JobSpec, source: SourceFacts, tried: TrialBatches, report: Report) -> None:
     """Reports metrics over classes beside a user's loss, if a few samples have a target that is no class and counts."""
     from dslc.compiler.graph.constants import loss_step
 

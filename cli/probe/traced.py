@@ -37,12 +37,12 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.adapted import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
 from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
-from dslc.probe.kept import Kept
+from dslc.probe.kept import TraceCache
 from dslc.probe.leftovers import counted_once
 from dslc.probe.looked_at import digest_of, users_modules
 from dslc.probe.network_trial import RealBatch, modules_in_evaluation, try_network, undone
 from dslc.probe.own_code import (
-    Trial,
+    TrialBatches,
     tell_what_is_left,
     trial,
     try_followers,
@@ -119,7 +119,9 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
     return Facts(source=source, model=model, made=uncalled, optimizer=optimizer, weights=opened_weights(job, report))
 
 
-def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report: Report, *, run: bool) -> SourceFacts:
+def _tried(
+    job: JobSpec, source: SourceFacts, tried: TrialBatches, files: Files, report: Report, *, run: bool
+) -> SourceFacts:
     """Tries a user's loss, metrics and schedule; returns the facts with what that tells of the loss."""
     if isinstance(job.model.loss, PythonLoss) and try_loss(job, job.model.loss, source, tried, report):
         source = replace(source, loss_counts=True)
@@ -204,14 +206,14 @@ def _traced_model(
 
     named = python_function(call, job.folder)
     by_value = named.function.partition(":")[0] in HANDED_OVER
-    kept = Kept(None if by_value else _depends(job, to_json(replace(named, line="")), source), named.folder)
-    if (facts := kept.found()) is not None:
+    kept = TraceCache(None if by_value else _depends(job, to_json(replace(named, line="")), source), named.folder)
+    if (facts := kept.load()) is not None:
         return facts
     found = len(report.found)
     real = RealBatch(job, source, files.samples)
 
     def watched(work: Callable[[], Any]) -> Callable[[], Any]:
-        return kept.watched(work, real.read)
+        return kept.watched(work, real.load_batch)
 
     made = used(job, call, "model", lambda make: or_fault(lambda: use(make)), report, watched)
     if made and tell_of_fault(job, made["facts"], report):
@@ -400,8 +402,8 @@ def _find_seams(
 
 
 def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] | None:
-    """Returns all of the job that the facts of its network depend on, for `Kept`; None where they depend on more: on
-    batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
+    """Returns all of the job that the facts of its network depend on, for `TraceCache`; None where they depend on
+    more: on batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
     """
     from dslc.compiler.graph.constants import adapter_step, precision_step
     from dslc.compiler.ir.codec import to_json
@@ -484,8 +486,8 @@ def _traced_transformers(
     step = transformers_step(network, source, job.folder, job.data.pad)
     file = configuration_file(network, job.folder)
     depends = _depends(job, [to_json(replace(step, line="")), file and digest_of(file)], source)
-    kept = Kept(depends)
-    if (facts := kept.found()) is not None:
+    kept = TraceCache(depends)
+    if (facts := kept.load()) is not None:
         return facts
 
     def work() -> Any:
@@ -518,7 +520,7 @@ def _traced_transformers(
 
     import_torch_for_children()
     real = RealBatch(job, source, files.samples)
-    answer = in_child(kept.watched(lambda: or_fault(work), real.read))
+    answer = in_child(kept.watched(lambda: or_fault(work), real.load_batch))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:
         from dslc.compiler.ir.module_facts import ModelFacts

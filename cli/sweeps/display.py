@@ -19,28 +19,28 @@ from dslc.runtime.process.records import NOTES, Follower, Lines, Record
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from dslc.sweeps.running import Training
+    from dslc.sweeps.running import SweepTraining
 
 _QUIET = 5.0  # seconds between two lines of one training, where there is no terminal
 
 
-class Display(Protocol):
+class SweepDisplay(Protocol):
     """`interval` are the seconds between two looks."""
 
     interval: float
 
-    def begin(self, training: Training) -> None: ...
+    def begin(self, training: SweepTraining) -> None: ...
 
     def look(self) -> None: ...
 
     def say(self, text: str) -> None: ...
 
-    def end(self, training: Training, how: str) -> None: ...
+    def end(self, training: SweepTraining, how: str) -> None: ...
 
     def close(self) -> None: ...
 
 
-def display(trainings: Sequence[Training], screen: TextIO) -> Display:
+def display(trainings: Sequence[SweepTraining], screen: TextIO) -> SweepDisplay:
     """Returns the display for this screen."""
     fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
     return _BarDisplay(trainings, screen) if fancy else _LineDisplay(screen)
@@ -49,7 +49,7 @@ def display(trainings: Sequence[Training], screen: TextIO) -> Display:
 class _Followed:
     """Reads what is new in the run directory of one training."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: SweepTraining) -> None:
         self.training, self.steps, self.step = training, training.ready.program.steps, 0
         notes = os.path.join(training.folder, NOTES)
         with contextlib.suppress(FileNotFoundError):
@@ -70,7 +70,7 @@ class _BaseDisplay(ABC):
         self._screen = screen
         self._followed: dict[str, _Followed] = {}
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: SweepTraining) -> None:
         self._followed[training.name] = _Followed(training)
 
     def look(self) -> None:
@@ -84,7 +84,7 @@ class _BaseDisplay(ABC):
     def record(self, each: _Followed, record: Record) -> None:
         """Shows a new record."""
 
-    def end(self, training: Training, how: str) -> None:
+    def end(self, training: SweepTraining, how: str) -> None:
         self.say(f"{training.name}: {how}")
         del self._followed[training.name]
 
@@ -103,7 +103,7 @@ class _LineDisplay(_BaseDisplay):
 
     interval = 0.2
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: SweepTraining) -> None:
         super().begin(training)
         self.say(training.head)
 
@@ -123,7 +123,7 @@ class _BarDisplay(_BaseDisplay):
 
     interval = 0.1
 
-    def __init__(self, trainings: Sequence[Training], screen: TextIO) -> None:
+    def __init__(self, trainings: Sequence[SweepTraining], screen: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -141,7 +141,7 @@ class _BarDisplay(_BaseDisplay):
         self._bars: dict[str, TaskID] = {}
         self._progress.start()
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: SweepTraining) -> None:
         super().begin(training)
         steps = training.ready.program.steps
         self._bars[training.name] = self._progress.add_task(training.name, total=steps, numbers="")
@@ -163,7 +163,7 @@ class _BarDisplay(_BaseDisplay):
     def say(self, text: str) -> None:
         self._progress.console.print(plain(text), markup=False)
 
-    def end(self, training: Training, how: str) -> None:
+    def end(self, training: SweepTraining, how: str) -> None:
         super().end(training, how)
         self._progress.remove_task(self._bars.pop(training.name))
         self._progress.advance(self._all)

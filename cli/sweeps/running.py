@@ -30,7 +30,7 @@ from dslc.sweeps.table import show_sweep, write_csv, write_sweep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class SweepTraining:
     """One training of a sweep: `number` of `many`, in a sub-folder. `done`: it was trained before."""
 
     number: int
@@ -45,7 +45,7 @@ class Training:
         return f"run {self.number} of {self.many}: {path_text(self.folder)}"
 
 
-Runner = Callable[[Sequence[Training]], int]
+Runner = Callable[[Sequence[SweepTraining]], int]
 
 
 def run_sweep(loaded: Loaded, runs: Sequence[Ready], folder: str, run: Runner, again: Sequence[str]) -> int:
@@ -71,10 +71,10 @@ def run_sweep(loaded: Loaded, runs: Sequence[Ready], folder: str, run: Runner, a
         return status
 
 
-def one_after_another(train: Callable[[Training], int]) -> Runner:
+def one_after_another(train: Callable[[SweepTraining], int]) -> Runner:
     """Returns the runner of trainings by `train`, which returns the exit status of one and raises Occupied."""
 
-    def run(trainings: Sequence[Training]) -> int:
+    def run(trainings: Sequence[SweepTraining]) -> int:
         status = GOOD
         for each in trainings:
             print(plain(each.head), flush=True)
@@ -94,7 +94,7 @@ def one_after_another(train: Callable[[Training], int]) -> Runner:
     return run
 
 
-def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[Training]:
+def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[SweepTraining]:
     """Returns the trainings of a sweep, of which those that were begun go on. Raises Occupied if one of their folders
     holds something else.
     """
@@ -116,7 +116,9 @@ def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[Traini
             checkpoint = replace(ready.program.checkpoint, resume="auto")
             ready = replace(ready, program=replace(ready.program, checkpoint=checkpoint))
         found.append(
-            Training(number=number, many=len(runs), name=os.path.basename(place), folder=place, ready=ready, done=done)
+            SweepTraining(
+                number=number, many=len(runs), name=os.path.basename(place), folder=place, ready=ready, done=done
+            )
         )
     return found
 

@@ -29,8 +29,8 @@ from dslc.dsl.words import plural
 from dslc.run_folder import Occupied
 from dslc.runs import Ready, launch, show_failure, train
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
-from dslc.sweeps.display import Display, display
-from dslc.sweeps.running import Runner, Training
+from dslc.sweeps.display import SweepDisplay, display
+from dslc.sweeps.running import Runner, SweepTraining
 
 if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome
@@ -39,7 +39,7 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class DeviceShare:
     """Devices of this machine that one training has: some of the `cores`, and of the `gpus` as torch counts them."""
 
     cores: tuple[int, ...]
@@ -50,12 +50,14 @@ class NotHeld(Exception):
     """Trainings that this machine does not hold at once; the text says why, and the remedy."""
 
 
-def places_for(runs: Sequence[Ready], count: int) -> list[Place]:
+def places_for(runs: Sequence[Ready], count: int) -> list[DeviceShare]:
     """Returns `count` places of this machine, each of which holds any of the trainings. Raises NotHeld."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     machine = runs[0].compiled.analysis.facts.machine
     memory = machine.memory if machine is not None else 0
-    return shared_out([Needs.of(ready) for ready in runs], count, cores, _gpus(machine.gpus if machine else ()), memory)
+    return shared_out(
+        [Needs.of_job(ready) for ready in runs], count, cores, _gpus(machine.gpus if machine else ()), memory
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Needs:
     memory: int
 
     @classmethod
-    def of(cls, ready: Ready) -> Needs:
+    def of_job(cls, ready: Ready) -> Needs:
         program = ready.program
         gpu = program.device == "cuda"
         peak = 0 if gpu else max((node.peak for node in program.memory), default=0)
@@ -79,7 +81,7 @@ class Needs:
 
 def shared_out(
     needs: Sequence[Needs], count: int, cores: Sequence[int], gpus: Sequence[str], memory: int
-) -> list[Place]:
+) -> list[DeviceShare]:
     """Returns places for `count` trainings at once on a machine of these `cores`, `gpus` and bytes of memory. Raises
     NotHeld.
     """
@@ -103,8 +105,8 @@ def shared_out(
     each = max(1, len(cores) // count)
     shares = [tuple(cores[n * each : (n + 1) * each]) or tuple(cores) for n in range(count)]
     if any(need.gpu for need in needs):
-        return [Place(cores=share, gpus=tuple(gpus[n * most : (n + 1) * most])) for n, share in enumerate(shares)]
-    return [Place(cores=share) for share in shares]
+        return [DeviceShare(cores=share, gpus=tuple(gpus[n * most : (n + 1) * most])) for n, share in enumerate(shares)]
+    return [DeviceShare(cores=share) for share in shares]
 
 
 def _hold(there: int, most: int, count: int, what: str) -> None:
@@ -131,15 +133,15 @@ class _Child:
     """A launcher that was forked: what it came to is written into `told`."""
 
     process: int
-    training: Training
-    place: Place
+    training: SweepTraining
+    place: DeviceShare
     told: IO[str]
 
 
-def at_once(places: Sequence[Place]) -> Runner:
+def at_once(places: Sequence[DeviceShare]) -> Runner:
     """Returns the runner of trainings, as many at once as there are places."""
 
-    def run(trainings: Sequence[Training]) -> int:
+    def run(trainings: Sequence[SweepTraining]) -> int:
         if not trainings:
             return GOOD
         import dslc.runtime.launch  # noqa: F401 - torch, once for all of them
@@ -147,7 +149,7 @@ def at_once(places: Sequence[Place]) -> Runner:
         from dslc.runtime.process.stop import Board, listening
 
         board = Board(1)
-        sweep = _Sweep(trainings, places, display(trainings, sys.stdout), lambda: board.stop_requested)
+        sweep = _ParallelSweep(trainings, places, display(trainings, sys.stdout), lambda: board.stop_requested)
         try:
             with listening(board, AtOnce):
                 try:
@@ -162,11 +164,15 @@ def at_once(places: Sequence[Place]) -> Runner:
     return run
 
 
-class _Sweep:
+class _ParallelSweep:
     """Trainings that wait, and launchers that run."""
 
     def __init__(
-        self, trainings: Sequence[Training], places: Sequence[Place], display: Display, stopping: Callable[[], bool]
+        self,
+        trainings: Sequence[SweepTraining],
+        places: Sequence[DeviceShare],
+        display: SweepDisplay,
+        stopping: Callable[[], bool],
     ) -> None:
         self._waiting, self._free = list(trainings), list(places)
         self._running: list[_Child] = []
@@ -216,7 +222,7 @@ class _Sweep:
         self._display.look()
         time.sleep(self._display.interval)
 
-    def _start(self, training: Training, place: Place) -> None:
+    def _start(self, training: SweepTraining, place: DeviceShare) -> None:
         self._display.begin(training)
         sys.stdout.flush()
         sys.stderr.flush()  # or the child would write the rest of the buffers again
@@ -257,7 +263,7 @@ def _words(outcome: Outcome) -> str:
     return f"{'stopped' if outcome.stopped_at is not None else 'done'} after {plural(outcome.steps, 'step')}"
 
 
-def _child(training: Training, place: Place, told: IO[str], parent: int) -> NoReturn:
+def _child(training: SweepTraining, place: DeviceShare, told: IO[str], parent: int) -> NoReturn:
     """Trains, in a process of its own, and ends it; what it came to is written into `told`."""
     from dslc.runtime.process.lifetime import end_with
     from dslc.runtime.process.stop import SIGNALS
@@ -284,7 +290,7 @@ def _child(training: Training, place: Place, told: IO[str], parent: int) -> NoRe
         os._exit(status)
 
 
-def _trained(training: Training, told: IO[str]) -> int:
+def _trained(training: SweepTraining, told: IO[str]) -> int:
     try:
         outcome, _ = train(training.ready, training.folder, partial(launch, quiet=True))
     except Occupied as reason:

@@ -20,7 +20,7 @@ from dslc.compiler.common.units import path_text, time_text
 from dslc.compiler.common.untrusted_files import read_json, replacing
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.meaning.load import Loaded
-from dslc.launching.standing import Standing, runs_in, standings
+from dslc.launching.standing import RunState, run_states, runs_in
 from dslc.runtime.checkpoint.files import is_plain_name
 from dslc.runtime.process.records import Record, naming, numbers, readable_records
 from dslc.tables import console
@@ -43,12 +43,12 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SweepRow:
     """One training of a sweep. `last` and `best` are by name, as `validation loss`; `best` are pairs (value, step)."""
 
     values: tuple[str, ...]
     folder: str  # within that of the sweep
-    standing: Standing
+    standing: RunState
     last: Mapping[str, float | None]
     best: Mapping[str, tuple[float, int]]
     seconds: float | None
@@ -101,18 +101,18 @@ def _directions(program: JobProgram) -> dict[str, bool]:
 # --------------------------------------------------------------------------------------------------------- the table
 
 
-def rows_of(folder: str, sweep: Sweep) -> list[Row]:
+def rows_of(folder: str, sweep: Sweep) -> list[SweepRow]:
     """Returns a row for each training of the sweep in `folder`, in the order in which they are trained."""
     places = [os.path.join(folder, name) for name, _ in sweep.runs]
     begun = [place for place in places if os.path.isdir(place) and runs_in(place) == [place]]
-    stands = dict(zip(begun, standings(begun), strict=True))
+    stands = dict(zip(begun, run_states(begun), strict=True))
     return [
-        _row(place, name, values, stands.get(place, Standing(folder=place, state="waiting")), sweep)
+        _row(place, name, values, stands.get(place, RunState(folder=place, state="waiting")), sweep)
         for place, (name, values) in zip(places, sweep.runs, strict=True)
     ]
 
 
-def _row(place: str, name: str, values: tuple[str, ...], standing: Standing, sweep: Sweep) -> Row:
+def _row(place: str, name: str, values: tuple[str, ...], standing: RunState, sweep: Sweep) -> SweepRow:
     last: dict[str, float | None] = {}
     best: dict[str, tuple[float, int]] = {}
     seconds = None
@@ -126,7 +126,7 @@ def _row(place: str, name: str, values: tuple[str, ...], standing: Standing, swe
             before = best.get(shown)
             if before is None or (value > before[0] if highest else value < before[0]):
                 best[shown] = value, record["step"]
-    return Row(values=values, folder=name, standing=standing, last=last, best=best, seconds=seconds)
+    return SweepRow(values=values, folder=name, standing=standing, last=last, best=best, seconds=seconds)
 
 
 def _metrics(record: Record) -> Iterator[tuple[str, str, float | None]]:
@@ -206,7 +206,7 @@ def _headings(paths: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else list(paths)
 
 
-def _state(standing: Standing) -> str:
+def _state(standing: RunState) -> str:
     at = f"{standing.step}/{standing.steps}"
     match standing.state:
         case "done":

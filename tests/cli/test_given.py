@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dslc
 from dslc.compiler.ir.program import PythonFunction
-from dslc.given import given, settings_of, text_of
+from dslc.given import object_settings, settings_of, text_of
 from dslc.runtime.process.user_code import load_function
 
 TEXT = """
@@ -108,7 +108,7 @@ def test_what_a_program_trained_is_used_and_verified(tmp_path: Path, monkeypatch
 def test_objects_are_passed_to_the_same_fields_again(tmp_path: Path) -> None:
     """Instances of modules are copied, and several hooks and loggers have names of their own."""
     network = nn.Linear(6, 3)
-    with given({"network": network, "hooks": [print, len], "metrics": ["loss"], "loss": None}) as settings:
+    with object_settings({"network": network, "hooks": [print, len], "metrics": ["loss"], "loss": None}) as settings:
         assert settings == [
             'model.network=python("dslc_given:network")',
             'train.hooks=[python("dslc_given:hooks_0"), python("dslc_given:hooks_1")]',

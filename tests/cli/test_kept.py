@@ -21,8 +21,8 @@ from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.probe import kept
 from dslc.probe.child import in_child
-from dslc.probe.kept import Kept
-from dslc.probe.looked_at import LookedAt, digest_of, digest_of_variable
+from dslc.probe.kept import TraceCache
+from dslc.probe.looked_at import DependencyRecorder, digest_of, digest_of_variable
 
 FACTS = ModelFacts(
     parameters=(("weight", (2, 3), True),),
@@ -48,19 +48,19 @@ def keep(place: Path, what: str = "a", facts: ModelFacts = FACTS, **variables: s
     file.write_text("width = 3")
     environment = {name: digest_of_variable(value) for name, value in variables.items()}
     rests = {"files": {str(file): digest_of(str(file))}, "environment": environment}
-    Kept({"what": what}).keep({"facts": to_json(facts), "rests": rests}, facts)
+    TraceCache({"what": what}).keep({"facts": to_json(facts), "rests": rests}, facts)
     found = list((place / "cache" / "dslc").glob("trace-*"))
     return max(found, key=lambda path: path.stat().st_mtime_ns) if found else None
 
 
 def found(what: str = "a") -> ModelFacts | None:
-    return Kept({"what": what}).found()
+    return TraceCache({"what": what}).load()
 
 
 def test_facts_are_found_again_for_the_same_and_nothing_else(folder: Path) -> None:
     entry = keep(folder)
     assert found() == FACTS
-    assert found("b") is None and Kept(None).found() is None
+    assert found("b") is None and TraceCache(None).load() is None
     assert entry is not None and entry.stat().st_mode & 0o777 == 0o600
 
 
@@ -180,9 +180,9 @@ def told(work: Callable[[], object]) -> dict[str, Any] | None:
     """Returns what a child says that this looked at."""
 
     def watched() -> dict[str, Any] | None:
-        looked = LookedAt()
+        looked = DependencyRecorder()
         work()
-        return looked.told()
+        return looked.dependencies()
 
     answer = in_child(watched)
     assert "made" in answer, answer

@@ -13,9 +13,9 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.launching import elastic
 from dslc.launching.elastic import train_elastic
-from dslc.launching.restarted import is_done
+from dslc.launching.restarted import is_training_done
 from dslc.run_folder import claimed
-from dslc.runs import Around, Ready, lay_down, prepare
+from dslc.runs import LaunchContext, Ready, lay_down, prepare
 from dslc.runtime.hosts import company
 from dslc.runtime.hosts.elastic import Over
 from dslc.runtime.process.failure import Failure, Outcome
@@ -28,7 +28,7 @@ PODS = 'launch.with=kubernetes(image = "dslc", volumes = ["claim:/runs"])'
 def prepared(environ: Mapping[str, str], *settings: str, hosts: bool = True) -> tuple[Ready | None, Report]:
     report = Report()
     loaded = load(str(EXAMPLES / "elastic.plt"), [PODS, *settings])
-    return prepare(loaded, report, around=Around(hosts=hosts, environ=environ)), report
+    return prepare(loaded, report, around=LaunchContext(hosts=hosts, environ=environ)), report
 
 
 def in_pod() -> Ready:
@@ -61,15 +61,15 @@ def test_what_kubernetes_has_not_started_so_is_refused(
 
 def test_a_training_that_has_ended_is_done_only_if_it_is_of_the_plan(tmp_path: Path) -> None:
     ready, out = in_pod(), str(tmp_path)
-    assert not is_done(ready, out)
+    assert not is_training_done(ready, out)
     lay_down(ready.on(2), out)
     for state, done in (("running", False), ("stopped", False), ("done", True)):
         write_status(out, RunStatus(state=state, step=400, steps=400))
-        assert is_done(ready, out) == done
+        assert is_training_done(ready, out) == done
     with claimed(out, None):
-        assert not is_done(ready, out)  # somebody writes there
+        assert not is_training_done(ready, out)  # somebody writes there
     longer, _ = prepared(POD, "train.steps=500")
-    assert longer is not None and not is_done(longer, out)
+    assert longer is not None and not is_training_done(longer, out)
 
 
 class Keeper:
@@ -108,7 +108,7 @@ def test_those_who_wait_are_dismissed_when_all_is_written(
         return 0
 
     monkeypatch.setattr(company, "meet", lambda meeting: keeper)
-    monkeypatch.setattr(elastic._Training, "run", lambda self, company: (outcome, None))
+    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, written) == 0
     assert keeper.order == ["written", told, "lets end", "closes"]
@@ -136,7 +136,7 @@ def test_the_keeper_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, keeps: 
     waited = list[float]()
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
     monkeypatch.setattr(company, "meet", lambda meeting: Keeper(keeps=keeps))
-    monkeypatch.setattr(elastic._Training, "run", lambda self, company: (Outcome(run_dir="", steps=400), None))
+    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (Outcome(run_dir="", steps=400), None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 0) == 0
     assert len(waited) == (not keeps)
@@ -148,6 +148,6 @@ def test_a_pod_that_is_cut_off_gives_itself_up_alone(monkeypatch: pytest.MonkeyP
     failure = Failure(rank=None, step=7, kind="ended", message="found nobody")
     monkeypatch.setattr(company, "meet", lambda meeting: Keeper(apart=apart))
     outcome = Outcome(run_dir="", steps=6, failure=failure)
-    monkeypatch.setattr(elastic._Training, "run", lambda self, company: (outcome, None))
+    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status

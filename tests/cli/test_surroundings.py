@@ -15,7 +15,7 @@ from helpers.paths import EXAMPLES
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.front import check_one
-from dslc.runs import Around, Ready, prepare
+from dslc.runs import LaunchContext, Ready, prepare
 from dslc.runtime.worker import _threads_of
 from dslc.surroundings import world_for
 
@@ -142,7 +142,7 @@ def prepared(environ: Mapping[str, str], word: str) -> tuple[Ready | None, Repor
     chosen = ("devices.nodes=1..4", "devices.cpus=2", "parallelism.data=none", "data.batch=64", "train.steps=20")
     report = Report()
     loaded = load(str(EXAMPLES / "digits.plt"), [*chosen, "checkpoint.every=10 steps", f"launch.with={word}()"])
-    return prepare(loaded, report, around=Around(environ=environ)), report
+    return prepare(loaded, report, around=LaunchContext(environ=environ)), report
 
 
 @pytest.mark.parametrize(

@@ -435,7 +435,7 @@ def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path
         assert outcome.done, shown
     plan, one = Observation(str(tmp_path / "plan"), 2), Observation(str(tmp_path / "one"), 1)
     verdict = compare(program(2, data, **common), plan, one, [])
-    assert verdict.broken == ["same samples"]
+    assert verdict.broken_invariants == ["same samples"]
     lost, twice = verdict.findings[0].texts
     assert lost.startswith("step 1: no rank takes samples ")
     assert lost.endswith(" and 5 more")
@@ -454,5 +454,5 @@ def test_a_loss_after_going_on_is_shown_with_what_was_allowed(tmp_path: Path) ->
 
     one, resumed, verdict = told("one", {1: 3.0, 2: 2.0}), told("resumed", {2: 2.5}), Verdict(rows=[])
     compare_resumed(program(1, images(tmp_path)), resumed, one, 1, verdict, Rounding(losses=(1e-4, 1e-4)))
-    assert verdict.broken == ["same state"]
+    assert verdict.broken_invariants == ["same state"]
     assert verdict.findings[3].texts[0].endswith("(1e-03 is allowed)")

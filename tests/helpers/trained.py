@@ -19,7 +19,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import ALONE, Around, Ready, lay_down, prepare, report_on
+from dslc.runs import ALONE, LaunchContext, Ready, lay_down, prepare, report_on
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -95,7 +95,7 @@ def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings
     return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
 
 
-def ready(job: Path, *settings: str, profile: bool = False, around: Around = ALONE) -> Ready:
+def ready(job: Path, *settings: str, profile: bool = False, around: LaunchContext = ALONE) -> Ready:
     """Returns the job with its `--set`s, as `dslc run` prepares it. Raises AssertionError if it is rejected."""
     if any(call in job.read_text() for call in ("python(", "transformers(")):
         load_what_traces()

@@ -358,7 +358,7 @@ def _unsteady(ready: Ready) -> bool:
 
 def _weights(found: Trained, expected: Trained, tolerance: Tolerance) -> None:
     for name, value in expected.weights.items():
-        other, bound = found.weights[name], tolerance.of(name)
+        other, bound = found.weights[name], tolerance.for_parameter(name)
         if other.shape != value.shape or other.dtype != value.dtype:
             raise Fault("differs", f"{name}: {other.dtype}{other.shape}, in one process {value.dtype}{value.shape}")
         away = np.abs(other.astype(np.float64) - value.astype(np.float64))

@@ -20,7 +20,7 @@ from helpers.trained import Trained, agree, beside, train_job
 from helpers.waiting import until
 
 from dslc.compiler.plan_file import read_plan
-from dslc.launching.standing import Standing, runs_in, standings
+from dslc.launching.standing import RunState, run_states, runs_in
 from dslc.runtime.launchers.slurm import first_host
 from dslc.runtime.process.records import read_metrics
 
@@ -215,8 +215,8 @@ def submit(job: Path, *settings: str) -> str:
     return re.findall(r"^job (\d+): ", told.stdout, re.MULTILINE)[0]
 
 
-def shown(job: Path) -> list[Standing]:
-    return standings(runs_in(str(job.parent / "run")))
+def shown(job: Path) -> list[RunState]:
+    return run_states(runs_in(str(job.parent / "run")))
 
 
 def said_of(job: Path) -> str:
@@ -228,7 +228,7 @@ def wait_for(job: Path, *states: str, step: int = 0) -> None:
 
     def stands() -> bool:
         (found, *_) = shown(job)
-        assert found.state in states or not found.ended, (found, said_of(job))
+        assert found.state in states or not found.has_ended, (found, said_of(job))
         return found.state in states and [0, *logged(job.parent / "run")][-1] >= step
 
     until(stands, between=0.2)
@@ -400,7 +400,7 @@ def test_a_sweep_is_one_array_and_a_waiting_job_is_cancelled(job: Path) -> None:
     assert "waiting in SLURM as job " in dslc("status", waits / "lr=0.1").stdout
     stopped = dslc("stop", waits)
     assert stopped.returncode == 0, stopped.stderr
-    assert [each.state for each in standings(runs_in(str(waits)))] == ["stopped", "stopped"]
+    assert [each.state for each in run_states(runs_in(str(waits)))] == ["stopped", "stopped"]
     assert queued not in subprocess.check_output(["squeue", "--noheader", "--states=PENDING"], text=True)
 
 
