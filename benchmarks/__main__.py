@@ -33,7 +33,7 @@ def torchrun(*arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
-def alone(*arguments: str) -> list[str]:
+def handwritten_command(*arguments: str) -> list[str]:
     return [sys.executable, os.path.join(HERE, "handwritten.py"), *arguments]
 
 
@@ -274,7 +274,7 @@ def bench_gpt2(pairs: int) -> None:
         sys.exit("gpt2: there is no GPU here")
 
     def by_hand() -> float:
-        return step_by_hand("gpt2", command=alone)
+        return step_by_hand("gpt2", command=handwritten_command)
 
     ratio = compare("step, gpt2 on a GPU", lambda: step_of_dslc("gpt2"), by_hand, pairs=pairs, unit="ms", target=1)
     show(ratio)
@@ -374,7 +374,7 @@ def bench_plan(pairs: int) -> None:
             *((f"dslc render --view {v}", dslc("render", job, "--view", v, "-o", picture)) for v in VIEWS),
         ):
             show_seconds(f"{name}, 16,384 devices", command, max(3, pairs // 3), 2.0)
-            memory, busy = taken(command)
+            memory, busy = measure_command(command)
             print(f"{name}: {memory / 2**20:.0f} MiB at the peak, target 500; {busy:.2f} s of a core", flush=True)
 
 
@@ -387,7 +387,7 @@ def bench_plan70b(pairs: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for found in (first, again):
                 begun = time.perf_counter()
-                _, busy = taken(command, ENVIRONMENT | {"XDG_CACHE_HOME": folder})
+                _, busy = measure_command(command, ENVIRONMENT | {"XDG_CACHE_HOME": folder})
                 found.append((time.perf_counter() - begun, busy))
     for name, found, target in (("first", first, 10), ("again", again, 1)):
         seconds, busy = (statistics.median(each) for each in zip(*found, strict=True))
@@ -398,7 +398,7 @@ def bench_plan70b(pairs: int) -> None:
 VIEWS = ("placement", "graph", "schedule")
 
 
-def taken(command: list[str], environment: dict[str, str] = ENVIRONMENT) -> tuple[int, float]:
+def measure_command(command: list[str], environment: dict[str, str] = ENVIRONMENT) -> tuple[int, float]:
     """Returns the peak memory of a command in bytes, and the processor seconds that it takes, whatever else the machine
     does.
     """

@@ -72,13 +72,13 @@ def main() -> None:
         sys.exit(reason)
     text = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        text = _between(text, "times", _times(Path(folder)))
+        text = _replace_table(text, "times", _times(Path(folder)))
         PAGE.write_text(text, encoding="utf-8")
-        text = _between(text, "results", _results(Path(folder)))
+        text = _replace_table(text, "results", _results(Path(folder)))
     PAGE.write_text(text, encoding="utf-8")
 
 
-def _between(text: str, name: str, table: str) -> str:
+def _replace_table(text: str, name: str, table: str) -> str:
     marks = f"<!-- {name}, written by `python -m benchmarks exchanges` -->\n", f"<!-- end of {name} -->"
     before, _, rest = text.partition(marks[0])
     return before + marks[0] + table + marks[1] + rest.partition(marks[1])[2]
@@ -88,7 +88,7 @@ def _between(text: str, name: str, table: str) -> str:
 
 
 def _times(folder: Path) -> str:
-    alone = _alone(folder)
+    alone = _single_process_seconds(folder)
     rows = []
     found: dict[tuple[str, str], Timed] = {}
     hooked: dict[tuple[str, str], float] = {}
@@ -152,7 +152,7 @@ def _by_hand(out: Path, kind: str) -> float:
     return float(seconds[STEPS - 1] - seconds[FIRST - 1]) / (STEPS - FIRST)
 
 
-def _alone(folder: Path) -> float:
+def _single_process_seconds(folder: Path) -> float:
     """Returns the seconds of a step of a half batch in one process on one core."""
     job, out = _job(folder / "alone"), folder / "alone" / "run"
     words = ["run", str(job), "--out", str(out), "--set", "devices.nodes=1", "--set", "data.batch=32"]
@@ -186,7 +186,7 @@ def _predicted(folder: Path, settings: Sequence[str], rate: str, alone: float) -
 def _results(folder: Path) -> str:
     rows: list[str] = []
     for written, settings in EXCHANGES.items():
-        told = [f"`{_written(written)}`"]
+        told = [f"`{_exchange_text(written)}`"]
         for example, changed in EXAMPLES.items():
             out = folder / f"{example}-{len(rows)}"
             words = ["run", str(ROOT / "examples" / f"{example}.plt"), "--out", str(out)]
@@ -204,7 +204,7 @@ def _results(folder: Path) -> str:
     return "\n".join([head, "| --- | --- | --- |", *rows, ""])
 
 
-def _written(written: str) -> str:
+def _exchange_text(written: str) -> str:
     changed = LONG.get(written)
     if changed is None:
         return written

@@ -41,7 +41,7 @@ class _Launchers:
     processes: list[subprocess.Popen[bytes]]
     log: str
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         with open(self.log, encoding="utf-8", errors="replace") as file:
             return file.read()
 
@@ -50,7 +50,7 @@ class _Launchers:
         until = time.perf_counter() + _LIMIT
         while not reached():
             if time.perf_counter() > until or any(each.poll() for each in self.processes):
-                raise _NoStep(self.said())
+                raise _NoStep(self.read_log())
             time.sleep(0.005)
         return time.perf_counter()
 
@@ -61,7 +61,7 @@ class _Launchers:
                 if words in told.read():
                     os.kill(child, 9)
                     return
-        raise _NoStep(self.said())
+        raise _NoStep(self.read_log())
 
 
 def _children(process: int) -> list[int]:
@@ -137,7 +137,7 @@ def first_step_by_hand() -> float:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         with _launched(_torchrun(), folder) as launchers:
-            return launchers.wait_until(lambda: "first step done" in launchers.said()) - begun
+            return launchers.wait_until(lambda: "first step done" in launchers.read_log()) - begun
 
 
 def next_step() -> float:
@@ -171,7 +171,7 @@ class ByHand:
 
     def _next_step(self) -> float:
         def firsts() -> int:
-            return launchers.said().count("first step done, loss")
+            return launchers.read_log().count("first step done, loss")
 
         command = _torchrun("--max-restarts", "3")
         with tempfile.TemporaryDirectory() as folder, _launched(command, folder) as launchers:

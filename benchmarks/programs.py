@@ -46,7 +46,7 @@ getattr(__import__(sys.argv[2]), "prepare", lambda: None)()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class ProgramComparison:
     """`job` and `loop` are lines of text, without the empty ones."""
 
     ratio: Ratio
@@ -68,7 +68,9 @@ def names() -> list[str]:
     return sorted(folder.name for folder in FOLDER.iterdir() if (folder / f"{folder.name}.plt").exists())
 
 
-def measure(name: str, pairs: int, step_of_dslc: Callable[..., float], finish: Callable[[list[str]], str]) -> Measured:
+def measure(
+    name: str, pairs: int, step_of_dslc: Callable[..., float], finish: Callable[[list[str]], str]
+) -> ProgramComparison:
     """Measures one program. `step_of_dslc` gives the milliseconds of a job's step, `finish` runs a command."""
     folder = FOLDER / name
     job = folder / f"{name}.plt"
@@ -83,14 +85,16 @@ def measure(name: str, pairs: int, step_of_dslc: Callable[..., float], finish: C
 
     ratio = compare(f"step, {name}", ours, by_hand, pairs=pairs, unit="ms")
     loop = (folder / f"{name}.py").read_text().partition("def plain(")[2].partition("\n\n\n")[0]
-    return Measured(ratio=ratio, name=name, job=_lines(job.read_text()), loop=1 + _lines(loop.partition("\n")[2]))
+    return ProgramComparison(
+        ratio=ratio, name=name, job=_lines(job.read_text()), loop=1 + _lines(loop.partition("\n")[2])
+    )
 
 
 def _lines(text: str) -> int:
     return len([line for line in text.splitlines() if line.strip()])
 
 
-def write(found: Sequence[Measured], path: Path = HERE / "README.md") -> None:
+def write(found: Sequence[ProgramComparison], path: Path = HERE / "README.md") -> None:
     """Writes the table between its marks in the page."""
     before, begin, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)

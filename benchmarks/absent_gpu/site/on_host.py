@@ -135,7 +135,7 @@ def _kept_by_dropout(shape: torch.Size, p: float, seed: torch.Tensor) -> torch.T
     return (drawn >= p) / (1 - p)
 
 
-def _drawn(p: float) -> torch.Tensor:
+def _dropout_seed(p: float) -> torch.Tensor:
     """Draws a seed for the mask of attention's dropout."""
     if not p:
         return torch.zeros((), dtype=torch.int64)
@@ -144,7 +144,7 @@ def _drawn(p: float) -> torch.Tensor:
 
 def _attention(query: Any, key: Any, value: Any, bias: Any, p: float, causal: bool, scale: Any) -> tuple[Any, ...]:
     shares, total, _ = _probabilities(query, key, bias, causal, scale)
-    seed = _drawn(p)
+    seed = _dropout_seed(p)
     if p:
         shares = shares * _kept_by_dropout(shares.shape, p, seed)
     heads = query.size(-3) // value.size(-3)
@@ -167,10 +167,10 @@ def _attention_backward(
     of_queries = of_scores @ keys * scale
     of_keys = of_scores.transpose(-1, -2) @ query.float() * scale
 
-    def together(of_all: torch.Tensor) -> torch.Tensor:
+    def sum_heads(of_all: torch.Tensor) -> torch.Tensor:
         return of_all.unflatten(-3, (-1, heads)).sum(-3) if heads > 1 else of_all
 
-    found = (of_queries, together(of_keys), together(of_values))
+    found = (of_queries, sum_heads(of_keys), sum_heads(of_values))
     of_bias = None if bias is None else of_scores.sum_to_size(bias.shape).to(bias.dtype)
     return *(t.to(query.dtype) for t in found), of_bias
 
@@ -350,7 +350,7 @@ _OWN: dict[str, Callable[..., Any]] = {
 }
 
 
-def _without(name: str) -> Callable[..., Any]:
+def _missing_kernel(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"aten::{name}: the CPU has no kernel for it (benchmarks/absent_gpu)")
 
@@ -374,7 +374,7 @@ def replace_kernels() -> None:
             continue  # a view
         compute = _OWN.get(name)
         if compute is None:
-            compute = op if any(has(full, key) for key in _OF_CPU) else _without(name)
+            compute = op if any(has(full, key) for key in _OF_CPU) else _missing_kernel(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that there was another kernel
             _library.impl(name, _replacement(name, op._schema, compute), "CUDA")

@@ -39,7 +39,7 @@ def _stages_as_given(module: ModuleType) -> None:
             kind._warmup_backward_result = vote  # type: ignore[attr-defined]
 
 
-class _After(importlib.abc.MetaPathFinder):
+class _ImportHook(importlib.abc.MetaPathFinder):
     """Calls a function after each of some modules was imported."""
 
     def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
@@ -123,4 +123,4 @@ elif not os.environ.get("SHARED_GPU"):
     _calls["torch.distributed.pipelining.stage"] = _stages_as_given
 if os.environ.get("ABSENT_GPUS_FOR_CPUS"):
     _calls["dslc.dsl.meaning.load"] = _gpus_for_cpus
-sys.meta_path.insert(0, _After(_calls))
+sys.meta_path.insert(0, _ImportHook(_calls))
