@@ -61,9 +61,9 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
     def hook(named: p.HookStep) -> p.HookStep:
         return replace(named, python=replace(named.python, folder=resolved(named.python.folder, folder)))
 
-    def there(value: Any) -> Any:
+    def relocated_path(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(map(there, value))
+            return tuple(map(relocated_path, value))
         return resolved(value, folder) if value and is_path(value) else value
 
     def looked_at(pictures: p.PictureStep | None) -> p.PictureStep | None:
@@ -73,7 +73,7 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
         sampler = step.sampler
         return replace(
             step,
-            arguments={**step.arguments, **{name: there(step.arguments[name]) for name in step.paths}},
+            arguments={**step.arguments, **{name: relocated_path(step.arguments[name]) for name in step.paths}},
             python=function(step.python),
             collate=function(step.collate),
             sampler=sampler and replace(sampler, file=resolved(sampler.file, folder), python=function(sampler.python)),

@@ -143,19 +143,19 @@ def differences(planned: PlanFacts, here: PlanFacts) -> Iterator[str]:
     if here.measured and not planned.measured:
         here = replace(here, hardware=replace(here.hardware, memory=planned.hardware.memory))
     ones, others = (to_json(replace(facts, files=(), measured=True)) for facts in (planned, here))
-    yield from _told(ones, others, "")
+    yield from _differences(ones, others, "")
 
 
 _SHOWN = 60  # characters of a value
 
 
-def _told(one: Any, other: Any, path: str) -> Iterator[str]:
+def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted(one.keys() | other.keys()):
-            yield from _told(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+            yield from _differences(one.get(name), other.get(name), f"{path}.{name}" if path else name)
     elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         for n, (a, b) in enumerate(zip(one, other, strict=True)):
-            yield from _told(a, b, f"{path}[{n}]")
+            yield from _differences(a, b, f"{path}[{n}]")
     elif one != other:
         yield f"{path} was {_short(one)}, and is {_short(other)}"
 

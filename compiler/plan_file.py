@@ -109,7 +109,7 @@ def read_plan(text: str) -> PlanFile:
                 f"it is in format {found!r}, and this dslc reads format {FORMAT}",
                 "make it anew with `dslc plan JOB --json`, or run it with the dslc that made it",
             )
-        made = _read(data)
+        made = _parse_plan_file(data)
     except DecodeError as error:
         raise Refused("E1001", f"it is not a plan: {error}", "`dslc plan JOB --json` writes one") from None
     if data.get("checksum") != _checksum(data) or data["hash"] != plan_hash(made.graph):
@@ -125,7 +125,7 @@ def read_plan(text: str) -> PlanFile:
     return made
 
 
-def _read(data: Mapping[str, Any]) -> PlanFile:
+def _parse_plan_file(data: Mapping[str, Any]) -> PlanFile:
     texts = {name: data[name] for name in ("dslc", "folder") if isinstance(data.get(name), str)}
     if len(texts) < 2:
         raise DecodeError("`dslc` and `folder` are texts")

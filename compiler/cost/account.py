@@ -115,9 +115,9 @@ class _Account:
         self._received = 0
         for stage in mine if schedule else ():
             if stage:
-                self._received += layout.microbatches * self._given(stages[stage - 1][-1])
+                self._received += layout.microbatches * self._boundary_bytes(stages[stage - 1][-1])
             if stage + 1 < len(stages):
-                self._received += layout.microbatches * self._given(stages[stage][-1])
+                self._received += layout.microbatches * self._boundary_bytes(stages[stage][-1])
         self._optimizer = OptimizerBytes(job, staging.optimizer)
         self._updated: list[tuple[ParameterNode, int]] = []  # parameters, and the numbers that the rank updates
         self._whole = whole_loss_bytes(staging)  # of a loss that compares samples
@@ -159,7 +159,7 @@ class _Account:
             else copy_bytes(job, layers[n])
             for n in self._mine
         }
-        outputs = [self._given(stage[-1]) for stage in staging.stages]
+        outputs = [self._boundary_bytes(stage[-1]) for stage in staging.stages]
         apart = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
         sizes = [size * sends for size, sends in zip(outputs, apart, strict=False)]  # of each cut that is a message
         sent = list(zip((*sizes, 0), (0, *sizes), strict=True))
@@ -192,7 +192,7 @@ class _Account:
         if during > between:
             self._in_weights = int(peak_in_w(schedule, pipeline, kept, between, during, sent))
 
-    def _given(self, layer: int) -> int:
+    def _boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of a micro-batch that a stage ending with this layer sends."""
         return int(self._samples * sent_bytes(self._job, self._model, layer))
 
@@ -207,10 +207,12 @@ class _Account:
         rank, self._updated = 0, [(q, _share(q, shards)) for q in own if q.name in self._used]
         if sharding.engine == "zero1":
             dealt = self._dealt()
-            held = [(self._kept(each), sum(numbers for _, numbers in each), len(each)) for each in dealt]
+            held = [
+                (self._optimizer_state_bytes(each), sum(numbers for _, numbers in each), len(each)) for each in dealt
+            ]
             rank = max(range(len(dealt)), key=held.__getitem__)
             self._updated = dealt[rank]
-        optimizer = self._kept(self._updated)
+        optimizer = self._optimizer_state_bytes(self._updated)
         average = 4 * sum(_share(q, shards) for q in train) if self._averages else 0
         if "parameters" in self._moved:  # and with them what is kept of each
             parameters = optimizer = average = 0
@@ -257,7 +259,7 @@ class _Account:
         """True if the evaluated weights are others than those that train."""
         return bool(self._job.train.ema) or self._optimizer.has_modes
 
-    def _kept(self, updated: Updated) -> int:
+    def _optimizer_state_bytes(self, updated: Updated) -> int:
         """Returns the bytes of the optimizer's state for what a rank updates."""
         return self._optimizer.state(updated, counts=self._layout.device == "cpu")
 
@@ -336,7 +338,7 @@ class _Account:
         self._stop("between two steps", None, state.gradients, 0, 0, phase="rest")
         last = self._layout.microbatches - 1
         if self._whole is not None and last:
-            self._ahead(self._whole)
+            self._forward_all_microbatches(self._whole)
         before = [last - 1] if self._sharding.engine not in ("none", "local") and last else []
         for microbatch in sorted({0, last, *before}):
             self._others = self._flight[microbatch > 0] + self._mask_of_documents()
@@ -393,7 +395,7 @@ class _Account:
                 when = f"reduce-scatter after the backward pass of {self._name(n)}"
                 self._stop(when, n, gradients, engine.communication + engine.passing, held)
 
-    def _ahead(self, found: LossBytes) -> None:
+    def _forward_all_microbatches(self, found: LossBytes) -> None:
         """Makes the outputs of all micro-batches, of which nothing is kept, and their loss."""
         engine = self._engine(0)
         for n, layer in enumerate(self._bytes):

@@ -186,7 +186,7 @@ def peaks_held(
     is `sent` stays until the end of the step, where torch waits for the message.
     """
     most, later = [0.0, 0.0], 0
-    for action, now in _held_at(table, rank, bytes_per_stage, between, sent):
+    for action, now in _bytes_by_action(table, rank, bytes_per_stage, between, sent):
         most[later] = max(most[later], now)
         later = later or int(action.kind in ("B", "W"))
     return most[0], most[1]
@@ -201,11 +201,11 @@ def peak_in_w(
     sent: Sent = (),
 ) -> float:
     """Returns the most bytes that a rank holds in a W, which takes `during` instead of `between`."""
-    held = _held_at(table, rank, bytes_per_stage, between, sent)
+    held = _bytes_by_action(table, rank, bytes_per_stage, between, sent)
     return max((now - between[a.stage] + during[a.stage] for a, now in held if a.kind == "W"), default=0.0)
 
 
-def _held_at(
+def _bytes_by_action(
     table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], sent: Sent
 ) -> Iterator[tuple[Action, float]]:
     """Yields the actions of a rank, with the bytes held in each."""

@@ -87,7 +87,7 @@ def cut(
             f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
             f"and the job has {plural(stages, 'stage')} and {plural(layers, 'layer')}",
             job.parallelism.at("stages"),
-            notes=[Note(message=_counted(model), span=job.model.at("network"))],
+            notes=[Note(message=_layer_list(model), span=job.model.at("network"))],
             help=f"one count for each stage, as in `stages = {[len(stage) for stage in likely]}`, or `balanced`",
         )
         return None
@@ -95,7 +95,7 @@ def cut(
     return tuple(range(start, start + count) for start, count in zip(starts, wanted, strict=True))
 
 
-def _counted(model: ModelGraph) -> str:
+def _layer_list(model: ModelGraph) -> str:
     """Names the layers; of many the first ones and the last."""
     names = [f"`{layer.name}`" if layer.name else "what belongs to no layer" for layer in model.layers]
     if len(names) > SHOWN:

@@ -104,7 +104,7 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
             )
             continue
         field, dimension = KEYS[key]
-        number = _measured(value, dimension)
+        number = _parse_quantity(value, dimension)
         if number is None:
             example = units.EXAMPLES[dimension]
             report.add(
@@ -142,7 +142,7 @@ def _share(value: object, span: Span, report: Report) -> float:
     return 1.0
 
 
-def _measured(value: object, dimension: Dimension) -> float | int | None:
+def _parse_quantity(value: object, dimension: Dimension) -> float | int | None:
     found = (
         re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+)\s*", value) if isinstance(value, str) else None
     )

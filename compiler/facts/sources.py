@@ -127,7 +127,9 @@ def _arrays(source: c.Arrays, context: int | None) -> SourceFacts:
         inputs, input_kind = _header(source.file, source.input)
         targets, target_kind = _header(source.file, source.target)
         if inputs[:1] != targets[:1] or not inputs:
-            shapes = f"`{source.input}` has shape {_shown(inputs)} and `{source.target}` has {_shown(targets)}"
+            shapes = (
+                f"`{source.input}` has shape {_shape_text(inputs)} and `{source.target}` has {_shape_text(targets)}"
+            )
             raise Broken(f"{source.file}: {shapes}", "both need one row for each sample")
     except Absent as absent:
         return SourceFacts(**said_of(absent))
@@ -181,7 +183,7 @@ def npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:
     return tuple(header["shape"]), kind
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "no shape"
 
 

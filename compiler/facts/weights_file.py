@@ -116,7 +116,9 @@ def entries(path: str) -> dict[str, TensorEntry]:
                 raise Unreadable(f"{path} has a header of {length:,} bytes: {HEADER.most:,} are the most")
             header = json.loads(file.read(length))
             found = {name: _entry(entry) for name, entry in header.items() if name != "__metadata__"}
-            end = max((_whole(entry["data_offsets"][1]) for name, entry in header.items() if name in found), default=0)
+            end = max(
+                (_checked_size(entry["data_offsets"][1]) for name, entry in header.items() if name in found), default=0
+            )
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}" if os.path.exists(path) else f"there is no {path}") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -132,10 +134,10 @@ def _entry(entry: object) -> TensorEntry:
         raise ValueError("a tensor has a dtype")
     if not isinstance(entry["shape"], list):
         raise ValueError("a tensor has a shape")
-    return TensorEntry(dtype=entry["dtype"], shape=tuple(map(_whole, entry["shape"])))
+    return TensorEntry(dtype=entry["dtype"], shape=tuple(map(_checked_size, entry["shape"])))
 
 
-def _whole(number: object) -> int:
+def _checked_size(number: object) -> int:
     if not isinstance(number, int) or not 0 <= number < 2**63:
         raise ValueError("sizes and places are whole numbers of 64 bits")
     return number

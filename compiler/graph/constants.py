@@ -130,7 +130,7 @@ def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
     ends = []
     for index, numbers in enumerate(pipeline.stages):
         made = sent(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
-        before, after = model.layers[numbers[0]].name, _first(model, pipeline.stages, index + 1)
+        before, after = model.layers[numbers[0]].name, _first_layer(model, pipeline.stages, index + 1)
         inputs = tuple((plan.given(before, fact.shape, sizes), fact.dtype) for fact in given)
         ends.append((inputs, tuple((plan.given(after, fact.shape, sizes), fact.dtype) for fact in made)))
         given = made
@@ -167,7 +167,7 @@ def _compiled(analysis: Analysis) -> tuple[str, ...]:
     return blocks or ("",)
 
 
-def _first(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
+def _first_layer(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
     """Returns the first layer of a stage; "" after the last."""
     return model.layers[stages[index][0]].name if index < len(stages) else ""
 
@@ -261,12 +261,12 @@ def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
     except Unreadable:  # a rule reports it, and no run comes as far as to open them
         found = WeightFiles(path=start.path, files=(start.path,))
 
-    def there(path: str) -> str:
+    def portable_path(path: str) -> str:
         return portable(path, job.folder, start.path)
 
     return p.WeightsStep(
-        files=tuple(map(there, found.files)),
-        path=there(found.path),
+        files=tuple(map(portable_path, found.files)),
+        path=portable_path(found.path),
         only=start.only,
         rename=start.rename,
         allow_missing=start.allow_missing,

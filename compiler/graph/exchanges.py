@@ -102,7 +102,7 @@ class Placing:
 
     def _gathers(self, traffic: TrafficNode) -> Iterator[tuple[Spot, Action]]:
         """Yields a gather wherever parameters are used, or about to be, and are not there."""
-        again = {stage: self._again(stage) for stage in self._weights}
+        again = {stage: self._regathered_weights(stage) for stage in self._weights}
         there: set[str] = set()
         for n, action in enumerate(self._line):
             own = self._weights.get(action.stage, {})
@@ -120,7 +120,7 @@ class Placing:
                     if action.what in ("E", "F"):
                         there -= {name for name, each in own.items() if each.freed}
 
-    def _again(self, stage: int) -> list[str]:
+    def _regathered_weights(self, stage: int) -> list[str]:
         """Returns the weights of a stage that are gathered for the backward pass too."""
         if not self._place.sharding.reshard:
             return []
@@ -150,9 +150,9 @@ class Placing:
     def _complete(self) -> list[int]:
         """Returns the actions after which gradients of a stage, or of a micro-batch, are complete."""
         weights = sorted(self._at.get("B", []) + self._at.get("W", []))
-        return self._at.get("REDUCE_GRAD") or self._last(weights)
+        return self._at.get("REDUCE_GRAD") or self._last_passes(weights)
 
-    def _last(self, passes: list[int]) -> list[int]:
+    def _last_passes(self, passes: list[int]) -> list[int]:
         """Returns the last pass of each stage, or all if gradients are not accumulated over micro-batches."""
         if not self._place.sharding.accumulate:
             return passes

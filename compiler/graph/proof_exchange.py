@@ -40,7 +40,7 @@ AGREED = (
 
 
 @record
-class _Held(Record):
+class _Contribution(Record):
     """A rank's part of a number: a mean over so many ranks, in pieces among groups of (ranks, stride)."""
 
     over: int = 1
@@ -86,16 +86,22 @@ class _Agreement:
         if exchange.agrees is Payload.GRADIENTS:
             if exchange.alone or exchange.every != 1:
                 return f"{exchange.kind} exchanges the gradients of each step"
-            return self._scales() or self._factors() or self._follow(Payload.GRADIENTS, ALWAYS, _Held(), self._ranks)
+            return (
+                self._scales()
+                or self._factors()
+                or self._follow(Payload.GRADIENTS, ALWAYS, _Contribution(), self._ranks)
+            )
         reason = ""
         if exchange.alone:
-            reason = self._follow(Payload.GRADIENTS, When(until=exchange.alone), _Held(), self._ranks)
+            reason = self._follow(Payload.GRADIENTS, When(until=exchange.alone), _Contribution(), self._ranks)
         if pieces > 1:
-            reason = reason or self._follow(Payload.GRADIENTS, begun, _Held(), pieces)
+            reason = reason or self._follow(Payload.GRADIENTS, begun, _Contribution(), pieces)
         when = When(every=exchange.every, after=exchange.alone)
         reason = reason or self._rounds(begun)
-        held = _Held(over=pieces, of_node=pieces > 1, cut=((pieces, 1),) if pieces > 1 else ())
-        return reason or self._follow(exchange.agrees, when, held, self._wanted()) or self._others()
+        held = _Contribution(over=pieces, of_node=pieces > 1, cut=((pieces, 1),) if pieces > 1 else ())
+        return (
+            reason or self._follow(exchange.agrees, when, held, self._required_ranks()) or self._check_exchange_steps()
+        )
 
     def _scales(self) -> str:
         """Checks that the ranks agree on the scale of half precision before they sum in it."""
@@ -131,7 +137,7 @@ class _Agreement:
         sound = [("all_reduce", ("float32",), 1, 8, self._exchange.pieces, 1, True)] if asked else []
         return "" if told == sound else f"whether a round is over is agreed on by {told}"
 
-    def _wanted(self) -> int:
+    def _required_ranks(self) -> int:
         """Returns the ranks over which the rule of an exchange of weights or momenta takes a mean."""
         return WANTED.get(self._peers(), self._members) * self._exchange.pieces
 
@@ -143,7 +149,7 @@ class _Agreement:
             if action.carries == what and action.when == when:
                 yield n, name, action
 
-    def _others(self) -> str:
+    def _check_exchange_steps(self) -> str:
         """Checks that nothing of it takes place in steps that no rule names."""
         exchange = self._exchange
         known = {(Payload.GRADIENTS, When(until=exchange.alone)), (Payload.GRADIENTS, When(after=exchange.alone))}
@@ -154,7 +160,7 @@ class _Agreement:
                 return f"{name} exchanges {action.carries} in steps in which nothing is to be exchanged: {action.when}"
         return ""
 
-    def _follow(self, what: Payload, when: When, begin: _Held, wanted: int) -> str:
+    def _follow(self, what: Payload, when: When, begin: _Contribution, wanted: int) -> str:
         held = dict.fromkeys(self._own, begin)
         passes = [n for n, (_, action) in enumerate(self._line) if action.what in ("F", "B")]
         update = next(n for n, (_, action) in enumerate(self._line) if action.what == "update")
@@ -185,7 +191,7 @@ class _Agreement:
             sound = last < n < update
         return "" if sound else f"{name} exchanges {what} too late or too early"
 
-    def _size(self, name: str, action: Action, held: Mapping[str, _Held]) -> str:
+    def _size(self, name: str, action: Action, held: Mapping[str, _Contribution]) -> str:
         sizes = [self._numbers(self._own[group], held[group], action) for group in action.weights]
         found = [sent_bytes(numbers, action, self._members, self._exchange.kind) for numbers in sizes]
         count, total, times = len(found), sum(found), 1
@@ -198,7 +204,7 @@ class _Agreement:
     def _neighbours(self) -> int:
         return _NEIGHBOURS.get(self._peers(), 1)
 
-    def _numbers(self, group: Weights, held: _Held, action: Action) -> int:
+    def _numbers(self, group: Weights, held: _Contribution, action: Action) -> int:
         numbers = group.trained or 0
         if group.factors is not None:
             numbers += group.factors.first - group.factors.numbers
@@ -220,7 +226,7 @@ def sent_bytes(numbers: int, action: Action, members: int, kind: str) -> int:
     return members * (HEADER + largest(numbers, members)) if action.what == "all_to_all" else HEADER + numbers
 
 
-def _moved(held: _Held, action: Action, members: int, neighbours: int) -> _Held | None:
+def _moved(held: _Contribution, action: Action, members: int, neighbours: int) -> _Contribution | None:
     """Returns what a rank has after the action; None if it is not possible. It sends to so many `neighbours`."""
     if action.what in ("send", "receive") and (action.ranks, action.stride) != (members, held.over):
         return None
@@ -232,7 +238,7 @@ def _moved(held: _Held, action: Action, members: int, neighbours: int) -> _Held 
             if action.stride != near or action.ranks < 2 or (held.cut and not held.of_node and whole != near):
                 return None
             cut = held.cut if action.what == "all_reduce" else (*held.cut, group)
-            return _Held(over=held.over * action.ranks, cut=cut, of_node=held.of_node)
+            return _Contribution(over=held.over * action.ranks, cut=cut, of_node=held.of_node)
         case "all_gather" if held.cut and held.cut[-1] == group:
             return replace(held, cut=held.cut[:-1])
         case "send":

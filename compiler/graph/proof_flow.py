@@ -215,10 +215,10 @@ class _Sums:
             if action.what in ("B", "W"):
                 self._make(name, self._of_stage.get(action.stage, {}))
             elif action.what == "update":
-                return self._update(name) or self._after(name, line[n + 1 :])
+                return self._update(name) or self._check_update_exchange(name, line[n + 1 :])
             elif action.what == "REDUCE_GRAD":
                 due = action.stage
-                reason = reason or self._nothing(name, self._of_stage.get(due, {}))
+                reason = reason or self._check_gradients_exist(name, self._of_stage.get(due, {}))
             elif action.carries == Payload.GRADIENTS:
                 reason = self._sum(name, action)
             elif action.carries in (Payload.SCALE, Payload.SCALE_OF_SUMS):
@@ -237,7 +237,7 @@ class _Sums:
         """Returns the reason why ranks do not have what was updated."""
         line = self._view.lines[self._process]
         update = next(n for n, (_, action) in enumerate(line) if action.what == "update")
-        return self._after(line[update][0], line[update + 1 :])
+        return self._check_update_exchange(line[update][0], line[update + 1 :])
 
     def _make(self, name: str, own: dict[str, Weights]) -> None:
         for group, each in own.items():
@@ -303,7 +303,7 @@ class _Sums:
             "" if sound else f"{name} has {action.count} messages of {action.bytes} bytes, not {sum(others)} of {size}"
         )
 
-    def _nothing(self, name: str, own: Collection[str]) -> str:
+    def _check_gradients_exist(self, name: str, own: Collection[str]) -> str:
         """Checks that gradients of a stage are there to be summed, if any of it has one."""
         levels = [self._over[group] for group in own if group in self._over]
         return f"{name} has nothing to sum" if levels and not any(1 in each for each in levels) else ""
@@ -338,7 +338,7 @@ class _Sums:
             return f"{name} comes before the gradients of {min(self._scaled)} are summed by the scale that is agreed on"
         return self._missing(name)
 
-    def _after(self, update: str, rest: list[tuple[str, Action]]) -> str:
+    def _check_update_exchange(self, update: str, rest: list[tuple[str, Action]]) -> str:
         """Checks that after the update each rank sends the others what it alone has updated, and that nothing else
         comes."""
         process = next(each for _, each in self._view.plan.of_kind(Process) if each.index == self._process)
@@ -365,7 +365,7 @@ def counts(view: View) -> str:
     losses before the first backward pass, the norm and the flag of a gradient between its sums and the update.
     """
     for process, line in view.lines.items():
-        asked = _asked(view.plan)
+        asked = _required_sums(view.plan)
         for what, (needed, early, sound) in asked.items():
             found = [(n, name, action) for n, (name, action) in enumerate(line) if action.carries == what]
             if len(found) != needed:
@@ -398,7 +398,7 @@ def _gradients(rest: list[tuple[str, Action]]) -> bool:
     return changes or not _any(rest, "update")
 
 
-def _asked(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[[Action], bool]]]:
+def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[[Action], bool]]]:
     """Returns by content whether the job needs the sum, whether before the backward passes, and the test of one."""
     training, precision, loss = plan.find(p.Training), plan.find(p.PrecisionStep), plan.find(p.LossStep)
     gradients = plan.find(p.GradientStep)

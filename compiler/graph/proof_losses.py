@@ -29,7 +29,9 @@ def compared(view: View) -> str:
     for process, line in view.lines.items():
         ahead = [action.microbatch for _, action in line if action.what == "E"]
         wanted = list(range(microbatches)) if loss.together and microbatches > 1 else []
-        if ahead != wanted or any(action.what == "E" and _begun(line[:n]) for n, (_, action) in enumerate(line)):
+        if ahead != wanted or any(
+            action.what == "E" and _has_started_passes(line[:n]) for n, (_, action) in enumerate(line)
+        ):
             return f"process {process} makes the outputs of micro-batches {ahead} ahead, and not of {wanted}"
         reason = _exchanges(line, loss, (loss.together, data.stride))
         if reason:
@@ -41,7 +43,7 @@ def _fits(together: int, ranks: int, of_a_node: int) -> bool:
     return together == ranks or together == max(1, of_a_node)
 
 
-def _begun(before: Line) -> bool:
+def _has_started_passes(before: Line) -> bool:
     return any(action.what in ("F", "B") for _, action in before)
 
 

@@ -135,7 +135,7 @@ class _Run:
             name = row[self.at[process]]
             if any(before not in self.done for before in self.view.handed.get(name, ())):
                 break
-            done = self._met(name)
+            done = self._register_arrival(name)
             if not done:
                 break
             for end in done:
@@ -148,7 +148,7 @@ class _Run:
                     freed.append(self.view.action(self.wakes[end]).process)
         return freed
 
-    def _met(self, name: str) -> list[str]:
+    def _register_arrival(self, name: str) -> list[str]:
         """Returns the actions completed by the arrival of a process at `name`: all ends, if it is the last of them."""
         key = self.view.key_of.get(name)
         if key is None:

@@ -28,7 +28,7 @@ def check_output(
     suspects: list[Note],
 ) -> None:
     """Reports E0210 to E0216, E0227, W0202 and W0651. `last` is the layer that the output comes from."""
-    where, target = _where(model, last), source.target
+    where, target = _network_span(model, last), source.target
     if isinstance(model.loss, c.Contrastive):
         _check_embeddings(model, where, output, source, report)
     elif isinstance(model.loss, c.CrossEntropy):
@@ -157,7 +157,7 @@ def _of_numbers(output: Value, target: TensorFact) -> str:
     return "use `mse()` or `l1()`; if they are classes, have the data give them as whole numbers"
 
 
-def _where(model: ModelSpec, last: LayerNode | None) -> Span | None:
+def _network_span(model: ModelSpec, last: LayerNode | None) -> Span | None:
     network = model.network
     if isinstance(network, Call):
         for argument in ("classes", "vocab"):

@@ -134,7 +134,7 @@ def _processes(
     devices: DevicesSpec, machine: MachineFacts | None, report: Report
 ) -> tuple[tuple[int, ...], int | None]:
     """Returns the named GPUs, and the processes of one node; None if only the machine can tell (`gpus = all`)."""
-    named, count = _asked(devices, report)
+    named, count = _requested_devices(devices, report)
     if devices.gpus is None or machine is None:
         if devices.gpus is not None and count is None and not report.errors:
             report.add(
@@ -162,7 +162,7 @@ def _processes(
     return named, there if count is None else count
 
 
-def _asked(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int | None]:
+def _requested_devices(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int | None]:
     """Returns the named GPUs, and the processes asked for; None for all."""
     gpus = devices.gpus
     span = devices.at("gpus")

@@ -220,7 +220,7 @@ def _looped_bfs(rank: int, ranks: int, microbatches: int, virtual_stages: int) -
 
 def _interleaved(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     forward, backward = _depth_first(rank, ranks, microbatches, virtual_stages)
-    ahead = _ahead(rank, ranks, microbatches, virtual_stages, per_hop=2)
+    ahead = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=2)
     row: Row = [None] * rank
     row += [Action("F", *item) for item in forward[:ahead]]
     if ahead:  # the first backward returns after one pass over all stages and two slots per hop
@@ -234,7 +234,7 @@ def _interleaved(rank: int, ranks: int, microbatches: int, virtual_stages: int) 
 def _zero_bubble(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     forward, backward = _depth_first(rank, ranks, microbatches, virtual_stages)
     # Half the lead of 1f1b suffices: the gap that a shorter lead opens is filled by W, put off by `rank` steps.
-    ahead = _ahead(rank, ranks, microbatches, virtual_stages, per_hop=1)
+    ahead = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=1)
     row: Row = [None] * rank
     row += [Action("F", *item) for item in forward[:ahead]]
     row += [None] * (ranks - 1 - rank)
@@ -262,7 +262,7 @@ def _depth_first(
     return forward, backward
 
 
-def _ahead(rank: int, ranks: int, microbatches: int, virtual_stages: int, *, per_hop: int) -> int:
+def _warmup_forwards(rank: int, ranks: int, microbatches: int, virtual_stages: int, *, per_hop: int) -> int:
     """Returns the forwards before the first backward: a round through all but the last of the rank's stages, and the
     way back.
     """

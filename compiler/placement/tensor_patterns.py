@@ -127,7 +127,7 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
     """Returns the styles that `plan`, or by default the library's own, gives the modules on `ranks` ranks."""
     found = Chosen()
     modules = {module.name: module for module in facts.modules}
-    named = _published(facts, modules, found) if plan is None else _written(plan, modules, found)
+    named = _published(facts, modules, found) if plan is None else _styles_of_plan(plan, modules, found)
     _beside_adapters(named, modules, found.parts)
     for name, module in modules.items():
         if name not in named:
@@ -144,14 +144,14 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
             found.parts[name] = tuple(module.weight[0] * size // sum(parts) for size in parts)
             found.uneven += [(name, "features", size) for size in sorted({*found.parts[name]}) if size % ranks][:1]
             continue
-        what, count = _counted(module, style)
+        what, count = _divided_count(module, style)
         if count % ranks:
             found.uneven.append((name, what, count))
     _ties(facts, dict(found.styles), named, found)
     return found
 
 
-def _written(
+def _styles_of_plan(
     plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Chosen
 ) -> dict[str, tuple[TensorStyle, str]]:
     """Returns by module the style, and the entry that gives it."""
@@ -250,7 +250,7 @@ def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, Modu
     )
 
 
-def _counted(module: ModuleFacts, style: TensorStyle) -> tuple[str, int]:
+def _divided_count(module: ModuleFacts, style: TensorStyle) -> tuple[str, int]:
     """Returns the count of the module that the ranks divide."""
     if style is TensorStyle.SUMMED:
         return "", 0

@@ -89,7 +89,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         "W0630",
         f"`{exchange.word}` gives up that training is the same on any number of ranks: {exchange.gives_up}",
         where,
-        label=_alone(exchange),
+        label=_warmup_text(exchange),
         help=exact,
     )
 
@@ -138,7 +138,7 @@ def said_at(job: JobSpec) -> Span | None:
     return job.parallelism.at("gradients")
 
 
-def _alone(exchange: Exchange) -> str:
+def _warmup_text(exchange: Exchange) -> str:
     return f"after {plural(exchange.alone, 'step')} of exact sums" if exchange.alone else ""
 
 

@@ -92,7 +92,7 @@ def place_text(place: CodePlace) -> str:
     return f"{module}, {place.line}" if place.line else module
 
 
-def _others(count: int) -> str:
+def _remainder_text(count: int) -> str:
     return f"and {count} more" if count else ""
 
 
@@ -148,7 +148,7 @@ def _check_skipped_norms(job: JobSpec, ranks: int, facts: NetworkFacts, report: 
         f"some passes run the batch norm `{name}` and others skip it, by {by}{where}"
         f": its statistics are those of {ranks} ranks, which would wait for each other",
         network_span(job),
-        label=_others(more),
+        label=_remainder_text(more),
         help="choose the path alike on each rank, by a generator that is seeded the same on all of them; or normalise "
         "each sample (`GroupNorm`, `LayerNorm`); or one rank of the data axis",
     )
@@ -193,7 +193,7 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Re
     """Reports parameters that a forward pass writes, where no rank or not each one would keep the same numbers."""
     if not facts.written:
         return
-    name, label, ranks = facts.written[0], _others(len(facts.written) - 1), layout.sizes["data"]
+    name, label, ranks = facts.written[0], _remainder_text(len(facts.written) - 1), layout.sizes["data"]
     note = Note(message="the network", span=network_span(job))
     if sharding_of(job, layout).engine == "fsdp":
         report.add(
@@ -212,7 +212,7 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Re
             f"the forward pass moves the parameter `{facts.written_by_samples[0]}` by the samples that it is given, a "
             f"share of {ranks} of a batch: each rank would have another",
             network_span(job),
-            label=_others(len(facts.written_by_samples) - 1),
+            label=_remainder_text(len(facts.written_by_samples) - 1),
             help="a buffer, of which all ranks take that of the first one: `register_buffer`; or one rank of the data "
             "axis",
         )
@@ -259,7 +259,7 @@ def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts:
             f"the batch norm `{name}` keeps no running statistics, so an evaluation takes those of its batches, which "
             f"differ on {ranks} ranks from those in one process",
             network_span(job),
-            label=_others(more),
+            label=_remainder_text(more),
             notes=[Note(message="the samples of evaluations", span=job.data.at("validation") or job.data.at("source"))],
             help="`track_running_stats = True`; or one rank of the data axis; or no validation and test samples",
         )
@@ -269,7 +269,7 @@ def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts:
             f"the batch norm `{name}` keeps no running statistics: evaluations and `predict` depend on how samples are "
             "put together, which differs with the number of ranks and micro-batches",
             network_span(job),
-            label=_others(more),
+            label=_remainder_text(more),
             help="`track_running_stats = True`",
         )
 
@@ -287,7 +287,7 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
             f"`forward` {what}, on which later passes depend and which no checkpoint keeps: a resumed training begins "
             f"without it{over}",
             network_span(job),
-            label=_others(more),
+            label=_remainder_text(more),
             help="draw from `random`, `numpy.random` or `torch`, whose states checkpoints keep"
             if draws
             else "`register_buffer` keeps a tensor in checkpoints; or begin each batch anew",
@@ -299,6 +299,6 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
             f"the network puts `{name}` into evaluation mode when it is made, and training puts it into training mode "
             "again, as `model.train()` does",
             network_span(job),
-            label=_others(more),
+            label=_remainder_text(more),
             help="override `train`, so that it calls `super().train(mode)` and then `eval()` of these modules",
         )

@@ -117,29 +117,29 @@ class _Remedy(Record):
 def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Again) -> str:
     """Returns the changes after which the peak is `enough`, each with its price, best first."""
     known = _said_already(analysis, again)
-    tried = [(change, _after(analysis, (change,), again, known)) for change in _changes(analysis)]
+    tried = [(change, _reanalyse(analysis, (change,), again, known)) for change in _changes(analysis)]
     possible = [(change, found) for change, found in tried if found is not None]
     fitting = [_Remedy(changes=(change,), found=found) for change, found in possible if enough(_peak(found))]
     if not fitting:
         lighter = [change for change, found in possible if _peak(found) < _peak(analysis)]
         for pair in combinations(lighter, 2):
             if pair[0].what != pair[1].what:
-                found = _after(analysis, pair, again, known)
+                found = _reanalyse(analysis, pair, again, known)
                 if found is not None and enough(_peak(found)):
                     fitting.append(_Remedy(changes=pair, found=found))
     if not fitting:
-        together = _together(analysis, lighter, enough, again, known)
+        together = _combined_remedy(analysis, lighter, enough, again, known)
         if together is None or not enough(_peak(together.found)):
             return _none(together, again)
         fitting = [together]
-    best = _first_of_each(sorted(fitting, key=_Remedy.key))[:MOST_REMEDIES]
-    lines = [f"{_said(remedy.changes)}: {_price(analysis, remedy.found)}" for remedy in best]
+    best = _cheapest_by_kind(sorted(fitting, key=_Remedy.key))[:MOST_REMEDIES]
+    lines = [f"{_changes_text(remedy.changes)}: {_price(analysis, remedy.found)}" for remedy in best]
     return "\n".join(
         ["any of these makes it fit, the cheapest first" if len(lines) > 1 else "this makes it fit", *lines]
     )
 
 
-def _together(
+def _combined_remedy(
     analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Again, known: set[str]
 ) -> _Remedy | None:
     """Adds changes one by one until the peak is `enough` or none lowers it, those of the lower rank first."""
@@ -151,7 +151,7 @@ def _together(
             tried = [
                 _Remedy(changes=(*before, change), found=found)
                 for change in left
-                if (found := _after(analysis, (*before, change), again, known))
+                if (found := _reanalyse(analysis, (*before, change), again, known))
             ]
             best = min(tried, key=lambda remedy: _peak(remedy.found), default=None)
             if best is None or _peak(best.found) >= _peak(joined.found if joined else analysis):
@@ -165,10 +165,10 @@ def _none(best: _Remedy | None, again: Again) -> str:
     said = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or combined"
     if not again.all:
         said = "the job is too large to try all changes, and none of those tried makes it fit"
-    return f"{said}: with {_said(best.changes)} it is {byte_text(_peak(best.found))}" if best else said
+    return f"{said}: with {_changes_text(best.changes)} it is {byte_text(_peak(best.found))}" if best else said
 
 
-def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
+def _cheapest_by_kind(remedies: list[_Remedy]) -> list[_Remedy]:
     """Returns the cheapest of the remedies of the same kinds."""
     seen: dict[tuple[str, ...], _Remedy] = {}
     for remedy in remedies:
@@ -176,7 +176,7 @@ def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
     return list(seen.values())
 
 
-def _after(analysis: Analysis, changes: tuple[Change, ...], again: Again, known: set[str]) -> Analysis | None:
+def _reanalyse(analysis: Analysis, changes: tuple[Change, ...], again: Again, known: set[str]) -> Analysis | None:
     """Analyses the job with the changes; returns None if a rule reports something new."""
     job = analysis.job
     for change in changes:
@@ -254,7 +254,7 @@ def _set(block: str, **values: object) -> Callable[[JobSpec], JobSpec]:
     return lambda job: replace(job, **{block: replace(getattr(job, block), **values)})
 
 
-def _said(changes: tuple[Change, ...]) -> str:
+def _changes_text(changes: tuple[Change, ...]) -> str:
     *others, last = [f"`{change.text}`" for change in changes]
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -335,7 +335,7 @@ def check_promises(analysis: Analysis, again: Again, report: Report) -> None:
                 "E0502",
                 f"`{promise.name}` is {text(value)}, and {_promised(promise, text(promise.value))} was expected",
                 promise.span,
-                label=_found(analysis, promise, text(value)),
+                label=_actual_text(analysis, promise, text(value)),
                 help=_help(analysis, promise, again),
             )
 
@@ -359,7 +359,7 @@ def _holds(promise: Promise, value: float) -> bool:
     return held
 
 
-def _found(analysis: Analysis, promise: Promise, value: str) -> str:
+def _actual_text(analysis: Analysis, promise: Promise, value: str) -> str:
     if promise.name == "peak_memory":
         return f"found on {_holder(analysis)}; {blame(_worst(analysis))}"
     return f"found {value}"

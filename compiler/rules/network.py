@@ -51,7 +51,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: Estimate
         return
     if found.exposed < max(LEAST, WAITS * step):
         return
-    others = list(islice(_others(staging, costs, step), MOST))
+    others = list(islice(_faster_exchanges(staging, costs, step), MOST))
     if others:
         told = ", ".join(f"`{word}` {time_text(seconds)}" for word, seconds in others)
         report.add(
@@ -71,7 +71,7 @@ def _exactly(job: JobSpec) -> JobSpec:
     return replace(job, parallelism=parallelism)
 
 
-def _others(staging: Staging, costs: tuple[RankCost, ...], step: float) -> Iterator[tuple[str, float]]:
+def _faster_exchanges(staging: Staging, costs: tuple[RankCost, ...], step: float) -> Iterator[tuple[str, float]]:
     """Yields the exchanges that this job may have and that take less time, as they are written: those first that give
     up least.
     """

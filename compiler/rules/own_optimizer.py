@@ -78,7 +78,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
         report.add(
             "E0613",
             f"`{call.function}` needs all parameters, and each rank would have some: {facts.alone}",
-            _apart(job, layout),
+            _partition_span(job, layout),
             notes=notes,
             help="an optimizer that treats each parameter alone" + or_else(job, layout, "none", "ddp"),
         )
@@ -152,7 +152,7 @@ def _split_parameters(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span 
         yield reason, parallelism.at("gradients"), "leave `gradients` out"
 
 
-def _apart(job: JobSpec, layout: Layout) -> Span | None:
+def _partition_span(job: JobSpec, layout: Layout) -> Span | None:
     return job.parallelism.at("pipeline" if layout.sizes["pipeline"] > 1 else "zero")
 
 

@@ -83,7 +83,7 @@ def _check_counts(
         if count not in seen:  # the rows of one module are the columns of the next
             seen.add(count)
             name = names.get(count)
-            said, where = f"{name or what} of `{module}`", _written(job, name)
+            said, where = f"{name or what} of `{module}`", _number_span(job, name)
             if facts.layers and module == facts.layers[-1].name:
                 report_scores(said, count, ranks, where, job, source, report)
             else:
@@ -95,7 +95,7 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
     heads = next(((name, count) for name, count in facts.counts if name in _HEADS and count % ranks), None)
     if heads is not None:  # the other counts follow from it
         name, count = heads
-        report_uneven(name, count, ranks, _written(job, name), job, report, help=_heads(facts, name, count, ranks))
+        report_uneven(name, count, ranks, _number_span(job, name), job, report, help=_heads(facts, name, count, ranks))
         return
     report.add(
         "E0428",
@@ -171,7 +171,7 @@ def _place(job: JobSpec) -> Span | None:
     return parallelism.at("tensor_plan" if parallelism.is_set("tensor_plan") else "tensor")
 
 
-def _written(job: JobSpec, name: str | None) -> Span | None:
+def _number_span(job: JobSpec, name: str | None) -> Span | None:
     """Returns the span of a number of the configuration; else that of the network."""
     network = job.model.network
     if name and isinstance(network, Call) and network.is_set(name):

@@ -148,7 +148,7 @@ def _check_fit(
             notes=[Note(message=f"the file {what} {first_of(names)}") for what, names in said],
             help=_remedy(made, wanted),
         )
-    elif model.adapted and _held(made, model, start, report):
+    elif model.adapted and _report_random_parameters(made, model, start, report):
         return
     elif not made.taken:
         report.add(
@@ -161,7 +161,7 @@ def _check_fit(
         )  # fmt: skip
 
 
-def _held(made: Fit, model: ModelGraph, start: Pretrained, report: Report) -> bool:
+def _report_random_parameters(made: Fit, model: ModelGraph, start: Pretrained, report: Report) -> bool:
     """Reports parameters of a network with adapters that would keep random numbers: neither loaded nor trained."""
     still = {base_name(q.name) for layer in model.layers for q in layer.parameters if not q.trains}
     held = [name for name in made.initial if name in still]

@@ -32,7 +32,7 @@ def check_whole_loss(
         _check_padded(job, source, model, report)
     if layout is None:
         return True
-    found = list(_refused(job, layout))
+    found = list(_unsupported_axes(job, layout))
     for axis, why in found:
         report.add(
             "E0627",
@@ -52,7 +52,7 @@ def check_whole_loss(
     return not found
 
 
-def _refused(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str]]:
+def _unsupported_axes(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str]]:
     """Yields axes over which the loss cannot be computed, each with the reason."""
     if layout.sizes["pipeline"] > 1:
         yield (

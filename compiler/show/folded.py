@@ -46,9 +46,9 @@ class Folded:
         self._samples(y + 24)
         y += 24 + 66
         before = "share"
-        for p in self._shown():
+        for p in self._visible_pipelines():
             if p is None:
-                name = self.canvas.write("more", 40, y, self.WIDE, self._between(), size=11, ink="#555555")
+                name = self.canvas.write("more", 40, y, self.WIDE, self._elision_text(), size=11, ink="#555555")
                 y += 34
             else:
                 name = self._row(p, y)
@@ -58,12 +58,12 @@ class Folded:
             before = name
         return Extent(width=self.WIDE + 54 + CHIP, height=y - 26)
 
-    def _shown(self) -> Sequence[int | None]:
+    def _visible_pipelines(self) -> Sequence[int | None]:
         if self.count <= self.MOST:
             return range(self.count)
         return [0, 1, 2, None, self.count - 2, self.count - 1]
 
-    def _between(self) -> str:
+    def _elision_text(self) -> str:
         hidden = self.plan.ranks[3:-2]
         peaks = [node.memory.peak for node in hidden]
         text = (

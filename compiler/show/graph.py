@@ -74,7 +74,7 @@ class _Graph:
         for name, column in columns.items():
             self._action(name, column)
         for number, pipeline in enumerate(self.lanes):
-            self._after(number, pipeline, last)
+            self._draw_update(number, pipeline, last)
         self._source()
         self._hand_on()
         return max(700, width)
@@ -156,7 +156,7 @@ class _Graph:
         self.canvas.box(name, x, y, w, h, label, fill=fill, line="#777777", style="filled,rounded", size=size)
         self.boxes[name] = (x, y, w, h)
 
-    def _after(self, number: int, pipeline: int, last: int) -> None:
+    def _draw_update(self, number: int, pipeline: int, last: int) -> None:
         """Draws the exchange over the data axis and the update, after the lane's last backward; order within the
         lane.
         """

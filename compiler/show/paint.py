@@ -78,14 +78,14 @@ class _Painter:
             case "text":
                 self._text(element)
 
-    def _at(self, point: Point) -> Point:
+    def _to_pixels(self, point: Point) -> Point:
         return (point[0] + self._shift[0]) * self._scale, (point[1] + self._shift[1]) * self._scale
 
     def _pen(self, element: ElementTree.Element) -> int:
         return max(1, round(float(element.get("stroke-width", "1")) * self._scale))
 
     def _shape(self, element: ElementTree.Element, points: Sequence[Point]) -> None:
-        places = [self._at(point) for point in points]
+        places = [self._to_pixels(point) for point in points]
         fill, stroke = element.get("fill"), element.get("stroke")
         if fill not in NONE and len(places) > 2:
             self._draw.polygon(places, fill=fill)
@@ -97,7 +97,7 @@ class _Painter:
 
     def _ellipse(self, element: ElementTree.Element) -> None:
         cx, cy, rx, ry = (float(element.attrib[name]) for name in ("cx", "cy", "rx", "ry"))
-        (left, top), (right, bottom) = self._at((cx - rx, cy - ry)), self._at((cx + rx, cy + ry))
+        (left, top), (right, bottom) = self._to_pixels((cx - rx, cy - ry)), self._to_pixels((cx + rx, cy + ry))
         fill, stroke = element.get("fill"), element.get("stroke")
         self._draw.ellipse(
             (left, top, right, bottom),
@@ -111,7 +111,7 @@ class _Painter:
         font, own = _font(round(size * self._scale), element.get("font-weight") == "bold")
         text = element.text or ""
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[element.get("text-anchor", "start")]
-        place = self._at((float(element.attrib["x"]), float(element.attrib["y"])))
+        place = self._to_pixels((float(element.attrib["x"]), float(element.attrib["y"])))
         self._draw.text(
             place, text.translate(PLAINER) if own else text, fill=element.get("fill", "black"), font=font, anchor=anchor
         )

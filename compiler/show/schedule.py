@@ -72,16 +72,16 @@ def draw_schedule(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
     work = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
-    held = [_held(plan, row) for row in work]
+    held = [_held_activations(plan, row) for row in work]
     most = max((span.bytes for spans in held for span in spans), default=0)
     busy_until = max((row[-1].end for row in work if row), default=1.0)
-    rows = [row + _after(plan, p, row[-1].end) for p, row in enumerate(work)]
+    rows = [row + _update_pieces(plan, p, row[-1].end) for p, row in enumerate(work)]
     lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
     total = max((row[-1].end for row in rows if row), default=1.0)
     short = max(map(len, rows)) <= PIECES
     scale = WIDTH / total if short else max(WIDTH / total, LEAST / lengths[len(lengths) // 4])
     window = _Window(total=total, scale=scale)
-    shown = _shown(len(rows))
+    shown = _visible_rows(len(rows))
     y: float = HEADING + 34
     canvas.write("caption", 0, HEADING + 6, LABEL + WIDTH, _caption(plan), size=10.5)
     for place, number in enumerate(shown):
@@ -131,7 +131,7 @@ class _Window(Record):
         return found
 
 
-def _shown(rows: int) -> list[int | None]:
+def _visible_rows(rows: int) -> list[int | None]:
     if rows <= SHOWN_ROWS:
         return list(range(rows))
     return [*range(SHOWN_ROWS - 4), None, rows - 2, rows - 1]
@@ -169,7 +169,7 @@ def _one_row(plan: PlanView) -> list[Piece]:
     return row
 
 
-def _held(plan: PlanView, row: list[Piece]) -> list[Held]:
+def _held_activations(plan: PlanView, row: list[Piece]) -> list[Held]:
     """Returns the activations of a rank from moment to moment, to the end of its row."""
     kept = [stage.kept for stage in plan.stages] or [0]
     changes = []
@@ -187,7 +187,7 @@ def _held(plan: PlanView, row: list[Piece]) -> list[Held]:
     return found
 
 
-def _after(plan: PlanView, pipeline: int, start: float) -> list[Piece]:
+def _update_pieces(plan: PlanView, pipeline: int, start: float) -> list[Piece]:
     """Returns the pieces after the last backward, at a fixed length."""
     node = next((n for n in plan.ranks if n.pipeline == pipeline), None)
     size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0

@@ -190,7 +190,7 @@ class Unread:
                     self.read.add((kind, name))  # which cannot be seen: taken to be
                     continue
                 before.append((kind, name, vars(kind).get(name, missing)))
-                setattr(kind, name, _watching(self.read, kind, name))
+                setattr(kind, name, _recording_property(self.read, kind, name))
             yield
         finally:
             for kind, name, value in before:
@@ -200,7 +200,7 @@ class Unread:
                     setattr(kind, name, value)
 
 
-def _watching(read: set[tuple[type, str]], kind: type, name: str) -> property:
+def _recording_property(read: set[tuple[type, str]], kind: type, name: str) -> property:
     def get(self: Any) -> Any:
         read.add((kind, name))
         if name not in vars(self):

@@ -75,9 +75,9 @@ class Outputs:
 
         forms = [flatten(output) for output in (small, large)]
         outputs = [unflatten([drawn(leaf) for leaf in leaves], form) for leaves, form in forms]
-        torch.save(list(zip(outputs, map(self._of, (SMALL, LARGE)), strict=True)), self._path)
+        torch.save(list(zip(outputs, map(self._target_batch, (SMALL, LARGE)), strict=True)), self._path)
 
-    def _of(self, samples: int) -> Any:
+    def _target_batch(self, samples: int) -> Any:
         target = self._target
         return target.target(samples) if isinstance(target, Example) else batch_of(target, samples, None)
 

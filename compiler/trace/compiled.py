@@ -35,7 +35,7 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _KeptTensors:
     """By place: the tensors among the block's inputs and outputs that it keeps; and bytes of others."""
 
     inputs: tuple[int, ...]
@@ -59,7 +59,7 @@ def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
         around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low))
         run.called()
     held, found = set(run.own), {}
-    known: dict[Hashable, _Kept | None] = {}
+    known: dict[Hashable, _KeptTensors | None] = {}
     for path, call in calls.items():
         module, given = run.cut.layers[path], tensors_of(call.given)
         alike = (type(module), saved.get(path), *((t.shape, t.dtype) for t in (*module.parameters(), *given)))
@@ -90,7 +90,7 @@ def _leaving(calls: dict[str, _Call], path: str) -> Callable[..., None]:
     return hook
 
 
-def _partition(module: nn.Module, given: object) -> _Kept | None:
+def _partition(module: nn.Module, given: object) -> _KeptTensors | None:
     """Partitions the block's work into forward and backward pass by the compiler; returns None if it cannot trace the
     block.
     """
@@ -101,7 +101,7 @@ def _partition(module: nn.Module, given: object) -> _Kept | None:
     leaves, form = tree_flatten(given)
     taken = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    found: list[_Kept] = []
+    found: list[_KeptTensors] = []
 
     def function(*flat: torch.Tensor) -> list[torch.Tensor]:
         rest = iter(flat[len(state) :])
@@ -112,14 +112,14 @@ def _partition(module: nn.Module, given: object) -> _Kept | None:
         trace_backward(
             function,
             [*state.values(), *taken],
-            lambda forward, outputs: found.append(_read(forward, outputs, len(state))),
+            lambda forward, outputs: found.append(_kept_tensors(forward, outputs, len(state))),
         )
     except Exception:  # any kind: the user's code is traced
         return None
     return found[0] if found else None
 
 
-def _read(forward: GraphModule, outputs: int, parameters: int) -> _Kept:
+def _kept_tensors(forward: GraphModule, outputs: int, parameters: int) -> _KeptTensors:
     import torch
 
     nodes = forward.graph.find_nodes(op="output")[0].args[0]
@@ -127,7 +127,7 @@ def _read(forward: GraphModule, outputs: int, parameters: int) -> _Kept:
     given = {node: n for n, node in enumerate(nodes[:outputs])}
     kept = [node for node in nodes[outputs:] if isinstance(node.meta.get("val"), torch.Tensor)]
     others = {storage(node.meta["val"]): node.meta["val"] for node in kept if node not in inputs and node not in given}
-    return _Kept(
+    return _KeptTensors(
         inputs=tuple(inputs[node] for node in kept if inputs.get(node, -1) >= 0),
         outputs=tuple(given[node] for node in kept if node in given and node not in inputs),
         others=sum(tensor.untyped_storage().nbytes() for tensor in others.values()),

@@ -78,7 +78,7 @@ def _place(work: Callable[[], object], fake: FakeTensorMode, model: nn.Module) -
     from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError, NamedDevices, Watching
 
     try:
-        with torch.no_grad(), NamedDevices(torch.device("cpu:0"), cpu=True), fake, Watching(_done):
+        with torch.no_grad(), NamedDevices(torch.device("cpu:0"), cpu=True), fake, Watching(_run_operation):
             work()
     except FakeTensorDeviceMismatchError as error:
         innermost = error.__traceback__
@@ -91,7 +91,7 @@ def _place(work: Callable[[], object], fake: FakeTensorMode, model: nn.Module) -
     return None
 
 
-def _done(func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+def _run_operation(func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
     from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError
 
     if func.name() == "aten::_pack_padded_sequence" and args[1].device.index == 0:  # its kernel reads them on the CPU

@@ -79,7 +79,7 @@ class Walk(Run):
             size = sum(place.nbytes() for place in places)
             made.append((size, tensor.numel()))
             self._live += size
-            self._alive[key] = weakref.ref(places[0], self._gone(key, size))
+            self._alive[key] = weakref.ref(places[0], self._release_callback(key, size))
         copies = is_cast(func)
         if copies and not self.going_back and self.low:
             self._note_copy(args, result)
@@ -99,7 +99,7 @@ class Walk(Run):
             else:
                 self.cast[layer] = max(self.cast[layer], numbers)
 
-    def _gone(self, key: int, size: int) -> Callable[[object], None]:
+    def _release_callback(self, key: int, size: int) -> Callable[[object], None]:
         def gone(_: object) -> None:
             self._alive.pop(key, None)
             self._live -= size

@@ -124,7 +124,7 @@ def _viewed(operation: Operation, out: torch.Tensor) -> Share:
     """Views: the same numbers in the same order under another shape."""
     tensor, share = operation.first
     if share.parts:
-        return _kept(operation, out)
+        return _share_of_view(operation, out)
     left, before = prod(tensor.shape[: share.dim]) * share.outer, 1
     for dim, size in enumerate(out.shape):
         if before * size > left:
@@ -138,7 +138,7 @@ def _viewed(operation: Operation, out: torch.Tensor) -> Share:
     raise Refused(f"the shares of {tuple(tensor.shape)} are none of {tuple(out.shape)}")
 
 
-def _kept(operation: Operation, out: torch.Tensor) -> Share:
+def _share_of_view(operation: Operation, out: torch.Tensor) -> Share:
     """Views that leave the dim of the share as it is."""
     tensor, share = operation.first
     size, before = tensor.shape[share.dim], prod(tensor.shape[: share.dim])
@@ -194,7 +194,7 @@ def _some_parts(operation: Operation, out: torch.Tensor) -> Share:
     return share_of_parts(share.dim, taken) if share.parts else share._replace(outer=len(taken))
 
 
-def _joined(operation: Operation, out: torch.Tensor) -> Share:
+def _share_of_concatenation(operation: Operation, out: torch.Tensor) -> Share:
     share = operation.first[1]
     stacks = operation.name == "stack"
     dim = operation.arguments.get("dim", 0) % out.dim()
@@ -374,7 +374,7 @@ def _repeated(operation: Operation, out: torch.Tensor) -> Share:
     return share._replace(dim=dim, outer=share.outer * times)
 
 
-def _before_last(count: int) -> _Rule:
+def _leading_dims_rule(count: int) -> _Rule:
     """Returns the rule of operations that work on the last `count` dims."""
 
     def rule(operation: Operation, out: torch.Tensor) -> Share:
@@ -452,7 +452,7 @@ _BY_KIND: dict[_Rule, str] = {
     _along: "_softmax _log_softmax _safe_softmax logsumexp linalg_vector_norm sum mean prod amax amin max min any all "
     "argmax argmin var std var_mean cumsum cumprod logcumsumexp cummax cummin sort topk kthvalue mode median nansum "
     "count_nonzero flip roll glu split split_with_sizes unbind slice select _fft_r2c _fft_c2r _fft_c2c",
-    _joined: "cat stack",
+    _share_of_concatenation: "cat stack",
     _product: " ".join(_FACTORS),
     _attended: "_scaled_dot_product_flash_attention_for_cpu",
     _normed: "native_layer_norm _fused_rms_norm",
@@ -466,10 +466,10 @@ _BY_KIND: dict[_Rule, str] = {
     _made_like: "new_zeros new_ones new_full new_empty",
     _complex: "view_as_complex view_as_real",
     _repeated: "repeat",
-    _before_last(1): "avg_pool1d reflection_pad1d replication_pad1d max_pool1d_with_indices",
-    _before_last(2): "tril triu avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices reflection_pad2d "
+    _leading_dims_rule(1): "avg_pool1d reflection_pad1d replication_pad1d max_pool1d_with_indices",
+    _leading_dims_rule(2): "tril triu avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices reflection_pad2d "
     "replication_pad2d upsample_nearest2d upsample_bilinear2d linalg_inv_ex linalg_cholesky_ex linalg_matrix_exp",
-    _before_last(3): "pixel_shuffle pixel_unshuffle",
+    _leading_dims_rule(3): "pixel_shuffle pixel_unshuffle",
     _padded: "constant_pad_nd",
     _windowed: "unfold",
     _diagonal: "diagonal",

@@ -72,7 +72,7 @@ def same_pieces(whole: Told, piece: Told, ranks: int, rank: int) -> None:
                     "sizes that follow from the tensor's own",
                 )
         mine = [(place, _of_rank(value, one.shapes[place][1], ranks, rank)) for place, value in one.constants]
-        if not _alike(mine, other.constants):
+        if not _equal_lists(mine, other.constants):
             raise Fault(DIFFERS, f"{one.where}: `{one.name}` works with another constant on a piece")
         if one.numbers != other.numbers:
             text = f"{one.where}: `{one.name}` computes with a number that depends on the length of a piece"
@@ -81,7 +81,7 @@ def same_pieces(whole: Told, piece: Told, ranks: int, rank: int) -> None:
         ends = whole.records[-1].where if whole.records else "its forward"
         raise Fault(
             DIFFERS,
-            f"it fails on a piece: {piece.failed}{_of(piece.where)}"
+            f"it fails on a piece: {piece.failed}{_place_suffix(piece.where)}"
             if piece.failed
             else f"{ends} does more or fewer operations on a piece",
             "sizes that follow from the tensor's own",
@@ -96,7 +96,7 @@ def same_positions(plain: Told, told: Told) -> None:
     for one, other in zip(plain.records, told.records, strict=True):
         same = one.name == other.name and one.numbers == other.numbers
         same = same and [shape for shape, _ in one.shapes] == [shape for shape, _ in other.shapes]
-        if not same or not _alike(one.constants, other.constants):
+        if not same or not _equal_lists(one.constants, other.constants):
             raise Fault(PLACES, f"{other.where}: {fault}", "positions that begin at 0 and count every token")
 
 
@@ -119,7 +119,7 @@ def _of_rank(value: torch.Tensor, share: Share | None, ranks: int, rank: int) ->
     return value if share is None else value.chunk(ranks, share.dim)[rank]
 
 
-def _alike(ones: Sequence[tuple[int, torch.Tensor]], others: Sequence[tuple[int, torch.Tensor]]) -> bool:
+def _equal_lists(ones: Sequence[tuple[int, torch.Tensor]], others: Sequence[tuple[int, torch.Tensor]]) -> bool:
     return [n for n, _ in ones] == [n for n, _ in others] and all(
         _equal(one, other) for (_, one), (_, other) in zip(ones, others, strict=True)
     )
@@ -139,7 +139,7 @@ def because(piece: Told) -> str:
     return f", where it fails: {piece.failed}" if piece.failed else ""
 
 
-def _of(where: str) -> str:
+def _place_suffix(where: str) -> str:
     return f" ({where})" if where else ""
 
 

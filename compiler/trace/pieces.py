@@ -253,7 +253,7 @@ class _Sequence(Run):
         except _no_numbers() as error:
             if isinstance(error, Fault):
                 raise
-            reason = f"the loss reads numbers out of tensors{_at(_line_of(error))}, as `losses[mask]` does"
+            reason = f"the loss reads numbers out of tensors{_line_suffix(_line_of(error))}, as `losses[mask]` does"
             raise Fault(MIXES, reason, "`losses.masked_fill(~mask, 0).sum()`, which has the same sum") from error
 
     def _check_sums(self, sums: Sequence[object]) -> None:
@@ -271,13 +271,13 @@ class _Sequence(Run):
             for path, module in self.model.named_modules():
                 enter = module.register_forward_pre_hook(lambda *_, path=path: self._path.append(path), prepend=True)
                 around.callback(enter.remove)
-                around.callback(module.register_forward_hook(lambda *_: self._left()).remove)
+                around.callback(module.register_forward_hook(lambda *_: self._leave_module()).remove)
             attention = F.scaled_dot_product_attention
             around.callback(setattr, F, "scaled_dot_product_attention", attention)
             F.scaled_dot_product_attention = self._attention(attention)
             yield
 
-    def _left(self) -> None:
+    def _leave_module(self) -> None:
         self._path.pop()
 
     def done(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
@@ -333,7 +333,7 @@ class _Sequence(Run):
                 if share is not None:
                     self._mark(tensor, share)
         except Refused as refused:
-            where = self._where()
+            where = self._current_place()
             if name.startswith("_scaled_dot_product"):
                 raise Fault(
                     ATTENDS,
@@ -365,7 +365,7 @@ class _Sequence(Run):
         if not fits:
             raise Fault(
                 MIXES,
-                f"{self._where()}: `{name}` of a number that all positions make is another on a rank's piece",
+                f"{self._current_place()}: `{name}` of a number that all positions make is another on a rank's piece",
                 "use the data axis",
             )
         self._note_sums(made)
@@ -403,7 +403,7 @@ class _Sequence(Run):
         return called
 
     def _check_attention(self, given: list[torch.Tensor], mask: torch.Tensor | None, causal: bool) -> None:
-        shares, where = [self._shares.get(id(tensor)) for tensor in given], self._where()
+        shares, where = [self._shares.get(id(tensor)) for tensor in given], self._current_place()
         if not any(shares) and (mask is None or id(mask) not in self._shares):
             raise Fault(ATTENDS, f"{where}: attention among tensors that every rank has whole", "use the data axis")
         if any(s != Share(t.dim() - 2, 1, self._length) for t, s in zip(given, shares, strict=True)):
@@ -508,7 +508,7 @@ class _Sequence(Run):
         self.told.records.append(
             Record(
                 name="view" if name in _VIEWS else name,
-                where=self._where(),
+                where=self._current_place(),
                 shapes=[(tuple(tensor.shape), self._shares.get(id(tensor))) for tensor in (*given, *made)],
                 constants=[
                     (n, self._values[id(tensor)]) for n, tensor in enumerate(given) if id(tensor) in self._values
@@ -517,7 +517,7 @@ class _Sequence(Run):
             )
         )
 
-    def _where(self) -> str:
+    def _current_place(self) -> str:
         path, line = self._path[-1] if self._path else "", _line()
         return (f"`{path}`" if path else "its forward") + (f" ({line})" if line else "")
 
@@ -546,7 +546,7 @@ def _no_numbers() -> tuple[type[Exception], ...]:
 # ------------------------------------------------------------------------------------------------------ lines
 
 
-def _others() -> tuple[str, ...]:
+def _library_folders() -> tuple[str, ...]:
     import torch
 
     return os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
@@ -554,7 +554,7 @@ def _others() -> tuple[str, ...]:
 
 def _line() -> str:
     """Returns the running line of the module's own code, as in `net.py:31`."""
-    others, frame = _others(), sys._getframe(1)
+    others, frame = _library_folders(), sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((*others, "<")) and "contextlib" not in file:
@@ -563,12 +563,12 @@ def _line() -> str:
     return ""
 
 
-def _at(line: str) -> str:
+def _line_suffix(line: str) -> str:
     return f" ({line})" if line else ""
 
 
 def _line_of(error: BaseException) -> str:
     import traceback
 
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_others())]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_library_folders())]
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

@@ -82,7 +82,7 @@ class Run:
                 around.callback(enter.remove)
                 around.callback(module.register_forward_hook(self._leave(path)).remove)
             around.enter_context(self.fake)
-            around.enter_context(self._watching())
+            around.enter_context(self._dispatch_mode())
             around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low))
             self.moved()
             yield
@@ -110,7 +110,7 @@ class Run:
 
     def backward(self, total: torch.Tensor) -> None:
         self.going_back = True
-        with self.fake, self._watching():
+        with self.fake, self._dispatch_mode():
             total.backward()
 
     def of_node(self, otherwise: str = "") -> str:
@@ -140,7 +140,7 @@ class Run:
 
         return hook
 
-    def _watching(self) -> AbstractContextManager[object]:
+    def _dispatch_mode(self) -> AbstractContextManager[object]:
         from dslc.compiler.trace.private_torch import Watching
 
         return Watching(self.done)

@@ -67,7 +67,7 @@ def with_shares(
     if found.faults or found.uneven or not found.styles:
         return facts
     skipped.check_all({name: f"{style} {found.parts.get(name, ())}" for name, style in found.styles})
-    whole = _Whole(model, cut, fake, input, dict(found.styles))
+    whole = _UnshardedRun(model, cut, fake, input, dict(found.styles))
     whole.parts = found.parts
     common: dict[str, Any] = {"ranks": ranks, "styles": tuple(found.styles), "parts": tuple(found.parts.items())}
     try:
@@ -172,12 +172,12 @@ class _Watched(Run):
     def hooked(self) -> Iterator[None]:
         with ExitStack() as around, self.running():
             for path, module in self.model.named_modules():
-                before = module.register_forward_pre_hook(self._before(path), with_kwargs=True)
+                before = module.register_forward_pre_hook(self._pre_hook(path), with_kwargs=True)
                 around.callback(before.remove)
-                around.callback(module.register_forward_hook(self._after(path)).remove)
+                around.callback(module.register_forward_hook(self._post_hook(path)).remove)
             yield
 
-    def _before(self, path: str) -> Callable[..., Any]:
+    def _pre_hook(self, path: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
             self.path.append(path)
             style = self.styles.get(path)
@@ -192,7 +192,7 @@ class _Watched(Run):
 
         return hook
 
-    def _after(self, path: str) -> Callable[..., Any]:
+    def _post_hook(self, path: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
             self.path.pop()
             if path and self.cutting == path:
@@ -226,7 +226,7 @@ class _Watched(Run):
         self.records.append(Record("view" if name in _VIEWS else name, self.module, shapes, numbers, starts))
 
 
-class _Whole(_Watched):
+class _UnshardedRun(_Watched):
     """The first run: follows the shares from operation to operation."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -430,7 +430,7 @@ class _Part(_Watched):
 _WHOLE = "`gathered` in the place of the last `column`"
 
 
-def _compare(whole: _Whole, part: _Part, ranks: int, *, ended: bool) -> None:
+def _compare(whole: _UnshardedRun, part: _Part, ranks: int, *, ended: bool) -> None:
     """Checks that `part` ran the operations of `whole`, on its shares; unless it `ended`, up to where it failed."""
     for one, other in zip(whole.records, part.records, strict=False):
         where = _named(one.module)

@@ -170,7 +170,7 @@ def _passing(middle: Middle, path: str, stand: str, given: dict[str, Any]) -> Ca
         leaves, form = flatten((args, kwargs))
         if through >= len(leaves):
             raise Unlike(f"{path} is called in another way")
-        others = [_Given(leaf) for leaf in leaves if leaf is not leaves[through]]
+        others = [_BlockArgument(leaf) for leaf in leaves if leaf is not leaves[through]]
         said = (str(form), others)
         if given.setdefault(stand, said) != said:
             raise Unlike(f"{path} is given other things than {stand}")
@@ -179,7 +179,7 @@ def _passing(middle: Middle, path: str, stand: str, given: dict[str, Any]) -> Ca
     return forward
 
 
-class _Given:
+class _BlockArgument:
     """An argument of a block: a tensor, which is not kept alive, or anything else."""
 
     def __init__(self, value: Any) -> None:
@@ -189,7 +189,7 @@ class _Given:
         self._value = weakref.ref(value) if self._tensor else value
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Given) or self._tensor != other._tensor:
+        if not isinstance(other, _BlockArgument) or self._tensor != other._tensor:
             return False
         if self._tensor:
             return self._value() is other._value() and self._value() is not None

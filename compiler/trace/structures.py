@@ -84,14 +84,14 @@ def attribute_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     for name, value in vars(module).items():
         if name not in MODULE_MAPPINGS:
-            yield from _held(value, name, seen)
+            yield from _tensors_inside(value, name, seen)
 
 
 _DEPTH = 6  # of objects within objects
 _NO_HOLDERS = (nn.Module, type, FunctionType, MethodType, ModuleType)
 
 
-def _held(value: object, path: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def _tensors_inside(value: object, path: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors in a collection, or in the attributes of an object, by their path."""
     if isinstance(value, Tensor):
         yield path, value
@@ -111,7 +111,7 @@ def _held(value: object, path: str, seen: set[int], depth: int = 0) -> Iterator[
         return
     seen.add(id(value))
     for place, part in parts:
-        yield from _held(part, path + place, seen, depth + 1)
+        yield from _tensors_inside(part, path + place, seen, depth + 1)
 
 
 def call(module: Callable[..., Any], forward: Callable[..., Any], batch: Any) -> Any:

@@ -65,7 +65,7 @@ def trace_source(
             f"a sample is a pair (input, target), and the first one is a `{type(sample).__name__}`",
             remedy="give pairs; or `model.loss = own()`, for a network that takes a whole sample and returns its loss",
         )
-    held, of_held = (None, {}) if validation is None else _held(validation, begin)
+    held, of_held = (None, {}) if validation is None else _validation_facts(validation, begin)
     if "held_shards" in of_held and not told:
         raise TraceError("the validation set is a stream, and the training set is not", remedy="give two streams")
     common: dict[str, Any] = {
@@ -120,7 +120,7 @@ def _of_stream(made: Any, begin: Callable[[int], None]) -> tuple[list[Any], dict
     return first, {"samples": shards.length, "shards": shards.count, "changes": next(changed, None)}
 
 
-def _held(made: Any, begin: Callable[[int], None]) -> tuple[int, dict[str, Any]]:
+def _validation_facts(made: Any, begin: Callable[[int], None]) -> tuple[int, dict[str, Any]]:
     """Returns the number of samples of a validation set, and what is known of it if it is a stream, read whole."""
     if isinstance(made, dict):
         sets = tuple((name, _samples_of_set(name, each)) for name, each in made.items())

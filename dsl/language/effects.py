@@ -38,7 +38,7 @@ def no_effect(path: str, why: str, span: Span | None, help: str = "") -> Diagnos
     return Diagnostic(code="W0103", message=f"`{path}` has no effect: {why}", span=span, help=help)
 
 
-def _each(block: Block, names: tuple[str, ...], why: str, help: str = "") -> Iterator[Diagnostic]:
+def _field_warnings(block: Block, names: tuple[str, ...], why: str, help: str = "") -> Iterator[Diagnostic]:
     for name in names:
         if changed(block, name):
             yield no_effect(f"{type(block).word}.{name.removesuffix('_')}", why, block.named(name), help)
@@ -47,7 +47,7 @@ def _each(block: Block, names: tuple[str, ...], why: str, help: str = "") -> Ite
 def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.pipeline == 1 and "parallelism.pipeline" not in broken and not parallelism.auto:
-        yield from _each(
+        yield from _field_warnings(
             parallelism, ("schedule", "virtual_stages", "stages"), "the job has no pipeline",
             "set `parallelism.pipeline`, or remove it",
         )  # fmt: skip
@@ -56,7 +56,7 @@ def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 def without_tensor(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.tensor == 1 and "parallelism.tensor" not in broken and not parallelism.auto:
-        yield from _each(
+        yield from _field_warnings(
             parallelism, ("sequence", "tensor_plan"), "the job has no tensor axis",
             "set `parallelism.tensor`, or remove it",
         )  # fmt: skip
@@ -68,15 +68,17 @@ def plan_or_sequence(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     if parallelism.tensor == 1 or broken & {"parallelism.tensor", "model.network"}:
         return
     if isinstance(blocks["model"].network, PythonNetwork | TransformersNetwork):
-        yield from _each(parallelism, ("sequence",), "a network that a function makes works on whole sequences")
+        yield from _field_warnings(
+            parallelism, ("sequence",), "a network that a function makes works on whole sequences"
+        )
     else:
-        yield from _each(parallelism, ("tensor_plan",), "dslc knows how its own layers are split")
+        yield from _field_warnings(parallelism, ("tensor_plan",), "dslc knows how its own layers are split")
 
 
 def without_zero(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.zero == 0 and "parallelism.zero" not in broken and not parallelism.auto:
-        yield from _each(
+        yield from _field_warnings(
             parallelism, ("replicas",), "nothing is sharded over the data axis", "set `parallelism.zero`, or remove it"
         )
 
@@ -85,14 +87,16 @@ def without_data_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.data == 1 and parallelism.is_set("data"):
         reason = "one rank shares its gradients with none (`parallelism.data` is 1)"  # W0402 covers `zero`
-        yield from _each(parallelism, ("gradients",), reason)
+        yield from _field_warnings(parallelism, ("gradients",), reason)
 
 
 def without_checkpoints(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     checkpoint = blocks["checkpoint"]
     if not checkpoint.written and not broken & {"checkpoint.every", "checkpoint.best"}:
         names = ("keep", "asynchronous") if checkpoint.resume else ("keep", "asynchronous", "dir")
-        yield from _each(checkpoint, names, "no checkpoints are written", "set `checkpoint.every`, or remove it")
+        yield from _field_warnings(
+            checkpoint, names, "no checkpoints are written", "set `checkpoint.every`, or remove it"
+        )
 
 
 def _held_out(blocks: Blocks) -> bool:
@@ -104,7 +108,9 @@ def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     evaluate = blocks["evaluate"]
     if "data.validation" not in broken and not _held_out(blocks) and not evaluate.training:
         names = ("every", "start") if blocks["data"].test else ("every", "metrics", "start")
-        yield from _each(evaluate, names, "nothing is held out to evaluate on", "set `data.validation`, or remove it")
+        yield from _field_warnings(
+            evaluate, names, "nothing is held out to evaluate on", "set `data.validation`, or remove it"
+        )
 
 
 def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
@@ -113,20 +119,22 @@ def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
         plateau = isinstance(blocks["train"].lr_schedule, Plateau)
         found = (("train", ("early_stopping", *["lr_schedule"] * plateau)), ("checkpoint", ("best",)))
         for block, names in found:
-            yield from _each(blocks[block], names, "the only evaluation is at the end", "set `evaluate.every`")
+            yield from _field_warnings(
+                blocks[block], names, "the only evaluation is at the end", "set `evaluate.every`"
+            )
 
 
 def without_weight_decay(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     train = blocks["train"]
     decays = any(group.weight_decay for group in train.groups) or "train.optimizer.weight_decay" in broken
     if getattr(train.optimizer, "weight_decay", None) == 0 and not decays:
-        yield from _each(train, ("no_decay",), "the optimizer has no weight decay", "set its `weight_decay`")
+        yield from _field_warnings(train, ("no_decay",), "the optimizer has no weight decay", "set its `weight_decay`")
 
 
 def offload_on_cpu(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     devices = blocks["devices"]
     if devices.gpus is None and not broken & {"devices.gpus", "devices.cpus"}:
-        yield from _each(blocks["memory"], ("offload",), "the devices are CPUs, whose memory is the host's")
+        yield from _field_warnings(blocks["memory"], ("offload",), "the devices are CPUs, whose memory is the host's")
 
 
 def momentum(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
@@ -168,9 +176,9 @@ def without_stream(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     else:
         streamed = isinstance(data.source, c.PythonSource)
     if "data.source" not in broken and not streamed:
-        yield from _each(data, ("samples", "shuffle_buffer", "interleave"), "the source is no stream")
+        yield from _field_warnings(data, ("samples", "shuffle_buffer", "interleave"), "the source is no stream")
     elif not data.shuffle:
-        yield from _each(data, ("shuffle_buffer",), "nothing is shuffled", "remove `shuffle = false`, or it")
+        yield from _field_warnings(data, ("shuffle_buffer",), "nothing is shuffled", "remove `shuffle = false`, or it")
 
 
 def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:

@@ -99,7 +99,7 @@ def for_block(name: str) -> Meant:
     place, note = FIELDS.get(_plain(name), ("", ""))
     place = elsewhere.BLOCKS.get(_plain(name), place)
     if place:
-        return _at(place, "" if place in BLOCKS else note)
+        return _place_suggestion(place, "" if place in BLOCKS else note)
     found = near(name, blocks)
     if found:
         return Meant(f"did you mean `{found}`?", found)
@@ -114,7 +114,7 @@ def for_field(block: str, name: str) -> Meant:
     own = words_of(BLOCKS[block])
     place, note = FIELDS.get(_plain(name), ("", ""))
     if place:
-        return _at(place, note, block)
+        return _place_suggestion(place, note, block)
     meant = _argument(block, name)
     if meant.said:
         return meant
@@ -221,7 +221,7 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _at(place: str, note: str, inside: str = "") -> Meant:
+def _place_suggestion(place: str, note: str, inside: str = "") -> Meant:
     """Returns the place of the table, as it is written; `inside` is the block that the reader is in."""
     path, _, value = place.partition(" = ")
     block, _, rest = path.partition(".")

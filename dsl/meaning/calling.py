@@ -194,7 +194,7 @@ def build(
         values[field.name] = value
         places[field.name] = place(setting)
         ev.origins[f"{path}.{field.word}"] = origin(setting.name)
-    complete = _together(ev, declaration, settings, values, path, span) and complete
+    complete = _check_groups(ev, declaration, settings, values, path, span) and complete
     return declaration(**values, span=span, places=places) if complete else BAD
 
 
@@ -211,7 +211,7 @@ def _extra(ev: Evaluator, extra: Mapping[str, Setting], path: str, places: dict[
     return tuple(found)
 
 
-def _together(
+def _check_groups(
     ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], values: Mapping[str, Any], path: str,
     span: Span | None,
 ) -> bool:  # fmt: skip

@@ -307,7 +307,7 @@ class Evaluator:
             case tree.Number():
                 return self._computed(expr, lambda: arithmetic.finite(expr.value))
             case tree.Measured():
-                return self._measured(expr)
+                return self._quantity(expr)
             case tree.Group():
                 return self.amount(expr.inner)
             case tree.Name() if expr.name in self.params:
@@ -335,7 +335,7 @@ class Evaluator:
         except Impossible as why:
             return self.fail("E0127" if why.unlike else "E0126", why.reason, expr.span, help=why.help)
 
-    def _measured(self, expr: tree.Measured) -> Amount | Bad:
+    def _quantity(self, expr: tree.Measured) -> Amount | Bad:
         try:
             arithmetic.finite(expr.value)
             found = units.measured(expr.value, expr.unit)

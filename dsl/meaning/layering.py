@@ -90,7 +90,7 @@ def _add(merged: Merged, document: tree.Document, report: Report) -> None:
                 if not _repeated(("param", statement.name), statement.name_span, seen, report):
                     _declare(merged, statement)
             case tree.Whole():
-                _whole(merged, statement, seen, report)
+                _apply_block_value(merged, statement, seen, report)
             case tree.Block():
                 block = block_meant(statement.name, statement.name_span, report)
                 if block not in opened:
@@ -128,7 +128,7 @@ def _repeated(key: tuple[str, ...], name: Span, seen: dict[tuple[str, ...], Span
     return True
 
 
-def _whole(merged: Merged, whole: tree.Whole, seen: dict[tuple[str, ...], Span], report: Report) -> None:
+def _apply_block_value(merged: Merged, whole: tree.Whole, seen: dict[tuple[str, ...], Span], report: Report) -> None:
     """Applies `parallelism = auto`: a field that excludes all others of its block."""
     word = BLOCKS[whole.name].whole if whole.name in BLOCKS else ""
     if not word:
@@ -301,7 +301,7 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
         whole = tree.Whole(span=setting.name.to(setting.value.span), name=name, name_span=setting.name,
                            value=setting.value)  # fmt: skip
         before = len(report.found)
-        _whole(merged, whole, {}, report)
+        _apply_block_value(merged, whole, {}, report)
         return len(report.found) == before
     report.add(
         "E0110", f"there is no param `{name}`", setting.name,

@@ -63,23 +63,23 @@ class Loaded(Record):
 
 def load(path: str, settings: Sequence[str] = ()) -> Loaded:
     """Loads the job in the file at `path`, with `settings` laid over it. Never raises for a mistake in a job."""
-    return _laid(_file(path), settings)
+    return _apply_settings(_file(path), settings)
 
 
 def load_each(path: str, settings: Sequence[str] = ()) -> tuple[Loaded, list[Loaded]]:
     """Returns the job, and one job for each combination of its `sweep` (the job itself if there is none)."""
     read = _file(path)
-    loaded = _laid(read, settings)
+    loaded = _apply_settings(read, settings)
     if loaded.job is None or loaded.report.errors or not loaded.combinations:
         return loaded, [loaded]
-    chosen = [_laid(read, [*settings, *(f"{name}={text}" for name, text in c)]) for c in loaded.combinations]
+    chosen = [_apply_settings(read, [*settings, *(f"{name}={text}" for name, text in c)]) for c in loaded.combinations]
     return loaded, [replace(each, looks=len(chosen)) for each in chosen]
 
 
 def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequence[str] = ()) -> Loaded:
     """Loads a text. `name` is its name in messages; relative paths start in `folder`, or the current one."""
     full = os.path.join(os.path.abspath(folder), os.path.basename(name))
-    return _laid(_read(Source(name, text), full, Report()), settings)
+    return _apply_settings(_read_sources(Source(name, text), full, Report()), settings)
 
 
 def load_kept(texts: Mapping[str, str], path: str, settings: Sequence[str], folder: str) -> Loaded:
@@ -90,11 +90,11 @@ def load_kept(texts: Mapping[str, str], path: str, settings: Sequence[str], fold
     full = os.path.abspath(path)
     kept = dict(texts)
     source = Source(path, kept.pop(os.path.basename(path)))
-    return _laid(_read(source, full, Report(), kept), settings, folder)
+    return _apply_settings(_read_sources(source, full, Report(), kept), settings, folder)
 
 
 @record
-class _Read(Record):
+class _SourceFiles(Record):
     """A job file and its imports, read once; `merged` is None if they cannot be used."""
 
     report: Report
@@ -105,14 +105,14 @@ class _Read(Record):
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def _file(path: str) -> _Read:
+def _file(path: str) -> _SourceFiles:
     full = os.path.abspath(os.path.expanduser(path))
     report = Report()
     source = read_source(full, path, path, None, report)
-    return _Read(report=report) if source is None else _read(source, full, report)
+    return _SourceFiles(report=report) if source is None else _read_sources(source, full, report)
 
 
-def _read(source: Source, full: str, report: Report, kept: Mapping[str, str] | None = None) -> _Read:
+def _read_sources(source: Source, full: str, report: Report, kept: Mapping[str, str] | None = None) -> _SourceFiles:
     reader = _Reader(report, kept)
     document: tree.Document | None = None
     merged: Merged | None = None
@@ -124,10 +124,10 @@ def _read(source: Source, full: str, report: Report, kept: Mapping[str, str] | N
     except Full:
         merged = None
     files = tuple(reader.files)
-    return _Read(report=report, full=full, document=document, merged=merged, files=files, texts=reader.texts)
+    return _SourceFiles(report=report, full=full, document=document, merged=merged, files=files, texts=reader.texts)
 
 
-def _laid(read: _Read, settings: Sequence[str], folder: str = "") -> Loaded:
+def _apply_settings(read: _SourceFiles, settings: Sequence[str], folder: str = "") -> Loaded:
     """Lays `settings` over the files that were read; their paths are relative to `folder`, or the current one."""
     report = Report()
     nothing = Loaded(

@@ -73,7 +73,7 @@ def schema() -> dict[str, Json]:
 
 
 def _object(declaration: type[Node]) -> dict[str, Json]:
-    shown = _shown(declaration)
+    shown = _visible_fields(declaration)
     made: dict[str, Json] = {
         "type": "object",
         "description": declaration.doc,
@@ -91,7 +91,7 @@ def _object(declaration: type[Node]) -> dict[str, Json]:
 
 
 def _call(call: type[Call]) -> dict[str, Json]:
-    required = any(f.required for f in _shown(call)) or bool(call.one_of)
+    required = any(f.required for f in _visible_fields(call)) or bool(call.one_of)
     whole: dict[str, Json] = {
         "type": "object",
         "description": call.doc,
@@ -208,7 +208,7 @@ def _bounds() -> str:
     return "\n".join(["## Bounds\n", _BOUNDS, "| at most | of | else |", "| ---: | --- | --- |", *rows]) + "\n"
 
 
-def _shown(declaration: type[Node]) -> list[Field]:
+def _visible_fields(declaration: type[Node]) -> list[Field]:
     hidden = {getattr(declaration, "whole", "")}
     if issubclass(declaration, Call) and declaration.open:
         hidden.add("arguments")
@@ -217,7 +217,7 @@ def _shown(declaration: type[Node]) -> list[Field]:
 
 def _table(declaration: type[Node]) -> str:
     rows = ["| field | takes | default | means |", "| --- | --- | --- | --- |"]
-    for f in _shown(declaration):
+    for f in _visible_fields(declaration):
         required = f.required or any(f.name in group for group in declaration.one_of)
         name = f"**`{f.word}`**" if f.required else f"`{f.word}`"
         default = "required" if f.required else "" if required else _default(f)
@@ -246,7 +246,7 @@ def _calls(calls: Mapping[str, type[Call]]) -> str:
             further = next(f.doc for f in fields(call) if f.name == "arguments")
             said.append(f"Further arguments, by name: {further}.")
         rows.append(f"| **`{call.word}`** | | | | {_cell(' '.join(filter(None, said)))} |")
-        for f in _shown(call):
+        for f in _visible_fields(call):
             default = "required" if f.required else _default(f)
             cells = (f"`{f.word}`", describe(f.kind), default, f.doc)
             rows.append("| | " + " | ".join(map(_cell, cells)) + " |")

@@ -97,7 +97,7 @@ def two_values(place: Place) -> bool:
     gap = place.mistakes.source.text[before.end : token.start]
     if before.kind == "NUMBER" and token.kind == "NAME" and gap.strip(" \t") == "" and token.text in UNITS:
         message = f"at most one space may stand between a number and its unit: `{before.text} {token.text}`"
-        place.mistakes.add("E0008", message, before.end, token.start, label=_counted(gap))
+        place.mistakes.add("E0008", message, before.end, token.start, label=_gap_text(gap))
         return True
     if before.kind == "QUANTITY" and before.text.endswith("%"):
         message = "`%` is a unit, as in `20%`; there is no remainder"
@@ -128,7 +128,7 @@ def two_values(place: Place) -> bool:
     )
 
 
-def _counted(gap: str) -> str:
+def _gap_text(gap: str) -> str:
     return "a tab stands here" if "\t" in gap else f"{len(gap)} spaces stand here"
 
 

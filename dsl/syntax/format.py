@@ -41,7 +41,7 @@ class _Printer:
     def run(self) -> str:
         end, before = 0, None
         for statement in self.document.statements:
-            self.gap(end, statement.span.start, 0, apart=before is not None and _apart(before, statement))
+            self.gap(end, statement.span.start, 0, apart=before is not None and _needs_empty_line(before, statement))
             self.statement(statement)
             end, before = statement.span.end, statement
         self.gap(end, len(self.text), 0, last=True)
@@ -202,6 +202,6 @@ class _Printer:
         return "\n".join(outer)
 
 
-def _apart(before: tree.Statement, after: tree.Statement) -> bool:
+def _needs_empty_line(before: tree.Statement, after: tree.Statement) -> bool:
     """True if an empty line belongs between two statements, whatever was written."""
     return isinstance(before, tree.Block) or type(before) is not type(after)

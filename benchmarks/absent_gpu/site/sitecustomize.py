@@ -78,7 +78,7 @@ def _gpus_for_cpus(module: ModuleType) -> None:
     """Gives jobs that ask for CPUs GPUs instead; the name is as wide, so that messages still point to the right
     place.
     """
-    read, laid, asked = module._read, module._laid, re.compile(r"\bcpus(?=\s*=)")
+    read, laid, asked = module._read_sources, module._apply_settings, re.compile(r"\bcpus(?=\s*=)")
 
     def of_text(source: Any, *more: Any) -> Any:
         return read(type(source)(source.name, asked.sub("gpus", source.text)), *more)
@@ -86,7 +86,7 @@ def _gpus_for_cpus(module: ModuleType) -> None:
     def with_settings(job: Any, settings: Sequence[str], *more: Any) -> Any:
         return laid(job, [asked.sub("gpus", setting) for setting in settings], *more)
 
-    vars(module).update(_read=of_text, _laid=with_settings)
+    vars(module).update(_read_sources=of_text, _apply_settings=with_settings)
 
 
 def _several_for_one(module: ModuleType) -> None:
