@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dslc.compiler.compile import Compiled
 from dslc.compiler.ir.program import TrainMode
 from dslc.compiler.plan_facts import differences, facts_of
-from dslc.compiler.plan_file import PlanFile, Refused, read_plan
+from dslc.compiler.plan_file import PlanFile, PlanFileError, read_plan
 from dslc.dsl.bounds import PLAN
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.files import TooLarge, read_bytes
@@ -47,7 +47,7 @@ def open_plan(path: str, report: Report, changes: Sequence[str] = ()) -> PlanFil
         return None
     try:
         return read_plan(read_bytes(path, PLAN.most).decode())
-    except Refused as refused:
+    except PlanFileError as refused:
         report.add(refused.code, f"{path}: {refused}", None, help=refused.help)
     except TooLarge:
         report.add(PLAN.code, f"{path}: it is no plan: {PLAN.most:,} bytes are the most", None, help=ANEW)

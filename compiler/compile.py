@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dslc.compiler.emit import emit, located, places
+from dslc.compiler.emit import emit, places, with_paths_in
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.graph.plan_view import plan_view
@@ -28,7 +28,7 @@ class Compiled(Record):
 
     def program(self) -> p.JobProgram:
         job = self.analysis.job
-        return located(emit(self.graph, self.plan.hash), job.folder, job.source.name)
+        return with_paths_in(emit(self.graph, self.plan.hash), job.folder, job.source.name)
 
     def places(self) -> tuple[p.RankPlace, ...]:
         return places(self.graph)

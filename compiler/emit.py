@@ -50,7 +50,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
     )
 
 
-def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
+def with_paths_in(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
     """Returns the program of a job in `folder`, whose file messages call `file`. What it reads lies there; what it
     writes starts in the current folder, as the language says.
     """

@@ -6,7 +6,7 @@ the whole file. `folder` leads from the file to the job's folder, from which all
 that `dslc plan --json` prints lies beside its job.
 
 Contract: `read_plan(text).text() == text`, and the programs emitted from the graph that was read are those emitted from
-the graph that was written. A file with other contents than its checksum was made of, or in another format, is Refused.
+the graph that was written. A file with other contents than its checksum was made of, or in another format, is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from dslc.compiler.emit import emit, located, places
+from dslc.compiler.emit import emit, places, with_paths_in
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.graph.stored import plan_hash, restore, store
@@ -32,7 +32,7 @@ FORMAT = 3  # 1 had no graph, 2 also what was shown
 _LINES = {"graph": ("nodes", "edges"), "facts": ("files",), "source": ("files",)}  # written one item a line
 
 
-class Refused(Exception):
+class PlanFileError(Exception):
     """A plan file that cannot be used; `code` is that of the diagnostic, `help` the remedy."""
 
     def __init__(self, code: str, message: str, help: str) -> None:
@@ -72,7 +72,7 @@ class PlanFile(Record):
 
     def program(self, folder: str, file: str) -> p.JobProgram:
         """Returns the program of the ranks, for a job in `folder` that messages call `file`."""
-        return located(emit(self.graph, self.plan.hash), folder, file)
+        return with_paths_in(emit(self.graph, self.plan.hash), folder, file)
 
     def places(self) -> tuple[p.RankPlace, ...]:
         return places(self.graph)
@@ -97,23 +97,23 @@ class PlanFile(Record):
 
 
 def read_plan(text: str) -> PlanFile:
-    """Returns the plan of a file. Raises Refused."""
+    """Returns the plan of a file. Raises PlanFileError."""
     try:
         data = parse(text)
         if not isinstance(data, dict) or not isinstance(data.get("graph"), dict) or "hash" not in data:
-            raise Refused("E1001", "it is not a plan", "`dslc plan JOB --json` writes one")
+            raise PlanFileError("E1001", "it is not a plan", "`dslc plan JOB --json` writes one")
         found = data.get("format", 1)
         if found != FORMAT:
-            raise Refused(
+            raise PlanFileError(
                 "E1003",
                 f"it is in format {found!r}, and this dslc reads format {FORMAT}",
                 "make it anew with `dslc plan JOB --json`, or run it with the dslc that made it",
             )
         made = _parse_plan_file(data)
     except DecodeError as error:
-        raise Refused("E1001", f"it is not a plan: {error}", "`dslc plan JOB --json` writes one") from None
+        raise PlanFileError("E1001", f"it is not a plan: {error}", "`dslc plan JOB --json` writes one") from None
     if data.get("checksum") != _checksum(data) or data["hash"] != plan_hash(made.graph):
-        raise Refused(
+        raise PlanFileError(
             "E1002",
             f"its contents are not those of plan {data['hash']}: something in it was changed",
             "change the job, and make the plan anew with `dslc plan JOB --json`",
@@ -121,7 +121,9 @@ def read_plan(text: str) -> PlanFile:
     try:
         verify(made.graph)
     except Unsound as error:
-        raise Refused("E1002", f"its graph is not sound: {error}", "make it anew with `dslc plan JOB --json`") from None
+        raise PlanFileError(
+            "E1002", f"its graph is not sound: {error}", "make it anew with `dslc plan JOB --json`"
+        ) from None
     return made
 
 

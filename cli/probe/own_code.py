@@ -384,7 +384,7 @@ def try_optimizer(
 def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Returns all names and the shape of each parameter that trains, each tied one once."""
     everything, names = [q for layer in model.layers for q in layer.parameters], trained(job, model)
-    return [(model.names.every(q.name), q.shape) for q in everything if q.name in names]
+    return [(model.names.all_names(q.name), q.shape) for q in everything if q.name in names]
 
 
 def try_followers(job: JobSpec, report: Report) -> None:

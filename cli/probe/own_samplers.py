@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dslc.compiler.facts.sample_numbers import count_of
-from dslc.compiler.facts.source_look import Absent
+from dslc.compiler.facts.source_look import MissingDataError
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import PythonSource
@@ -67,7 +67,7 @@ def _is_readable(path: str) -> bool:
     """Returns True for a file of numbers that can be read."""
     try:
         count_of(path, path)
-    except Absent:
+    except MissingDataError:
         return False
     return True
 

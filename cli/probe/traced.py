@@ -64,7 +64,7 @@ from dslc.runtime.process.handed_over import HANDED_OVER
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.batch import Example
-    from dslc.compiler.trace.skipped import Skipped
+    from dslc.compiler.trace.skipped import BlockReuse
     from dslc.runtime.model.own_losses import OwnSum
     from dslc.runtime.pipeline.captured import Seam
     from dslc.runtime.pipeline.input_form import InputForm
@@ -253,7 +253,7 @@ def _trace_facts(
     from dslc.compiler.ir.network_facts import NetworkFacts
     from dslc.compiler.trace.batch import Example, Outputs, read_example
     from dslc.compiler.trace.devices import cpu_tensor_of_network
-    from dslc.compiler.trace.skipped import Skipped
+    from dslc.compiler.trace.skipped import BlockReuse
     from dslc.compiler.trace.trace import trace_model, try_low_copy
     from dslc.runtime.model.own_losses import OwnSum
 
@@ -273,7 +273,8 @@ def _trace_facts(
     counted = _sum_of_pieces(OwnSum(step)) if job.parallelism.context > 1 and step.counts == "own" else None
     target = given if isinstance(given, Example) else source.target
     outputs = Outputs(files.outputs, target) if files and target is not None else None
-    skipped = Skipped(wanted=job.parallelism.context == 1)  # over that axis positions are followed through all blocks
+    # Over the context axis positions are followed through all blocks.
+    skipped = BlockReuse(wanted=job.parallelism.context == 1)
     facts = trace_model(
         keep, given, loss=own, counted=counted, outputs=outputs, skipped=skipped, asked=_with_read_hook, **_axes(job)
     )
@@ -293,17 +294,17 @@ def _trace_facts(
 
 
 def with_seams(
-    job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: Skipped
+    job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: BlockReuse
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts."""
-    from dslc.compiler.trace.skipped import Skipped
+    from dslc.compiler.trace.skipped import BlockReuse
 
     try:
         return _find_seams(job, model, facts, given, source, skipped)
     except Exception:  # any kind: blocks that were left out are not alike, or it is raised again with all of them
         if skipped.middle is None:
             raise
-        return _find_seams(job, model, facts, given, source, Skipped())
+        return _find_seams(job, model, facts, given, source, BlockReuse())
 
 
 def _sum_of_pieces(loss: OwnSum) -> Callable[[Any, Any], Any]:
@@ -344,7 +345,7 @@ def _input_form(given: TensorFact | Example, source: SourceFacts) -> InputForm:
 
 
 def _find_seams(
-    job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: Skipped
+    job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: BlockReuse
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
     from dslc.compiler.graph.constants import precision_step
@@ -367,7 +368,7 @@ def _find_seams(
         input_form: InputForm,
     ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[tuple[str, ...], ...]]:
         takes = facts.pieces is not None and facts.pieces.positions
-        with skipped.around(model), given_positions(model, 0) if takes else contextlib.nullcontext():
+        with skipped.skip_blocks(model), given_positions(model, 0) if takes else contextlib.nullcontext():
             return look(model, called, rest, input_form, precision_step(job), axis)
 
     pieces = 1 if facts.pieces is None else facts.pieces.ranks

@@ -30,7 +30,7 @@ def messages(size: int) -> list[int]:
     return [min(LONGEST, size - start) for start in range(0, size, LONGEST)]
 
 
-def last_first(names: Iterable[str]) -> list[str]:
+def names_in_backward_order(names: Iterable[str]) -> list[str]:
     """Returns names of parameters in reverse order, numbers in them by their size: about as backward passes go."""
     return sorted(names, key=_parts, reverse=True)
 

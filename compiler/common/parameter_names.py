@@ -23,22 +23,22 @@ class ParameterNames:
         self._first = dict(ties)
         self._all: dict[str, list[str]] = {}
         for name in (*names, *self._first):
-            own = self._all.setdefault(self.first(name), [])
+            own = self._all.setdefault(self.first_name(name), [])
             if name not in own:
                 own.append(name)
 
-    def first(self, name: str) -> str:
+    def first_name(self, name: str) -> str:
         """Returns the first name of the parameter that `name` is a name of."""
         return self._first.get(name, name)
 
-    def every(self, name: str) -> tuple[str, ...]:
+    def all_names(self, name: str) -> tuple[str, ...]:
         """Returns all names of the parameter that `name` is a name of, the first name first."""
-        first = self.first(name)
+        first = self.first_name(name)
         return tuple(sorted(self._all.get(first, (first,)), key=lambda each: each != first))
 
     def match(self, patterns: Sequence[str], name: str) -> bool:
         """True if one of the patterns is of any name of the parameter that `name` is a name of."""
-        return any(matches(patterns, each) for each in self.every(name))
+        return any(matches(patterns, each) for each in self.all_names(name))
 
     def matching(self, patterns: Sequence[str]) -> frozenset[str]:
         """Returns the first names of the parameters that a pattern is of, by any of their names."""

@@ -37,7 +37,7 @@ class Fit(NamedTuple):
     twice: tuple[tuple[str, str], ...]
 
     @property
-    def good(self) -> bool:
+    def is_complete(self) -> bool:
         return not (self.missing or self.unlike or self.unused or self.twice)
 
 

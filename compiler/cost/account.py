@@ -42,7 +42,7 @@ from math import prod
 
 from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes, summed_bytes
-from dslc.compiler.cost.gathers import Sharded, Whole
+from dslc.compiler.cost.gathers import ShardedMemory, UnshardedMemory
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
     buffer_bytes,
@@ -299,15 +299,15 @@ class _Account:
         whole = [shards * sum(_share(q, shards) for q in unit) for unit in own]
         return unit_of, whole, [self._numbers(unit, shards, self._used) for unit in own]
 
-    def _engine(self, microbatch: int) -> Whole | Sharded:
+    def _engine(self, microbatch: int) -> UnshardedMemory | ShardedMemory:
         job, sharding, shards = self._job, self._sharding, self._sharding.shards
         later = microbatch > 0
         if sharding.engine != "fsdp":
             held = microbatch + 1 < self._layout.microbatches
             buckets = sharding.engine in ("ddp", "zero1")
-            return Whole(trains=self._count, buckets=buckets, earlier=later, held=held)
+            return UnshardedMemory(trains=self._count, buckets=buckets, earlier=later, held=held)
         unit_of, whole, shard = self._gathered
-        return Sharded(
+        return ShardedMemory(
             unit_of=unit_of,
             trains=self._count,
             whole=whole,
@@ -361,7 +361,7 @@ class _Account:
                 self._stop("exact sum of gradients", None, gradients, summed, 0, phase="point")
         return self._peak_node()
 
-    def _walk(self, engine: Whole | Sharded) -> None:
+    def _walk(self, engine: UnshardedMemory | ShardedMemory) -> None:
         """Walks one micro-batch, forward and backward."""
         layers, before, copies = self._bytes, self._before, self._copies
         for n, layer in enumerate(layers):

@@ -103,12 +103,12 @@ def _in_flight(begun: int, later: int) -> Bytes:
     that has filled it exists beside it.
     """
 
-    def found(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    def bucket_bytes(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
         sizes = [size // 4 for size in buckets(4 * q.count for q in reversed(parameters))]
         most = max(sizes, default=0)
         return 4 * max((q.count for q in parameters), default=0) + begun * most + later * (sum(sizes[-3:]) - most)
 
-    return found
+    return bucket_bytes
 
 
 def _kept_factors(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:

@@ -25,7 +25,7 @@ HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
 MAGNITUDE = 4  # bytes in front of a row of signs
 
 
-class Sent(NamedTuple):
+class Collective(NamedTuple):
     """A collective: the dtype and bytes of its input, what it carries if that is not what is agreed on, and how often
     it takes place.
     """
@@ -37,7 +37,7 @@ class Sent(NamedTuple):
     times: int = 1
 
 
-Rule = Callable[[int, Exchange], Iterable[Sent]]  # of so many numbers
+Rule = Callable[[int, Exchange], Iterable[Collective]]  # of so many numbers
 
 
 def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode]:
@@ -114,26 +114,26 @@ def _node(
 # ------------------------------------------------------------------------------------------------------ the rules
 
 
-def _fp16(numbers: int, exchange: Exchange) -> Iterable[Sent]:
-    return Sent("all_reduce", "float32", 4, Payload.SCALE), Sent("all_reduce", "float16", 2 * numbers)
+def _fp16(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+    return Collective("all_reduce", "float32", 4, Payload.SCALE), Collective("all_reduce", "float16", 2 * numbers)
 
 
-def _bf16(numbers: int, exchange: Exchange) -> Iterable[Sent]:
-    return (Sent("all_reduce", "bfloat16", 2 * numbers),)
+def _bf16(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+    return (Collective("all_reduce", "bfloat16", 2 * numbers),)
 
 
-def _mean(numbers: int, exchange: Exchange) -> Iterable[Sent]:
-    return (Sent("all_reduce", "float32", 4 * numbers),)
+def _mean(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+    return (Collective("all_reduce", "float32", 4 * numbers),)
 
 
-def _bytegrad(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+def _bytegrad(numbers: int, exchange: Exchange) -> Iterable[Collective]:
     row = HEADER + largest(numbers, exchange.members)
-    return Sent("all_to_all", "uint8", exchange.members * row), Sent("all_gather", "uint8", row)
+    return Collective("all_to_all", "uint8", exchange.members * row), Collective("all_gather", "uint8", row)
 
 
-def _signs(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+def _signs(numbers: int, exchange: Exchange) -> Iterable[Collective]:
     row = MAGNITUDE + largest(largest(numbers, exchange.members), 8)
-    return Sent("all_to_all", "uint8", exchange.members * row), Sent("all_gather", "uint8", row)
+    return Collective("all_to_all", "uint8", exchange.members * row), Collective("all_gather", "uint8", row)
 
 
 def factors_of(parameters: Iterable[ParameterNode], exchange: Exchange | None) -> Factors | None:
@@ -159,19 +159,19 @@ def _factors(buckets: Sequence[tuple[int, Factors | None]]) -> Iterator[TrafficN
     )
 
 
-def _with_peers(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+def _with_peers(numbers: int, exchange: Exchange) -> Iterable[Collective]:
     if exchange.arguments["peers"] == "all":
         return _mean(numbers, exchange)
-    return Sent("send", "float32", 4 * numbers), Sent("receive", "float32", 4 * numbers)
+    return Collective("send", "float32", 4 * numbers), Collective("receive", "float32", 4 * numbers)
 
 
-def _in_a_ring(numbers: int, exchange: Exchange) -> Iterable[Sent]:
+def _in_a_ring(numbers: int, exchange: Exchange) -> Iterable[Collective]:
     coded = HEADER + numbers
-    return Sent("send", "uint8", coded, times=2), Sent("receive", "uint8", coded, times=2)
+    return Collective("send", "uint8", coded, times=2), Collective("receive", "uint8", coded, times=2)
 
 
-def _mean_of_round(numbers: int, exchange: Exchange) -> Iterable[Sent]:
-    return (Sent("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
+def _mean_of_round(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+    return (Collective("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
 
 
 RULES: dict[str, Rule] = {

@@ -15,7 +15,7 @@ from dslc.compiler.ir.working import Moment
 
 
 @dataclass(kw_only=True)
-class Whole:
+class UnshardedMemory:
     """One process, or DistributedDataParallel with or without ZeRO-1: parameters and gradients are whole on each
     rank.
     """
@@ -61,7 +61,7 @@ class Whole:
 
 
 @dataclass(kw_only=True)
-class Sharded:
+class ShardedMemory:
     """`fully_shard`: a unit is gathered for its layers, and its gradients scattered when these are done.
 
     A gathered unit exists twice while it is copied out: as the collective's buffer and parameter by parameter. Forward

@@ -150,7 +150,7 @@ class _Edges:
         return self._waiting.pop(slot, None)
 
 
-def held(table: ScheduleTable) -> tuple[int, ...]:
+def microbatches_in_flight(table: ScheduleTable) -> tuple[int, ...]:
     """Returns for each stage the most micro-batches whose activations it holds at once."""
     now = [0] * table.stages
     most = [0] * table.stages

@@ -20,7 +20,7 @@ from dslc.compiler.common.shares import pieces
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
-from dslc.compiler.cost.schedule_cost import held
+from dslc.compiler.cost.schedule_cost import microbatches_in_flight
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
@@ -209,7 +209,7 @@ def _needs(
     kept = [samples * kept_bytes(job, layer, model) for layer in model.of_a_rank]
     states = [0.0, *itertools.accumulate(state * count for count in parameters)]
     keeps = [0.0, *itertools.accumulate(kept)]
-    flight = held(schedule)
+    flight = microbatches_in_flight(schedule)
     return lambda stage, a, b: states[b] - states[a] + flight[stage] * (keeps[b] - keeps[a])
 
 

@@ -27,7 +27,7 @@ from itertools import groupby, pairwise
 from math import prod
 
 from dslc.compiler.common.buckets import in_buckets as in_order
-from dslc.compiler.common.buckets import last_first
+from dslc.compiler.common.buckets import names_in_backward_order
 from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.exchange_traffic import OWN_BUCKETS, gradients_of, weights_of
 from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
@@ -37,7 +37,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import ALWAYS, Payload, TrafficNode, When
 from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.placement.lowering import Issue, row_of
-from dslc.compiler.placement.seams import sent
+from dslc.compiler.placement.seams import boundary_tensors
 from dslc.compiler.placement.sharding import (
     BUCKET_BYTES,
     Sharding,
@@ -199,7 +199,7 @@ def by_bucket(place: Coordinate) -> list[list[ParameterNode]]:
     order = in_buckets(place)
     if place.sharding.exchange is not None and place.sharding.exchange.kind in OWN_BUCKETS:
         named = {q.name: q for q in order}
-        own = [named[name] for name in last_first(named)]
+        own = [named[name] for name in names_in_backward_order(named)]
         return [own[bucket.start : bucket.stop] for bucket in in_order(q.count for q in own)]
     found, parameters = list[list[ParameterNode]](), iter(order)
     for size in buckets(4 * q.count for q in order):
@@ -522,8 +522,10 @@ def messages(staging: Staging) -> tuple[tuple[TensorFact, ...], ...]:
     found = []
     for stage, following in pairwise(staging.stages):
         facts = []
-        for fact in sent(staging.job, staging.model, stage[-1]):
-            shape = staging.cuts.given(staging.model.layers[following[0]].name, fact.shape, staging.layout.sizes)
+        for fact in boundary_tensors(staging.job, staging.model, stage[-1]):
+            shape = staging.cuts.local_input_shape(
+                staging.model.layers[following[0]].name, fact.shape, staging.layout.sizes
+            )
             facts.append(TensorFact(shape=(staging.workload.microbatch, *shape), dtype=fact.dtype))
         found.append(tuple(facts))
     return tuple(found)

@@ -23,7 +23,7 @@ from typing import Any
 
 from dslc.compiler.common.file_patterns import TooManyEntriesError, files_matching
 from dslc.compiler.common.images import SUFFIXES, FolderError, images_in
-from dslc.compiler.facts.source_look import Absent, Broken, folders_in, size_of
+from dslc.compiler.facts.source_look import MissingDataError, UnusableDataError, folders_in, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.files import open_file
@@ -43,14 +43,16 @@ def tokens(source: c.Tokens, context: int | None) -> SourceFacts:
     try:
         files = files_matching(source.files)
         if not files:
-            raise Absent(
+            raise MissingDataError(
                 f"no file matches {source.files}", f"`dslc tokens FILE… -o {_example(source.files)}` makes one"
             )
         found, vocab = _token_files(files)
     except TooManyEntriesError as error:
-        broken = Broken(f"{source.files} cannot be looked up: {error}", "a pattern with fewer `*` for folders")
+        broken = UnusableDataError(
+            f"{source.files} cannot be looked up: {error}", "a pattern with fewer `*` for folders"
+        )
         return sequences(None, context, None, broken)
-    except Absent as absent:
+    except MissingDataError as absent:
         return sequences(None, context, None, absent)
     return sequences(tuple(found["tokens"]), context, vocab, found=found)
 
@@ -70,7 +72,7 @@ def _token_files(files: list[str]) -> tuple[dict[str, Any], int | None]:
         if n in looked_at:
             kind, start, held, said = _token_header(file, size)
             if (kind, start) != (item, offset):
-                raise Broken(
+                raise UnusableDataError(
                     f"{file} and {files[0]} are files of tokens in different forms",
                     "one form for all files that the pattern matches",
                 )
@@ -88,23 +90,23 @@ def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
         with open_file(file) as stream:
             head = stream.read(16) or b""  # b"": a pipe that would keep its reader waiting
     except OSError as error:
-        raise Absent(f"{error.strerror}: {file}", "a file that can be read") from error
+        raise MissingDataError(f"{error.strerror}: {file}", "a file that can be read") from error
     magic, version, held, vocab = struct.unpack("<4i", head) if len(head) == 16 else (0, 0, 0, 0)
     if magic not in [known for known, _ in FORMS]:
         if size % 2:
-            raise Broken(
+            raise UnusableDataError(
                 f"{file} holds {plural(size, 'byte')}, and tokens of 16 bits take an even number", "`dslc tokens FILE…`"
             )
         return "uint16", 0, size // 2, 0
     item = FORMS.get((magic, version))
     if item is None:
-        raise Broken(
+        raise UnusableDataError(
             f"{file} is a file of tokens of version {version}, which dslc does not know", "`dslc tokens FILE…`"
         )
     expected = HEADER + held * ITEM_BYTES[item]
     if size != expected:
         speaks = f"its header says {plural(held, 'token')}, which take {expected:,}"
-        raise Broken(
+        raise UnusableDataError(
             f"{file} holds {plural(size, 'byte')}, and {speaks}",
             "a whole file: it may have been cut off in a copy",
         )
@@ -115,7 +117,7 @@ def sequences(
     lengths: tuple[int, ...] | None,
     context: int | None,
     vocab: int | None,
-    absent: Absent | None = None,
+    absent: MissingDataError | None = None,
     found: dict[str, Any] | None = None,
 ) -> SourceFacts:
     """Returns the facts of streams of so many tokens each, cut into sequences; their shape is known even if they are
@@ -133,11 +135,11 @@ def sequences(
         vocab=vocab,
         stream=True,
         found=found or {},
-        **said_of(absent),
+        **fault_fields(absent),
     )
 
 
-def said_of(absent: Absent | None) -> dict[str, Any]:
+def fault_fields(absent: MissingDataError | None) -> dict[str, Any]:
     """Returns the fields of SourceFacts that describe a fault."""
     return {"missing": str(absent), "help": absent.help, "code": absent.code} if absent else {}
 
@@ -158,13 +160,13 @@ def images(source: c.Images, context: int | None) -> SourceFacts:
         validation = os.path.join(source.folder, beside) if parted and beside else ""
         classes = folders_in(train, _LAYOUT)
         if not classes:
-            raise Broken(f"{train} holds no folder of images", _LAYOUT)
+            raise UnusableDataError(f"{train} holds no folder of images", _LAYOUT)
         if validation and (other := folders_in(validation, _LAYOUT)) != classes:
             odd = sorted(set(other) ^ set(classes))
-            raise Broken(f"{train} and {validation} differ in their classes: {', '.join(odd[:5])}", _LAYOUT)
+            raise UnusableDataError(f"{train} and {validation} differ in their classes: {', '.join(odd[:5])}", _LAYOUT)
         counts = [_count(train, classes), _count(validation, classes) if validation else None]
-    except Absent as absent:
-        return SourceFacts(input=look, target=_CLASS, **said_of(absent))
+    except MissingDataError as absent:
+        return SourceFacts(input=look, target=_CLASS, **fault_fields(absent))
     return SourceFacts(
         samples=counts[0],
         validation_samples=counts[1],
@@ -185,11 +187,13 @@ def _count(folder: str, classes: list[str]) -> int:
         try:
             held = sum(1 for _ in images_in(os.path.join(folder, name)))
         except FolderError as error:
-            raise Broken(str(error), "image files alone, in folders without links that lead back") from error
+            raise UnusableDataError(str(error), "image files alone, in folders without links that lead back") from error
         except OSError as error:
-            raise Absent(f"{error.strerror}: {error.filename}", _LAYOUT) from error
+            raise MissingDataError(f"{error.strerror}: {error.filename}", _LAYOUT) from error
         if held == 0:
-            raise Broken(f"{os.path.join(folder, name)} holds no image", f"files that end in {', '.join(SUFFIXES)}")
+            raise UnusableDataError(
+                f"{os.path.join(folder, name)} holds no image", f"files that end in {', '.join(SUFFIXES)}"
+            )
         total += held
     return total
 
@@ -206,9 +210,11 @@ def mnist(source: c.MNIST, context: int | None) -> SourceFacts:
         files = {split: _mnist_pair(source.dir, split) for split in ("train", "t10k")}
         shapes = {split: _mnist_shape(*pair) for split, pair in files.items()}
         if shapes["train"][1:] != shapes["t10k"][1:]:
-            raise Broken(f"the images of training and test in {source.dir} differ in size", _mnist_help(source.dir))
-    except Absent as absent:
-        return SourceFacts(input=look, target=_CLASS, classes=10, **said_of(absent))
+            raise UnusableDataError(
+                f"the images of training and test in {source.dir} differ in size", _mnist_help(source.dir)
+            )
+    except MissingDataError as absent:
+        return SourceFacts(input=look, target=_CLASS, classes=10, **fault_fields(absent))
     return SourceFacts(
         samples=shapes["train"][0],
         validation_samples=shapes["t10k"][0],
@@ -237,13 +243,13 @@ def _mnist_file(folder: str, name: str, form: str) -> str:
                 path = os.path.join(place, f"{name}{between}{form}{ending}")
                 if os.path.isfile(path):
                     return path
-    raise Absent(f"there is no {os.path.join(folder, name)}-{form}, plain or .gz", _mnist_help(folder))
+    raise MissingDataError(f"there is no {os.path.join(folder, name)}-{form}, plain or .gz", _mnist_help(folder))
 
 
 def _mnist_shape(images: str, labels: str) -> tuple[int, ...]:
     shape, held = _idx_shape(images, 3), _idx_shape(labels, 1)
     if shape[:1] != held:
-        raise Broken(
+        raise UnusableDataError(
             f"{images} holds {plural(shape[0], 'image')}, and {labels} {plural(held[0], 'label')}",
             _mnist_help(os.path.dirname(images)),
         )
@@ -266,13 +272,13 @@ def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
                 stream.seek(-4, os.SEEK_END)  # the length of the unpacked content, modulo 2^32
                 size = struct.unpack("<I", stream.read(4))[0]
     except (OSError, EOFError, zlib.error, struct.error) as error:
-        raise Broken(f"{file} cannot be read: {error}", help) from error
+        raise UnusableDataError(f"{file} cannot be read: {error}", help) from error
     if len(head) < length or head[:4] != bytes((0, 0, 8, dims)):
-        raise Broken(f"{file} is not an IDX file of {'images' if dims == 3 else 'labels'}", help)
+        raise UnusableDataError(f"{file} is not an IDX file of {'images' if dims == 3 else 'labels'}", help)
     shape = struct.unpack(f">{dims}I", head[4:])
     expected = length + prod(shape)
     if size != expected:
-        raise Broken(f"{file} holds {plural(size, 'byte')}, and its header says {expected:,}", help)
+        raise UnusableDataError(f"{file} holds {plural(size, 'byte')}, and its header says {expected:,}", help)
     return shape
 
 
@@ -290,8 +296,8 @@ def cifar10(source: c.CIFAR10, context: int | None) -> SourceFacts:
     try:
         files = _cifar_files(source.dir)
         counts = [_cifar_rows(file) for file in files]
-    except Absent as absent:
-        return SourceFacts(input=look, target=_CLASS, classes=10, **said_of(absent))
+    except MissingDataError as absent:
+        return SourceFacts(input=look, target=_CLASS, classes=10, **fault_fields(absent))
     return SourceFacts(
         samples=sum(counts[:-1]),
         validation_samples=counts[-1],
@@ -313,8 +319,8 @@ def _cifar_files(folder: str) -> tuple[str, ...]:
         if all(there):
             return files
         if any(there):
-            raise Absent(f"there is no {files[there.index(False)]}", _cifar_help(folder))
-    raise Absent(f"there is no {os.path.join(folder, _CIFAR_NAMES[0])}", _cifar_help(folder))
+            raise MissingDataError(f"there is no {files[there.index(False)]}", _cifar_help(folder))
+    raise MissingDataError(f"there is no {os.path.join(folder, _CIFAR_NAMES[0])}", _cifar_help(folder))
 
 
 def _cifar_rows(file: str) -> int:
@@ -322,13 +328,13 @@ def _cifar_rows(file: str) -> int:
     size = size_of(file)
     if file.endswith(".bin"):
         if size % (1 + CIFAR_ROW) or not size:
-            raise Broken(
+            raise UnusableDataError(
                 f"{file} holds {plural(size, 'byte')}, which is not a whole number of images of {1 + CIFAR_ROW}", help
             )
         return size // (1 + CIFAR_ROW)
     rows = _pickled_rows(file)
     if not rows or size < rows * CIFAR_ROW:
-        raise Broken(f"{file} is not a batch of CIFAR-10 in its python version", help)
+        raise UnusableDataError(f"{file} is not a batch of CIFAR-10 in its python version", help)
     return rows
 
 

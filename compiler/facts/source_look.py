@@ -6,7 +6,7 @@ import os
 import stat
 
 
-class Absent(Exception):
+class MissingDataError(Exception):
     """The data does not exist: the message, and the remedy."""
 
     code = "E0309"
@@ -16,7 +16,7 @@ class Absent(Exception):
         self.help = help
 
 
-class Broken(Absent):
+class UnusableDataError(MissingDataError):
     """The data exists and cannot be used."""
 
     code = "E0311"
@@ -28,9 +28,9 @@ def size_of(file: str, help: str = "paths are relative to the file that wrote th
         found = os.stat(file)
     except OSError as error:
         reason = "there is no" if isinstance(error, FileNotFoundError) else f"{error.strerror}:"
-        raise Absent(f"{reason} {file}", help) from error
+        raise MissingDataError(f"{reason} {file}", help) from error
     if not stat.S_ISREG(found.st_mode):
-        raise Absent(f"{file} is not a file", "a file is needed here")
+        raise MissingDataError(f"{file} is not a file", "a file is needed here")
     return found.st_size
 
 
@@ -40,8 +40,8 @@ def folders_in(folder: str, help: str) -> list[str]:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except FileNotFoundError as error:
-        raise Absent(f"there is no {folder}", help) from error
+        raise MissingDataError(f"there is no {folder}", help) from error
     except NotADirectoryError as error:
-        raise Broken(f"{folder} is not a folder", help) from error
+        raise UnusableDataError(f"{folder} is not a folder", help) from error
     except OSError as error:
-        raise Absent(f"{error.strerror}: {folder}", help) from error
+        raise MissingDataError(f"{error.strerror}: {folder}", help) from error

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from dslc.compiler.facts import source_files as sources_files
 from dslc.compiler.facts.mixtures import mixed
-from dslc.compiler.facts.source_files import said_of, sequences
-from dslc.compiler.facts.source_look import Absent, Broken, size_of
+from dslc.compiler.facts.source_files import fault_fields, sequences
+from dslc.compiler.facts.source_look import MissingDataError, UnusableDataError, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.language import calls as c
@@ -80,7 +80,7 @@ def _stdlib(source: c.Stdlib, context: int | None) -> SourceFacts:
 def _text(source: c.Text, context: int | None) -> SourceFacts:
     try:
         return sequences((size_of(source.file),), context, BYTES)
-    except Absent as absent:
+    except MissingDataError as absent:
         return sequences(None, context, BYTES, absent)
 
 
@@ -130,9 +130,9 @@ def _arrays(source: c.Arrays, context: int | None) -> SourceFacts:
             shapes = (
                 f"`{source.input}` has shape {_shape_text(inputs)} and `{source.target}` has {_shape_text(targets)}"
             )
-            raise Broken(f"{source.file}: {shapes}", "both need one row for each sample")
-    except Absent as absent:
-        return SourceFacts(**said_of(absent))
+            raise UnusableDataError(f"{source.file}: {shapes}", "both need one row for each sample")
+    except MissingDataError as absent:
+        return SourceFacts(**fault_fields(absent))
     return SourceFacts(
         samples=inputs[0],
         input=TensorFact(shape=inputs[1:], dtype="float32" if input_kind == "f" else "int64"),
@@ -150,16 +150,20 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
         with zipfile.ZipFile(file) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]
             if name not in names:
-                raise Broken(f"{file} has no array `{name}`", f"it has {', '.join(f'`{n}`' for n in names) or 'none'}")
+                raise UnusableDataError(
+                    f"{file} has no array `{name}`", f"it has {', '.join(f'`{n}`' for n in names) or 'none'}"
+                )
             size = archive.getinfo(name + ".npy").file_size
             with archive.open(name + ".npy") as stream:
                 shape, kind = npy_header(stream, size)
-    except Absent:
+    except MissingDataError:
         raise
     except Exception as error:  # any kind: zipfile and zlib raise many for a file of another format
-        raise Broken(broken, f"{error}" or "`numpy.savez` writes one") from error
+        raise UnusableDataError(broken, f"{error}" or "`numpy.savez` writes one") from error
     if kind not in "fiub":
-        raise Broken(f"`{name}` of {file} does not hold numbers", "arrays of floats, whole numbers or truth values")
+        raise UnusableDataError(
+            f"`{name}` of {file} does not hold numbers", "arrays of floats, whole numbers or truth values"
+        )
     return shape, kind
 
 

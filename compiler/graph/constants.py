@@ -23,7 +23,7 @@ from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.records import Shape
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.seams import sent
+from dslc.compiler.placement.seams import boundary_tensors
 from dslc.compiler.placement.sharding import (
     fused_on,
     low_copy,
@@ -33,10 +33,10 @@ from dslc.compiler.placement.sharding import (
 )
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.whole_losses import compared_ranks, compares
-from dslc.compiler.placement.workload import PartLoad, Workload, counted, ignored, in_steps, steps_of
+from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, loss_divisor, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.rules.exchange import said_at
+from dslc.compiler.rules.exchange import exchange_span
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.goals import EarlyStopping, Goal
@@ -69,7 +69,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
     yield "precision", precision_step(job)
-    yield "gradients", gradient_step(analysis, short_line(said_at(job)))
+    yield "gradients", gradient_step(analysis, short_line(exchange_span(job)))
     yield "recompute", _recompute(analysis)
     yield "checkpoint", _checkpoint(analysis)
     tensor = _tensor(analysis.staging) if analysis.staging else None
@@ -129,10 +129,12 @@ def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
     plan = analysis.staging.cuts
     ends = []
     for index, numbers in enumerate(pipeline.stages):
-        made = sent(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
+        made = (
+            boundary_tensors(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
+        )
         before, after = model.layers[numbers[0]].name, _first_layer(model, pipeline.stages, index + 1)
-        inputs = tuple((plan.given(before, fact.shape, sizes), fact.dtype) for fact in given)
-        ends.append((inputs, tuple((plan.given(after, fact.shape, sizes), fact.dtype) for fact in made)))
+        inputs = tuple((plan.local_input_shape(before, fact.shape, sizes), fact.dtype) for fact in given)
+        ends.append((inputs, tuple((plan.local_input_shape(after, fact.shape, sizes), fact.dtype) for fact in made)))
         given = made
     return tuple(ends)
 
@@ -336,7 +338,7 @@ def loss_step(job: JobSpec, source: SourceFacts, folder: str, output: TensorFact
     return p.LossStep(
         kind=loss.word,  # type: ignore[arg-type]
         arguments=_loss_arguments(job, loss) | first,
-        counts=counted(job, source),
+        counts=loss_divisor(job, source),
         ignore=ignored(job, source),
         python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
         line=short_line(job.model.at("loss")),

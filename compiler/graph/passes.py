@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from dslc.compiler.common.axes import AXES
-from dslc.compiler.common.shares import alike
+from dslc.compiler.common.shares import equal_share_runs
 from dslc.compiler.cost.layer_bytes import kept_bytes
-from dslc.compiler.cost.schedule_cost import held
+from dslc.compiler.cost.schedule_cost import microbatches_in_flight
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.cost.traffic import message_bytes, messages, place_of, updated
 from dslc.compiler.cost.weights import numbers, shared_weights, weights
@@ -163,7 +163,7 @@ def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
     enters = analysis.staging.placement[0] if analysis.staging else 0
     plan.put("batches", Batches(full=workload.batch, last=last, microbatches=analysis.layout.microbatches))
     for batch, samples in (("full", workload.batch), ("last", last)):
-        for first, ranks, size in alike(samples, analysis.layout.sizes["data"]):
+        for first, ranks, size in equal_share_runs(samples, analysis.layout.sizes["data"]):
             name = f"share {batch} {first}"
             plan.put(name, Share(batch=batch, first_rank=first, ranks=ranks, samples=size))
             plan.relate(name, f"process {enters}", Placed())
@@ -173,7 +173,7 @@ def account(plan: PlanGraph, analysis: Analysis) -> None:
     """Adds bytes by kind to each process, and to each stage the micro-batches that it holds."""
     pipeline = analysis.pipeline
     if pipeline is not None:
-        most = held(pipeline.schedule) if pipeline.schedule else (1,)
+        most = microbatches_in_flight(pipeline.schedule) if pipeline.schedule else (1,)
         for index, count in enumerate(most):
             plan.change(f"stage {index}", held=count)
     for p, cost in enumerate(analysis.costs):

@@ -166,7 +166,7 @@ def summed(view: View) -> str:
         return _averages(view)
     for process in view.lines:
         sums = _Sums(view, process, {s: own for s, own in of_stage.items() if _is_on(view, process, s)})
-        if reason := sums.after() if agreed else sums.reason():
+        if reason := sums.reason_after_update() if agreed else sums.reason():
             return reason
     return _averages(view)
 
@@ -233,7 +233,7 @@ class _Sums:
                 return reason
         return ""
 
-    def after(self) -> str:
+    def reason_after_update(self) -> str:
         """Returns the reason why ranks do not have what was updated."""
         line = self._view.lines[self._process]
         update = next(n for n, (_, action) in enumerate(line) if action.what == "update")

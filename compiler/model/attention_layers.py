@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslc.compiler.model.layers import activation_of, added, wants_numbers, wants_sequence
-from dslc.compiler.model.tape import Tape, at, layer
+from dslc.compiler.model.tape import Tape, argument_spans, layer
 from dslc.compiler.model.value import Value
 from dslc.dsl.diagnostics import division
 from dslc.dsl.language import layers as s
@@ -34,7 +34,7 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     width = x.shape[1]
     head = width // spec.heads
     t.module(".Attention", head_dim=head, causal=spec.causal)
-    qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **at(spec)), x)
+    qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **argument_spans(spec)), x)
     length, own = qkv.shape[0], qkv.shape[1] // 3  # of this rank's heads
     _count_products(length, own, t, backward=qkv.grad)
     # Splitting shares the memory; the gradients of the parts are made separately and then joined.
@@ -48,13 +48,13 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     if qkv.grad:
         t.keep(qkv)
     result = _attended(tuple(taken), length, own, head, t)
-    y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
-    return t.child("dropout", s.Dropout(p=spec.dropout, **at(spec)), y) if spec.dropout else y
+    y = t.child("output", s.Linear(features=width, bias=spec.bias, **argument_spans(spec)), result)
+    return t.child("dropout", s.Dropout(p=spec.dropout, **argument_spans(spec)), y) if spec.dropout else y
 
 
 def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
     """Attention whose queries, keys and values have projections of their own, keys and values with fewer heads."""
-    width, here = x.shape[1], at(spec)
+    width, here = x.shape[1], argument_spans(spec)
     head, kv_heads = _head_dim(spec, x, t), spec.kv_heads if spec.kv_heads is not None else spec.heads
     if spec.heads % kv_heads:
         near = [n for n in range(1, spec.heads + 1) if spec.heads % n == 0]
@@ -209,7 +209,7 @@ def gated_mlp(spec: s.GatedMLP, x: Value, t: Tape) -> Value:
     wants_numbers(spec, x, t)
     if not x.shape:
         t.fail("E0201", "`gated_mlp` works on the last dim, and one number without dims comes in", spec)
-    width, here = x.shape[-1], at(spec)
+    width, here = x.shape[-1], argument_spans(spec)
     t.module(".GatedMLP")
     up = s.Linear(features=spec.hidden, bias=spec.bias, **here)
     gate = t.child("act_fn", activation_of(spec.activation, spec), t.child("gate_proj", up, x))
@@ -226,7 +226,7 @@ def gated_mlp(spec: s.GatedMLP, x: Value, t: Tape) -> Value:
 def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
     wants_sequence(spec, x, t)
     _wants_heads(spec, x, t, spec.heads)
-    width, here = x.shape[-1], at(spec)
+    width, here = x.shape[-1], argument_spans(spec)
     t.module(".TransformerBlock")
     norm = s.LayerNorm(bias=spec.bias, **here)
     y = t.child("attention_norm", norm, x)
@@ -249,7 +249,7 @@ def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
 @layer(s.LlamaBlock, recomputable=True)
 def llama_block(spec: s.LlamaBlock, x: Value, t: Tape) -> Value:
     wants_sequence(spec, x, t)
-    here = at(spec)
+    here = argument_spans(spec)
     t.module(".LlamaBlock")
     norm = s.RMSNorm(eps=spec.norm_eps, **here)
     attention = s.Attention(
@@ -265,7 +265,9 @@ def llama_block(spec: s.LlamaBlock, x: Value, t: Tape) -> Value:
         norm_eps=spec.norm_eps if spec.qk_norm else 1e-6,
         **here,
     )
-    gated = s.GatedMLP(hidden=spec.hidden, activation=spec.activation, bias=spec.mlp_bias, **at(spec, bias="mlp_bias"))
+    gated = s.GatedMLP(
+        hidden=spec.hidden, activation=spec.activation, bias=spec.mlp_bias, **argument_spans(spec, bias="mlp_bias")
+    )
     y = t.child("self_attn", attention, t.child("input_layernorm", norm, x))
     x = t.operation(x, y, gives=added(x, y), adds=True)
     y = t.child("mlp", gated, t.child("post_attention_layernorm", norm, x))

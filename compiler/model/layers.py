@@ -12,7 +12,7 @@ from math import prod, sqrt
 from typing import TypeAlias
 
 from dslc.compiler.model.replay import Store
-from dslc.compiler.model.tape import Tape, at, layer
+from dslc.compiler.model.tape import Tape, argument_spans, layer
 from dslc.compiler.model.value import Value, describe, say
 from dslc.dsl.diagnostics import Note, division
 from dslc.dsl.language import layers as s
@@ -301,8 +301,8 @@ ACTIVATIONS: dict[str, type[Call]] = {
 def activation_of(name: str, whole: Call) -> Call:
     """Returns the activation of this name, at the place of the layer or network `whole`."""
     if name == "gelu_tanh":
-        return s.GELU(approximate="tanh", **at(whole))
-    return ACTIVATIONS[name](**at(whole))
+        return s.GELU(approximate="tanh", **argument_spans(whole))
+    return ACTIVATIONS[name](**argument_spans(whole))
 
 
 def _activation(spec: Call, x: Value, t: Tape, kind: str, *, result: bool = False, **arguments: object) -> Value:

@@ -64,7 +64,7 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
 
 def _frozen(graph: ModelGraph, model: ModelSpec) -> frozenset[str]:
     """Returns all names of the parameters that `freeze` matches."""
-    return frozenset(n for first in graph.names.matching(model.freeze) for n in graph.names.every(first))
+    return frozenset(n for first in graph.names.matching(model.freeze) for n in graph.names.all_names(first))
 
 
 def _graph(

@@ -15,7 +15,7 @@ from typing import Any
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model import attention_layers, sequence_layers  # noqa: F401  they register their layers
 from dslc.compiler.model.layers import activation_of, added
-from dslc.compiler.model.tape import Initialise, Misfit, Tape, at, layer, too_many
+from dslc.compiler.model.tape import Initialise, Misfit, Tape, argument_spans, layer, too_many
 from dslc.compiler.model.value import Value
 from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Diagnostic
@@ -59,14 +59,14 @@ def _classes(network: Any, source: SourceFacts) -> int:
 
 
 def mlp(network: s.MLP, source: SourceFacts) -> Expansion:
-    here = at(network, features="widths")
+    here = argument_spans(network, features="widths")
     layers: list[tuple[str, Call]] = [("flatten", s.Flatten(**here))]
     for number, width in enumerate(network.widths):
         layers.append((f"hidden.{number}.linear", s.Linear(features=width, **here)))
         layers.append((f"hidden.{number}.activation", activation_of(network.activation, network)))
         if network.dropout:
             layers.append((f"hidden.{number}.dropout", s.Dropout(p=network.dropout, **here)))
-    layers.append(("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))))
+    layers.append(("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))))
     return Expansion(layers=tuple(layers))
 
 
@@ -80,7 +80,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
                 help=f"`kernel = {network.kernel - 1}` or `{network.kernel + 1}`",
             )
         )
-    here = at(network, kernel="channels")
+    here = argument_spans(network, kernel="channels")
     layers: list[tuple[str, Call]] = []
     for number, channels in enumerate(network.channels):
         conv = s.Conv2d(
@@ -88,7 +88,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
             kernel=network.kernel,
             padding=network.kernel // 2,
             bias=False,
-            **at(network),
+            **argument_spans(network),
         )
         layers += [
             (f"blocks.{number}.conv", conv),
@@ -97,7 +97,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
             (f"blocks.{number}.pool", s.MaxPool2d(kernel=2, **here)),
         ]
     layers.append(("flatten", s.Flatten(**here)))
-    layers.append(("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))))
+    layers.append(("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))))
     return Expansion(layers=tuple(layers))
 
 
@@ -116,7 +116,7 @@ class ResNetBlock(Call):
 
 @layer(ResNetBlock, recomputable=True)
 def resnet_block(spec: ResNetBlock, x: Value, t: Tape) -> Value:
-    here = at(spec)
+    here = argument_spans(spec)
     out = spec.channels * (4 if spec.bottleneck else 1)
     t.module(".Bottleneck" if spec.bottleneck else ".BasicBlock")
     plan = [(1, 1), (3, spec.stride), (1, 1)] if spec.bottleneck else [(3, spec.stride), (3, 1)]
@@ -161,7 +161,7 @@ def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
                 help=f"one of {', '.join(map(str, DEPTHS))}",
             )
         )
-    here = at(network)
+    here = argument_spans(network)
     width, small = network.width, network.stem == "small"
     kernel, stride = (3, 1) if small else (7, 2)
     stem = s.Conv2d(channels=width, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **here)
@@ -184,7 +184,7 @@ def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
     layers += [
         ("pool", s.AdaptiveAvgPool2d(size=1, **here)),
         ("flatten", s.Flatten(**here)),
-        ("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))),
+        ("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))),
     ]
     return Expansion(layers=tuple(layers), initialise=_he)
 
@@ -216,19 +216,21 @@ def _gpt2(layers: int) -> Initialise:
 
 
 def _blocks(network: s.GPT | s.ViT, *, causal: bool, bias: bool) -> list[tuple[str, Call]]:
-    block = s.TransformerBlock(heads=network.heads, causal=causal, bias=bias, dropout=network.dropout, **at(network))
+    block = s.TransformerBlock(
+        heads=network.heads, causal=causal, bias=bias, dropout=network.dropout, **argument_spans(network)
+    )
     return [(f"blocks.{number}", block) for number in range(network.layers)]
 
 
 def gpt(network: s.GPT, source: SourceFacts) -> Expansion:
     vocab = network.vocab if network.vocab is not None else source.vocab
-    here = at(network)
+    here = argument_spans(network)
     layers: list[tuple[str, Call]] = [
         ("embedding", s.Embedding(vocab=vocab, width=network.width, **here)),
         ("position", s.PositionalEmbedding(context=network.context, **here)),
         *_blocks(network, causal=True, bias=network.bias),
         ("norm", s.LayerNorm(bias=network.bias, **here)),
-        ("head", s.Linear(features=vocab or 1, bias=False, **at(network, features="vocab"))),
+        ("head", s.Linear(features=vocab or 1, bias=False, **argument_spans(network, features="vocab"))),
     ]
     ties = (("head.weight", "embedding.weight"),) if network.tie else ()
     return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers), ties=ties)
@@ -248,7 +250,7 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
             )
         )
     vocab = network.vocab if network.vocab is not None else source.vocab
-    here = at(network)
+    here = argument_spans(network)
     shared = {
         name: getattr(network, name)
         for name in (
@@ -264,7 +266,7 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
             for number in range(network.layers)
         ),
         ("model.norm", s.RMSNorm(eps=network.norm_eps, **here)),
-        ("lm_head", s.Linear(features=vocab or 1, bias=False, **at(network, features="vocab"))),
+        ("lm_head", s.Linear(features=vocab or 1, bias=False, **argument_spans(network, features="vocab"))),
     ]
     ties = (("lm_head.weight", "model.embed_tokens.weight"),) if network.tie else ()
     return Expansion(layers=tuple(layers), initialise=_normal(network.init_std), ties=ties)
@@ -282,13 +284,13 @@ def _normal(deviation: float) -> Initialise:
 
 
 def vit(network: s.ViT, source: SourceFacts) -> Expansion:
-    here = at(network)
+    here = argument_spans(network)
     layers: list[tuple[str, Call]] = [
         ("embedding", s.PatchEmbedding(patch=network.patch, width=network.width, **here)),
         *_blocks(network, causal=False, bias=True),
         ("norm", s.LayerNorm(**here)),
         ("pool", s.MeanSteps(**here)),
-        ("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))),
+        ("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))),
     ]
     return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers))
 

@@ -142,16 +142,16 @@ def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
 def _halves(operations: Sequence[Operation]) -> Halves:
     entered = operations[0].takes[0]  # it exists already
 
-    def kept(op: Operation) -> int:
+    def kept_bytes(op: Operation) -> int:
         return sum(store.bytes for store in op.kept if store is not entered)
 
     weighted = [op for op in operations if op.weights]
-    others = sum(kept(op) for op in operations if not op.weights)
-    made = others + sum(map(kept, weighted))
+    others = sum(kept_bytes(op) for op in operations if not op.weights)
+    made = others + sum(map(kept_bytes, weighted))
     gone = most = copied = 0
     for n, op in enumerate(weighted):
         rest = weighted[n:]
-        most = max(most, n * (others + sum(map(kept, rest))) + made - gone)
+        most = max(most, n * (others + sum(map(kept_bytes, rest))) + made - gone)
         copied = max(copied, n * sum(later.copied for later in rest) + sum(later.copied for later in weighted))
         gone += op.gives.bytes
     return Halves(gradients=gone, most=most, left=len(weighted) * others - gone, copied=copied)

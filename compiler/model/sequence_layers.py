@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import count
 
 from dslc.compiler.model.layers import added, wants_numbers, wants_sequence
-from dslc.compiler.model.tape import Tape, at, layer, unroll
+from dslc.compiler.model.tape import Tape, argument_spans, layer, unroll
 from dslc.compiler.model.value import Value, say
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
@@ -152,7 +152,7 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
     patches = (height // spec.patch) * (width // spec.patch)
     t.module(".PatchEmbedding", patches=patches, width=spec.width)
     t.parameter("position", (patches, spec.width), "normal", 0.0, 0.02)
-    projection = s.Conv2d(channels=spec.width, kernel=spec.patch, stride=spec.patch, **at(spec))
+    projection = s.Conv2d(channels=spec.width, kernel=spec.patch, stride=spec.patch, **argument_spans(spec))
     images = t.child("projection", projection, x)
     in_order = t.operation(images, gives=images.new(patches, spec.width, sequence=True))
     grad = in_order.grad or t.trains("position")

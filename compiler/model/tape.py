@@ -104,7 +104,7 @@ def layer(*specs: type[Call], recomputable: bool = False) -> Callable[[F], F]:
     return declare
 
 
-class Kept:
+class MemoryRecorder:
     """The memory of a layer in one precision, as its operations are recorded."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Tape:
         self.around = around
         self.name = name
         self.forward = self.backward = 0
-        self.float32, self.autocast = Kept(), Kept()
+        self.float32, self.autocast = MemoryRecorder(), MemoryRecorder()
         self.masks = 0  # numbers
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
@@ -294,7 +294,7 @@ class Tape:
         outer = self._frame
         self._frame = _Frame(f"{outer.prefix}{name}." if name else outer.prefix)
         styles, ranks = self.around.styles.get(outer.prefix + name, ()), self.around.ranks
-        spec, x = tensor_tape.before(styles, ranks, spec, x, self.operation)
+        spec, x = tensor_tape.shard_input(styles, ranks, spec, x, self.operation)
         before, self._taken = len(self.float32.operations), None
         y = LAYERS[type(spec)](spec, x, self)
         if TensorStyle.VOCABULARY in styles:
@@ -338,7 +338,7 @@ class Tape:
                 line=short_line(spec.span),
             )
         )
-        return tensor_tape.after(styles, ranks, y, self.operation)
+        return tensor_tape.exchange_output(styles, ranks, y, self.operation)
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -352,7 +352,7 @@ class Tape:
         outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(made.children)))
 
 
-def at(whole: Call, **renamed: str) -> dict[str, Any]:
+def argument_spans(whole: Call, **renamed: str) -> dict[str, Any]:
     """Returns the spans for layers made from `whole`: mistakes point at its arguments of the same (or that) name."""
     places = dict(whole.places)
     for argument, of_whole in renamed.items():
@@ -376,14 +376,16 @@ class _Recorded:
     step: ModuleStep
     inits: Sequence[InitStep]
 
-    def made_by(self, spec: Call, styles: dict[str, Sequence[TensorStyle]], frozen: frozenset[str], name: str) -> bool:
+    def is_same_layer(
+        self, spec: Call, styles: dict[str, Sequence[TensorStyle]], frozen: frozenset[str], name: str
+    ) -> bool:
         """True if `spec` stands at the same place of the job, with the same styles and the same parameters frozen."""
         if self.spec != spec or self.spec.span != spec.span or self.styles != styles:
             return False
         names = [q.name for q in self.node.parameters] if frozen else []
         return all((q in frozen) == (name + q[len(self.name) :] in frozen) for q in names)
 
-    def again(self, around: Surroundings, name: str, x: Value) -> Value:
+    def repeat(self, around: Surroundings, name: str, x: Value) -> Value:
         x.float32.kept, x.autocast.kept = self.left
         whole = len(self.name)
         inits = [replace(init, parameter=name + init.parameter[whole:]) for init in self.inits]
@@ -419,8 +421,12 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
     A block like the one before it is not run again; its record is copied.
     """
     given, before = _like(x), around.recorded
-    if before and before.given == given and before.made_by(spec, around.styles_in.get(name, {}), around.frozen, name):
-        return before.again(around, name, x)
+    if (
+        before
+        and before.given == given
+        and before.is_same_layer(spec, around.styles_in.get(name, {}), around.frozen, name)
+    ):
+        return before.repeat(around, name, x)
     told, made = (len(around.warnings), len(around.suspects)), len(around.inits)
     tape = Tape(around, name)
     path, _, last = name.rpartition(".")

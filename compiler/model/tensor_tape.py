@@ -21,7 +21,9 @@ from dslc.dsl.language.registry import Call
 Operation: TypeAlias = Callable[..., Value]  # `Tape.operation`
 
 
-def before(styles: Sequence[TensorStyle], ranks: int, spec: Call, x: Value, operation: Operation) -> tuple[Call, Value]:
+def shard_input(
+    styles: Sequence[TensorStyle], ranks: int, spec: Call, x: Value, operation: Operation
+) -> tuple[Call, Value]:
     """Returns a module's declaration as on one rank, and its input."""
     for style in styles:
         match style:
@@ -41,7 +43,7 @@ def before(styles: Sequence[TensorStyle], ranks: int, spec: Call, x: Value, oper
     return spec, x
 
 
-def after(styles: Sequence[TensorStyle], ranks: int, y: Value, operation: Operation) -> Value:
+def exchange_output(styles: Sequence[TensorStyle], ranks: int, y: Value, operation: Operation) -> Value:
     """Returns the value after the exchange of a module's output."""
     for style in styles:
         match style:

@@ -46,7 +46,7 @@ class Epoch(Record):
             return "E0304"
         return "E0307" if short and self.staged else ""
 
-    def near(self, batch: int) -> tuple[int, ...]:
+    def nearest_batches(self, batch: int) -> tuple[int, ...]:
         """Returns the batches nearest to this one, below and above, that divide evenly and break no rule."""
         each = self.ranks * self.pieces
         most = max(batch, self.train) if self.train is not None else batch + TRIED * each

@@ -147,12 +147,12 @@ def accepted_microbatches(name: str, ranks: int, virtual_stages: int, near: int)
     if demands(name, ranks, 2 * ranks, virtual_stages):  # two per rank suits every schedule
         return ()
 
-    def first(candidates: range) -> tuple[int, ...]:
+    def first_accepted(candidates: range) -> tuple[int, ...]:
         return next(((m,) for m in candidates if not demands(name, ranks, m, virtual_stages)), ())
 
     here = max(near, 0)
-    above = first(range(here, here + 2 * ranks + 1))  # every multiple of `ranks` fits, from two per rank on
-    return above if above == (near,) else first(range(here - 1, 0, -1)) + above
+    above = first_accepted(range(here, here + 2 * ranks + 1))  # every multiple of `ranks` fits, from two per rank on
+    return above if above == (near,) else first_accepted(range(here - 1, 0, -1)) + above
 
 
 def _rounds(ranks: int, microbatches: int) -> int:

@@ -10,7 +10,7 @@ from dslc.compiler.placement.sharding import low_copy, low_dtype
 from dslc.dsl.language.job import JobSpec
 
 
-def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
+def boundary_tensors(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
     """Returns the tensors that a stage ending with layer `last` sends for one sample, in the dtypes in which they are
     made.
     """

@@ -172,12 +172,12 @@ def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
     """
     there = {q.name for layer in layers for q in layer.parameters}
 
-    def here(q: ParameterNode) -> ParameterNode:
+    def with_own_copy(q: ParameterNode) -> ParameterNode:
         return q if q.tied_to is None or q.tied_to in there else replace(q, name=q.tied_to, tied_to=None)
 
     def copied(layer: LayerNode) -> LayerNode:
         tied = any(q.tied_to is not None for q in layer.parameters)
-        return replace(layer, parameters=tuple(map(here, layer.parameters))) if tied else layer
+        return replace(layer, parameters=tuple(map(with_own_copy, layer.parameters))) if tied else layer
 
     return list(map(copied, layers))
 

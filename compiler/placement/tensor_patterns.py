@@ -69,7 +69,7 @@ class Fault(Record):
 
 
 @dataclass(kw_only=True)
-class Chosen:
+class TensorPlanStyles:
     """`uneven` are counts that the ranks cannot share: the module, the kind of count, the number. `ignored` are entries
     that name no module, beside others that do: warnings. `parts` are the rows of each part of a column, by module.
     """
@@ -89,7 +89,7 @@ class Entry(NamedTuple):
     parts: tuple[int, ...] = ()
 
 
-def read(entry: str) -> Entry | Fault:
+def parse_entry(entry: str) -> Entry | Fault:
     """Returns an entry of `tensor_plan`."""
     pattern, colon, style = (part.strip() for part in entry.rpartition(":"))
     if not colon or not pattern or not style:
@@ -123,9 +123,9 @@ def read(entry: str) -> Entry | Fault:
     return Entry(pattern, TensorStyle.COLUMN, parts)
 
 
-def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
+def resolve_styles(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> TensorPlanStyles:
     """Returns the styles that `plan`, or by default the library's own, gives the modules on `ranks` ranks."""
-    found = Chosen()
+    found = TensorPlanStyles()
     modules = {module.name: module for module in facts.modules}
     named = _published(facts, modules, found) if plan is None else _styles_of_plan(plan, modules, found)
     _beside_adapters(named, modules, found.parts)
@@ -152,13 +152,13 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
 
 
 def _styles_of_plan(
-    plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Chosen
+    plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: TensorPlanStyles
 ) -> dict[str, tuple[TensorStyle, str]]:
     """Returns by module the style, and the entry that gives it."""
     named: dict[str, tuple[TensorStyle, str]] = {}
     unknown: list[tuple[str, str]] = []
     for entry in plan:
-        parts = read(entry)
+        parts = parse_entry(entry)
         if isinstance(parts, Fault):
             found.faults.append(parts)
             continue
@@ -183,7 +183,7 @@ def _styles_of_plan(
 
 
 def _published(
-    facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: Chosen
+    facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: TensorPlanStyles
 ) -> dict[str, tuple[TensorStyle, str]]:
     named: dict[str, tuple[TensorStyle, str]] = {}
     for name, style in facts.published:
@@ -260,7 +260,10 @@ def _divided_count(module: ModuleFacts, style: TensorStyle) -> tuple[str, int]:
 
 
 def _ties(
-    facts: ModelFacts, styles: Mapping[str, TensorStyle], named: Mapping[str, tuple[TensorStyle, str]], found: Chosen
+    facts: ModelFacts,
+    styles: Mapping[str, TensorStyle],
+    named: Mapping[str, tuple[TensorStyle, str]],
+    found: TensorPlanStyles,
 ) -> None:
     for one, other in facts.ties:
         first, second = (styles.get(name.rpartition(".")[0]) for name in (one, other))

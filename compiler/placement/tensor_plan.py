@@ -31,7 +31,7 @@ from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
-from dslc.compiler.placement.tensor_patterns import chosen
+from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 
@@ -67,7 +67,7 @@ class TensorPlan:
     pieces: set[str] = field(default_factory=set)
     shares: set[str] = field(default_factory=set)
 
-    def given(self, layer: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    def local_input_shape(self, layer: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Returns a rank's part of `shape`, the input of `layer` ("": the loss) for each sample; `sizes` are the
         axes'.
         """
@@ -126,7 +126,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
 
 def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     assert model.traced is not None, "a network that was traced"
-    found, shares = chosen(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
+    found, shares = resolve_styles(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
     plan = TensorPlan(styles=found.styles, parts=found.parts, uneven=found.uneven)
     head = shares.head if shares else ""
     if dict(found.styles).get(head) in (TensorStyle.COLUMN, TensorStyle.GATHERED):

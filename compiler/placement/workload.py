@@ -132,7 +132,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         last=last,
         steps_per_epoch=per_epoch,
         steps=steps,
-        counts=counted(job, source),
+        counts=loss_divisor(job, source),
         target=_target_bytes(source),
         sets=source.found.get("validation_sets", ()),
         stream=stream,
@@ -188,7 +188,7 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
             return None
 
 
-def counted(job: JobSpec, source: SourceFacts) -> Counts:
+def loss_divisor(job: JobSpec, source: SourceFacts) -> Counts:
     """Returns the count that divides the losses of a step.
 
     The ranks must sum in each step how many targets are kept, unless all are classes from 0 up and none of these is
@@ -240,7 +240,7 @@ def _report_share(job: JobSpec, epoch: Epoch, report: Report) -> None:
     batch, ranks = job.data.batch, epoch.ranks
     where = job.parallelism.named("data") if job.parallelism.is_set("data") else _devices_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
-    near = epoch.near(batch)
+    near = epoch.nearest_batches(batch)
     remedies = [f"use {either(near)}"] if near else []
     if not any(b < batch for b in near):
         remedies.append("fewer ranks")
@@ -260,7 +260,7 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) ->
     if share % pieces == 0:
         return
     written = job.parallelism.is_set("microbatches")
-    near = epoch.near(batch)
+    near = epoch.nearest_batches(batch)
     remedies = [
         either(f"`microbatches = {n}`" for n in close) if (close := fitting_pieces(job, layout)) else "",
         f"a batch of {either(near)}" if near else "",
@@ -362,7 +362,7 @@ def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
     if not fault or train is None:
         return
     full, last = divmod(train, batch)
-    near, other = either(epoch.near(batch)), "drop" if epoch.keep else "keep"
+    near, other = either(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
     remedies = [f"`last_batch = {other}`"] if not replace(epoch, keep=not epoch.keep).fault(batch) else []
     if fault == "E0303":
         report.add(

@@ -105,7 +105,7 @@ def _check_saved(adapter: Lora, model: ModelGraph, report: Report) -> None:
         return any(saved(".".join(parts[:n])) for n in range(1, len(parts)))
 
     for first in dict.fromkeys(whose for _, whose in model.ties):
-        names = [base_name(name) for name in model.names.every(first)]
+        names = [base_name(name) for name in model.names.all_names(first)]
         apart = [name for name in names if not trains(name)]
         if not apart or len(apart) == len(names):
             continue

@@ -46,7 +46,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         return
     if layout is None or exchange is None:
         return
-    where = said_at(job)
+    where = exchange_span(job)
     exact = "`gradients = allreduce()` is exact"
     if isinstance(optimizer, Compressed):
         exact = f"`optimizer = {_adam(optimizer)}` is exact"
@@ -131,7 +131,7 @@ def check_warmup(job: JobSpec, steps: int, report: Report) -> None:
     report.add("W0635", told, job.train.at("optimizer"), help=f"`{name} = {fifth}`, a fifth of the training")
 
 
-def said_at(job: JobSpec) -> Span | None:
+def exchange_span(job: JobSpec) -> Span | None:
     """Returns the place where a job says its exchange."""
     if isinstance(job.train.optimizer, Compressed):
         return job.train.at("optimizer")

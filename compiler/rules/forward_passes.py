@@ -12,7 +12,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed, sharding_of
 from dslc.compiler.placement.workload import Workload
-from dslc.compiler.rules.sharding import asked_by, or_else
+from dslc.compiler.rules.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
@@ -200,7 +200,7 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Re
             "E0680",
             f"the forward pass writes the parameter `{name}`, of which each rank keeps some rows: what it writes into "
             "the gathered copy is lost when the copy is freed",
-            asked_by(job, layout),
+            sharding_span(job, layout),
             label=label,
             notes=[note],
             help="a buffer, which each rank keeps whole: `register_buffer`"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_REMEDIES = 5
 
 
-class Again(Protocol):
+class Reanalysis(Protocol):
     """Analyses a slightly different job; returns None if that is impossible, or too much work (then `all` is false)."""
 
     all: bool
@@ -44,7 +44,7 @@ class Again(Protocol):
 # ------------------------------------------------------------------------------------------------------- the limit
 
 
-def check_memory(analysis: Analysis, again: Again, report: Report) -> None:
+def check_memory(analysis: Analysis, again: Reanalysis, report: Report) -> None:
     """Checks the peak against `memory.limit`, or the device's memory. `again` analyses a job that differs from this
     one.
     """
@@ -114,7 +114,7 @@ class _Remedy(Record):
         return (rank, time or 0.0, _flops(self.found), _traffic(self.found))
 
 
-def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Again) -> str:
+def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Reanalysis) -> str:
     """Returns the changes after which the peak is `enough`, each with its price, best first."""
     known = _said_already(analysis, again)
     tried = [(change, _reanalyse(analysis, (change,), again, known)) for change in _changes(analysis)]
@@ -140,7 +140,7 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Again) ->
 
 
 def _combined_remedy(
-    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Again, known: set[str]
+    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Reanalysis, known: set[str]
 ) -> _Remedy | None:
     """Adds changes one by one until the peak is `enough` or none lowers it, those of the lower rank first."""
     joined = None
@@ -161,7 +161,7 @@ def _combined_remedy(
     return joined
 
 
-def _none(best: _Remedy | None, again: Again) -> str:
+def _none(best: _Remedy | None, again: Reanalysis) -> str:
     said = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or combined"
     if not again.all:
         said = "the job is too large to try all changes, and none of those tried makes it fit"
@@ -176,7 +176,7 @@ def _cheapest_by_kind(remedies: list[_Remedy]) -> list[_Remedy]:
     return list(seen.values())
 
 
-def _reanalyse(analysis: Analysis, changes: tuple[Change, ...], again: Again, known: set[str]) -> Analysis | None:
+def _reanalyse(analysis: Analysis, changes: tuple[Change, ...], again: Reanalysis, known: set[str]) -> Analysis | None:
     """Analyses the job with the changes; returns None if a rule reports something new."""
     job = analysis.job
     for change in changes:
@@ -188,7 +188,7 @@ def _reanalyse(analysis: Analysis, changes: tuple[Change, ...], again: Again, kn
     return found
 
 
-def _said_already(analysis: Analysis, again: Again) -> set[str]:
+def _said_already(analysis: Analysis, again: Reanalysis) -> set[str]:
     report = Report()
     again(analysis.job, report)
     return {d.code for d in report.found}
@@ -317,7 +317,7 @@ _TEXT = {
 }
 
 
-def check_promises(analysis: Analysis, again: Again, report: Report) -> None:
+def check_promises(analysis: Analysis, again: Reanalysis, report: Report) -> None:
     """Checks each line of `expect` against the plan."""
     values = promise_values(analysis)
     for promise in analysis.job.expect:
@@ -365,7 +365,7 @@ def _actual_text(analysis: Analysis, promise: Promise, value: str) -> str:
     return f"found {value}"
 
 
-def _help(analysis: Analysis, promise: Promise, again: Again) -> str:
+def _help(analysis: Analysis, promise: Promise, again: Reanalysis) -> str:
     if promise.name == "peak_memory" and promise.operator in ("<", "<="):
         return remedies(analysis, lambda peak: _holds(promise, peak), again)
     return "`dslc plan` shows how it is computed"

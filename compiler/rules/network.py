@@ -18,7 +18,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.rules.exchange import check_exchange, said_at
+from dslc.compiler.rules.exchange import check_exchange, exchange_span
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import exchanges as x
 from dslc.dsl.language.job import JobSpec
@@ -45,7 +45,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: Estimate
                 "N0640",
                 f"a step takes {time_text(step)} with `{exchange.word}`, and would take "
                 f"{time_text(exact.step_time)} with exact sums",
-                said_at(job),
+                exchange_span(job),
                 help="both are estimates, from the speeds in the catalogue",
             )
         return

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
-from dslc.compiler.rules.sharding import asked_by, or_else
+from dslc.compiler.rules.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import Fp16
 from dslc.dsl.language.effects import no_effect
@@ -70,7 +70,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
         report.add(
             "E0723",
             f"`{call.function}` needs whole parameters, and ranks would have parts of them: {facts.rows}",
-            job.parallelism.at("tensor") if sizes["tensor"] > 1 else asked_by(job, layout),
+            job.parallelism.at("tensor") if sizes["tensor"] > 1 else sharding_span(job, layout),
             notes=notes,
             help="an optimizer that treats each number alone" + or_else(job, layout, *whole),
         )
@@ -146,7 +146,7 @@ def _split_parameters(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span 
         yield reason, parallelism.at(axis), f"`{axis} = 1`"
     if not axes and sharding.engine in ("zero1", "fsdp"):
         fine = or_else(job, layout, "none", "ddp").removeprefix("; or ")
-        yield "a rank would have parts of the parameters", asked_by(job, layout), fine or "leave it out"
+        yield "a rank would have parts of the parameters", sharding_span(job, layout), fine or "leave it out"
     if sharding.exchange is not None:
         reason = "this exchange is no exact sum of gradients, so that a line search would differ on each rank"
         yield reason, parallelism.at("gradients"), "leave `gradients` out"

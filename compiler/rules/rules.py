@@ -14,7 +14,7 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
-from dslc.compiler.placement.workload import Workload, counted, in_steps, steps_of
+from dslc.compiler.placement.workload import Workload, in_steps, loss_divisor, steps_of
 from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.documents import check_documents
@@ -201,7 +201,7 @@ def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
     fills = data.pad is not None or data.documents is not None
     if target is not None and target.dtype != "int64":
         why = "the data's targets are not whole numbers, and all of them count"
-    elif counted(job, source) == "own" and not fills and not any(map(takes_classes, job.evaluate.metrics)):
+    elif loss_divisor(job, source) == "own" and not fills and not any(map(takes_classes, job.evaluate.metrics)):
         why = "the loss itself says which targets count"
     else:
         return

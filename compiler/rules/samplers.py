@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dslc.compiler.common.units import path_text
 from dslc.compiler.facts.sample_numbers import count_of
-from dslc.compiler.facts.source_look import Absent
+from dslc.compiler.facts.source_look import MissingDataError
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import LeafFact
 from dslc.compiler.placement.workload import Workload
@@ -93,7 +93,7 @@ def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts,
     span, name = sampler.at(what), path_text(given)
     try:
         count = count_of(given, name)
-    except Absent as absent:
+    except MissingDataError as absent:
         report.add("E0318", str(absent), span, help=absent.help)
         return
     wanted = numbers_wanted(workload, source) if workload else None

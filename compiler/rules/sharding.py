@@ -48,13 +48,13 @@ def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelG
             "E0721",
             "parameters that train have to be of one dtype to be sharded: "
             + ", ".join(f"`{name}` is {dtype}" for dtype, name in found.items()),
-            asked_by(job, layout),
+            sharding_span(job, layout),
             notes=[Note(message="the network", span=job.model.at("network"))],
             help="make them of one dtype, or freeze one kind of them" + or_else(job, layout, "none", "ddp"),
         )
 
 
-def asked_by(job: JobSpec, layout: Layout) -> Span | None:
+def sharding_span(job: JobSpec, layout: Layout) -> Span | None:
     """Returns the span of the field that asks for sharded parameters."""
     if job.parallelism.zero:
         return job.parallelism.at("zero")
@@ -85,7 +85,7 @@ def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Repo
         report.add(
             "E0735",
             f"the parameter `{empty[0]}` has no elements, which leaves nothing to be shared out",
-            asked_by(job, layout),
+            sharding_span(job, layout),
             label=f"{len(empty)} such parameters" if len(empty) > 1 else "",
             notes=[Note(message="the network", span=job.model.at("network"))],
             help="make it a buffer: `register_buffer`" + or_else(job, layout, "none", "ddp", "zero1"),
@@ -96,7 +96,7 @@ def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Repo
     report.add(
         "E0720",
         f"the parameter `{numbers[0]}` is a single number without a dimension, which has no rows to be shared out",
-        asked_by(job, layout),
+        sharding_span(job, layout),
         label=f"{len(numbers)} such parameters" if len(numbers) > 1 else "",
         notes=[Note(message="the network", span=job.model.at("network"))],
         help="give it one: `nn.Parameter(torch.ones(1))`" + or_else(job, layout, "none", "ddp", "zero1"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.placement.tensor_patterns import Chosen, Fault, chosen, read
+from dslc.compiler.placement.tensor_patterns import Fault, TensorPlanStyles, parse_entry, resolve_styles
 from dslc.compiler.rules.patterns import entry_at, likely_patterns
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.language.calls import CrossEntropy
@@ -39,11 +39,11 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
         report.add("E0415", f"nothing says how {what} is split over the tensor axis", span, help=example_plan(facts))
         return
     if facts is None:
-        for parts in map(read, plan or ()):
+        for parts in map(parse_entry, plan or ()):
             if isinstance(parts, Fault):
                 _report_fault(job, parts, None, report)
         return
-    found = chosen(plan, facts, ranks)
+    found = resolve_styles(plan, facts, ranks)
     for fault in (*found.faults, *found.ignored):
         _report_fault(job, fault, facts, report)
     if found.faults:
@@ -74,7 +74,7 @@ def _report_fault(job: JobSpec, fault: Fault, facts: ModelFacts | None, report: 
 
 
 def _check_counts(
-    job: JobSpec, ranks: int, source: SourceFacts, found: Chosen, facts: ModelFacts, report: Report
+    job: JobSpec, ranks: int, source: SourceFacts, found: TensorPlanStyles, facts: ModelFacts, report: Report
 ) -> None:
     """Reports features and rows that the ranks cannot share; each count once."""
     seen: set[int] = set()

@@ -82,7 +82,7 @@ def _check_tied_groups(job: JobSpec, model: ModelGraph, training: frozenset[str]
     for first in (name for name in dict(model.ties).values() if name in training):
         numbers = {
             name: next((number for number, patterns in enumerate(groups, 1) if matches(patterns, name)), 0)
-            for name in model.names.every(first)
+            for name in model.names.all_names(first)
         }
         named = {number: name for name, number in reversed(numbers.items()) if number}
         if len(named) < 2:

@@ -50,7 +50,7 @@ def check_weights(
         _check_fit(found, files.path, model, start, report)
 
 
-def wanted_of(model: ModelGraph) -> dict[str, tuple[int, ...]]:
+def expected_tensors(model: ModelGraph) -> dict[str, tuple[int, ...]]:
     """Returns the tensors that a file of weights has to hold for `model`, under their names without adapters, a tied
     weight under its first.
     """
@@ -115,7 +115,7 @@ def _patterns_are_good(
             "`model.weights.allow_missing`: no tensor of the network is called @",
             start.at("allow_missing"),
             start.allow_missing,
-            [*wanted_of(model), *_ties(model)],
+            [*expected_tensors(model), *_ties(model)],
             report,
             what="its tensors",
         )
@@ -131,7 +131,7 @@ def _check_fit(
     shapes = {name: entry.shape for name, entry in found.items()}
     if model.adapted and any(map(is_of_adapter, found)):  # of a training with this adapter
         model = replace(model, adapted=False)
-    wanted = wanted_of(model)
+    wanted = expected_tensors(model)
     made = fit_of(start, shapes, wanted, _ties(model))
     buffers = {buffer.name for layer in model.layers for buffer in layer.buffers}
     unlike = [

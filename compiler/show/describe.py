@@ -320,7 +320,7 @@ def handed_on(plan: PlanView, stage: StageNode) -> int:
 # --------------------------------------------------------------------------------------------------------- numbers
 
 
-def known(value: float | None, text: str = "") -> str:
+def number_text(value: float | None, text: str = "") -> str:
     """Formats a number with thousands separators, and `text` after it; `unknown` for None."""
     if value is None:
         return UNKNOWN

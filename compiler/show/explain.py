@@ -31,7 +31,6 @@ from dslc.compiler.show.describe import (
     fact_text,
     group,
     groups_text,
-    known,
     known_bytes,
     known_count,
     known_percent,
@@ -41,6 +40,7 @@ from dslc.compiler.show.describe import (
     link_text,
     members,
     mesh_text,
+    number_text,
     of_all_dtypes,
     parts,
     rate_text,
@@ -233,16 +233,19 @@ def _data(plan: PlanView) -> list[str]:
     }
     rows = [
         ("source", data.source),
-        *((f"  {part.source}", f"{known(part.visited)} of {known(part.train)} in an epoch") for part in data.parts),
-        ("training", _stream(data.stream) if data.stream else f"{known(data.train, 'samples')}, {data.order}"),
+        *(
+            (f"  {part.source}", f"{number_text(part.visited)} of {number_text(part.train)} in an epoch")
+            for part in data.parts
+        ),
+        ("training", _stream(data.stream) if data.stream else f"{number_text(data.train, 'samples')}, {data.order}"),
     ]
     if data.pictures:
         rows.append(("pictures", ", ".join(data.pictures)))
     if data.split != "none" and data.validation != 0:
-        rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
-    rows += [(f"  {name}", known(samples, "samples")) for name, samples in data.validation_sets]
+        rows.append(("validation", number_text(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
+    rows += [(f"  {name}", number_text(samples, "samples")) for name, samples in data.validation_sets]
     if data.split != "none" and data.test != 0:
-        rows.append(("test", known(data.test, "samples") + ", evaluated once, after the training"))
+        rows.append(("test", number_text(data.test, "samples") + ", evaluated once, after the training"))
     if data.documents is not None:
         rows.append(("documents", f"each ends with token {data.documents}; attention, positions, targets stay within"))
     share = max((s.samples for s in data.shares), default=0)
@@ -258,8 +261,8 @@ def _data(plan: PlanView) -> list[str]:
         rows.append(("last batch", f"{plural(data.last, 'sample')}, kept{unseen}"))
     elif data.visited is not None and data.visited % data.batch and not data.stream:
         rows.append(("last batch", f"{plural(data.visited % data.batch, 'sample')} of each epoch dropped"))
-    epoch = "" if data.stream and not data.stream.length else f"{known(data.steps_per_epoch)} an epoch, "
-    rows.append(("steps", f"{epoch}{known(data.steps)} in all"))
+    epoch = "" if data.stream and not data.stream.length else f"{number_text(data.steps_per_epoch)} an epoch, "
+    rows.append(("steps", f"{epoch}{number_text(data.steps)} in all"))
     return table(rows)
 
 
@@ -316,7 +319,7 @@ def _layers(plan: PlanView) -> list[str]:
     flops, kept = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
     return [
         *lines,
-        f"{known_count(plan.parameters)} parameter{'s' * (plan.parameters != 1)} ({known(plan.parameters)})"
+        f"{known_count(plan.parameters)} parameter{'s' * (plan.parameters != 1)} ({number_text(plan.parameters)})"
         + (f", of which {_in_full(plan.trained)} train" if plan.trained is not None else ""),
         f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept)} kept for the backward pass",
     ]

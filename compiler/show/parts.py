@@ -9,7 +9,7 @@ from dslc.compiler.ir.memory import KINDS
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas, fitted
-from dslc.compiler.show.describe import known, limit_of, stage_layers, stages_of
+from dslc.compiler.show.describe import limit_of, number_text, stage_layers, stages_of
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
@@ -80,7 +80,7 @@ def stage_lines(plan: PlanView, node: RankNode | None, most: int) -> list[str]:
 def source_box(canvas: Canvas, plan: PlanView, y: float, width: float) -> str:
     """Draws the source of the samples."""
     data = plan.data
-    short = f"{known(data.train)} samples, {data.order}"
+    short = f"{number_text(data.train)} samples, {data.order}"
     if data.stream is not None:
         short = f"a stream of {plural(data.stream.shards, 'shard')}, {'shuffled' if data.shuffle else 'in order'}"
     told = (f"{data.source}: {short}; {data.batch:,} in each batch", f"{data.source}: {short}", short)

@@ -59,7 +59,7 @@ class Piece(Record):
 
 
 @record
-class Held(Record):
+class HeldActivations(Record):
     """The activations of a rank between two moments: so many bytes, of so many micro-batches at its stages."""
 
     start: float
@@ -110,17 +110,17 @@ class _Window(Record):
     GAP = 46
 
     @property
-    def whole(self) -> bool:
+    def fits_width(self) -> bool:
         return self.total * self.scale <= 1.5 * WIDTH
 
     @property
     def width(self) -> float:
-        return self.total * self.scale if self.whole else WIDTH
+        return self.total * self.scale if self.fits_width else WIDTH
 
     def places(self, start: float, end: float) -> list[tuple[float, float]]:
         """Returns the beginning and end of a piece, or of its visible parts."""
         left, right = start * self.scale, end * self.scale
-        if self.whole:
+        if self.fits_width:
             return [(left, right)]
         half, back = (WIDTH - self.GAP) / 2, self.total * self.scale - WIDTH
         found = []
@@ -169,7 +169,7 @@ def _one_row(plan: PlanView) -> list[Piece]:
     return row
 
 
-def _held_activations(plan: PlanView, row: list[Piece]) -> list[Held]:
+def _held_activations(plan: PlanView, row: list[Piece]) -> list[HeldActivations]:
     """Returns the activations of a rank from moment to moment, to the end of its row."""
     kept = [stage.kept for stage in plan.stages] or [0]
     changes = []
@@ -178,12 +178,12 @@ def _held_activations(plan: PlanView, row: list[Piece]) -> list[Held]:
             changes.append((piece.start, 1, kept[piece.stage]))
         elif piece.kind in ("B", "W"):
             changes.append((piece.end, -1, -kept[piece.stage]))
-    found: list[Held] = []
+    found: list[HeldActivations] = []
     pieces, size = 0, 0
     for (start, more, added), (end, _, _) in itertools.pairwise(sorted(changes, key=lambda change: change[:2])):
         pieces, size = pieces + more, size + added
         if end > start:
-            found.append(Held(start=start, end=end, pieces=pieces, bytes=size))
+            found.append(HeldActivations(start=start, end=end, pieces=pieces, bytes=size))
     return found
 
 
@@ -221,12 +221,12 @@ def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[Piece], y: 
             canvas.box(
                 name, LABEL + left, y, right - left, ROW, text, fill=colour, line="#ffffff", size=9, pen=0.8, tip=tip
             )
-    if not window.whole:
+    if not window.fits_width:
         middle = LABEL + (WIDTH - window.GAP) / 2
         canvas.box(f"row {number} gap", middle, y - 1, window.GAP, ROW + 2, "…", line="#ffffff", size=14, ink=FAINT)
 
 
-def _draw_held(canvas: Canvas, number: int, spans: list[Held], most: int, y: float, window: _Window) -> None:
+def _draw_held(canvas: Canvas, number: int, spans: list[HeldActivations], most: int, y: float, window: _Window) -> None:
     """Draws the strip under a row, as high as the bytes held."""
     canvas.box(f"held {number}", LABEL, y + STRIP - 0.5, window.width, 0.5, fill=GREY, line="none")
     for n, span in enumerate(spans):
@@ -240,7 +240,7 @@ def _draw_held(canvas: Canvas, number: int, spans: list[Held], most: int, y: flo
             canvas.box(name, LABEL + left, y + STRIP - high, right - left, high, fill=colour, line="none", tip=tip)
 
 
-def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[Held], x: float, y: float) -> None:
+def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[HeldActivations], x: float, y: float) -> None:
     """Draws the idle share and the most activations of a rank at the end of its row."""
     canvas.write(f"row {number} idle", x, y + 7, BESIDE - 8, f"idle {percent_text(max(0.0, idle))}", size=9.5)
     top = max(spans, key=lambda span: span.bytes, default=None)

@@ -12,8 +12,8 @@ outside). Blocks are alike if their records are the same and
   changes.
 
 In a row of such blocks, or of groups of them (one with local attention after each five of another kind), the state
-after each is that after the one before. So those in the middle can be left out: `Middle` names them, and for each the
-block that stands for it.
+after each is that after the one before. So those in the middle can be left out: `RepeatedBlocks` names them,
+and for each the block that stands for it.
 
 Contract: what is found is a proposal. `skipped.py` measures two groups in the middle and drops the proposal if they
 differ in anything, or if an attribute was read that differs. Whatever is not understood here makes a block unlike all
@@ -42,7 +42,7 @@ BEFORE, AFTER = 3, 1  # groups that are kept before and after those left out
 
 
 @dataclass(frozen=True)
-class Middle:
+class RepeatedBlocks:
     """Blocks that are left out, in order; for each the block that stands for it, and that one's earlier twin, which has
     to have the same facts. `outputs` has, by block, the form of the output: leaves of the input, or plain values.
     """
@@ -53,9 +53,9 @@ class Middle:
     unread: Unread
 
 
-def find_middle(
+def find_repeated_blocks(
     model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact | Example
-) -> tuple[Middle | None, bool]:
+) -> tuple[RepeatedBlocks | None, bool]:
     """Returns the blocks that can be left out, None if there are none; and whether running the module has changed it,
     so that it has to be made again.
     """
@@ -92,7 +92,7 @@ def find_middle(
         stands[calls[n].path] = calls[stand].path
         twins[calls[stand].path] = calls[stand - period].path
     outputs = {call.path: call.output for call in calls if call.path in stands}
-    return Middle(stands, twins, outputs, Unread(unread.watchable - unread.read)), False
+    return RepeatedBlocks(stands, twins, outputs, Unread(unread.watchable - unread.read)), False
 
 
 def _repeated(labels: Sequence[Any], follows: Sequence[bool]) -> tuple[int, int, int] | None:

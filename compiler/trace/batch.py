@@ -67,14 +67,14 @@ class Outputs:
 
         from dslc.compiler.trace.structures import flatten, unflatten
 
-        def drawn(leaf: object) -> object:
+        def random_leaf(leaf: object) -> object:
             if not isinstance(leaf, torch.Tensor):  # an object of another kind may hold tensors without numbers
                 return leaf if isinstance(leaf, int | float | str | None) else None
             shape, dtype = tuple(leaf.shape), leaf.dtype
             return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
         forms = [flatten(output) for output in (small, large)]
-        outputs = [unflatten([drawn(leaf) for leaf in leaves], form) for leaves, form in forms]
+        outputs = [unflatten([random_leaf(leaf) for leaf in leaves], form) for leaves, form in forms]
         torch.save(list(zip(outputs, map(self._target_batch, (SMALL, LARGE)), strict=True)), self._path)
 
     def _target_batch(self, samples: int) -> Any:

@@ -76,8 +76,8 @@ _GLOBAL = {
 
 
 class HostDraws:
-    """The random numbers that a forward pass draws without torch: after `watching`, `source` names the generator in
-    words, "" for none, and `holder` the attribute or variable that holds it, "" for a global one.
+    """The random numbers that a forward pass draws without torch: after `watch_generators`, `source` names the
+    generator in words, "" for none, and `holder` the attribute or variable that holds it, "" for a global one.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -88,7 +88,7 @@ class HostDraws:
         self._system: list[CodePlace] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch_generators(self) -> Iterator[None]:
         before = self._states()
         with self._system_watched():
             yield

@@ -75,10 +75,10 @@ def _on_gpu(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
 def _place(work: Callable[[], object], fake: FakeTensorMode, model: nn.Module) -> CodePlace | None:
     import torch
 
-    from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError, NamedDevices, Watching
+    from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError, NamedDevices, OperationMode
 
     try:
-        with torch.no_grad(), NamedDevices(torch.device("cpu:0"), cpu=True), fake, Watching(_run_operation):
+        with torch.no_grad(), NamedDevices(torch.device("cpu:0"), cpu=True), fake, OperationMode(_run_operation):
             work()
     except FakeTensorDeviceMismatchError as error:
         innermost = error.__traceback__

@@ -100,11 +100,11 @@ class Walk(Run):
                 self.cast[layer] = max(self.cast[layer], numbers)
 
     def _release_callback(self, key: int, size: int) -> Callable[[object], None]:
-        def gone(_: object) -> None:
+        def release(_: object) -> None:
             self._alive.pop(key, None)
             self._live -= size
 
-        return gone
+        return release
 
 
 def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str, Working]:

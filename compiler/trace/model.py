@@ -29,7 +29,7 @@ from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.ir.working import LayerMemory, Working
-from dslc.compiler.trace.alike import find_middle
+from dslc.compiler.trace.alike import find_repeated_blocks
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
 from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
@@ -49,7 +49,7 @@ from dslc.compiler.trace.pieces import Asked, with_pieces
 from dslc.compiler.trace.pieces import Loss as CountedLoss
 from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
 from dslc.compiler.trace.shares import with_shares
-from dslc.compiler.trace.skipped import Skipped
+from dslc.compiler.trace.skipped import BlockReuse
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def trace_model(
     compile: bool = False,
     tensor: int = 1,
     tensor_plan: tuple[str, ...] | None = None,
-    skipped: Skipped | None = None,
+    skipped: BlockReuse | None = None,
     context: int = 1,
     asked: Asked = lambda known: nullcontext(),
     frozen: tuple[str, ...] = (),
@@ -102,18 +102,18 @@ def trace_model(
     # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     model = made_without_memory(make, fake)
-    skipped = skipped or Skipped(wanted=False)
+    skipped = skipped or BlockReuse(wanted=False)
     try:
         if skipped.wanted:
             try:
                 with frozen_parameters(model, frozen):
-                    skipped.middle, changed = find_middle(model, Cut(model), fake, input)
+                    skipped.middle, changed = find_repeated_blocks(model, Cut(model), fake, input)
             except Exception:  # any kind: what fails there is raised again, and told, where each block is traced
                 changed = True
             model = made_without_memory(make, fake) if changed else model
         if skipped.middle is not None:
             try:
-                with skipped.around(model):
+                with skipped.skip_blocks(model):
                     return _traced(
                         model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped, frozen
                     )
@@ -131,7 +131,7 @@ def trace_model(
             message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have no values"
             raise TraceError(message, remedy="it is too large to be made and run for real beforehand") from error
         looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
-    none = Skipped(wanted=False)
+    none = BlockReuse(wanted=False)
     return replace(
         _traced(as_module(make()), None, input, loss, outputs, low, False, 1, None, none, frozen), looks=looks
     )
@@ -163,7 +163,7 @@ def _traced(
     compile: bool,
     tensor: int,
     tensor_plan: tuple[str, ...] | None,
-    skipped: Skipped,
+    skipped: BlockReuse,
     frozen: tuple[str, ...],
 ) -> ModelFacts:
     import torch
@@ -171,11 +171,15 @@ def _traced(
     from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
 
     whole = Cut(model)
-    cut = skipped.without(whole)
+    cut = skipped.remaining(whole)
     first = _Count(model, cut, fake, input, SMALL)
     first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
-    with _normalised(model) as values, _writing(model, first) as (written, parameters_written), draws.watching():
+    with (
+        _normalised(model) as values,
+        _writing(model, first) as (written, parameters_written),
+        draws.watch_generators(),
+    ):
         output = first.forward()
     _check_parameters(model, trained)
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
@@ -206,7 +210,7 @@ def _traced(
     skipped.check(*figures)
     skipped.fill(*figures)
     first.order, first.astray = skipped.named(first.order), set(skipped.named(sorted(first.astray)))
-    unused = skipped.with_others(unused)
+    unused = skipped.shared_parameters(unused)
     # After a forward pass, which may itself put some of them into evaluation mode.
     norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
     facts = ModelFacts(
@@ -298,7 +302,7 @@ def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, unit
             torch.Tensor, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor, value
         )
 
-    def given(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def cast_arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         return cast(args), cast(kwargs)
 
     if fake is None:
@@ -308,7 +312,7 @@ def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, unit
         around.enter_context(OneDtype())
         around.enter_context(torch.no_grad())
         for module in (model, *map(model.get_submodule, units)):
-            around.callback(module.register_forward_pre_hook(given, with_kwargs=True).remove)
+            around.callback(module.register_forward_pre_hook(cast_arguments, with_kwargs=True).remove)
         low_parameters = cast(dict(model.named_parameters()))
         sample = batch_of(input, SMALL, fake)
 
@@ -369,7 +373,7 @@ def _writing(model: nn.Module, run: _Count) -> Iterator[tuple[list[str], list[st
         written += [name for name, where in old.items() if where in run.written or new.get(name, where) != where]
 
 
-def seen(dtype: torch.dtype) -> DType:
+def model_dtype(dtype: torch.dtype) -> DType:
     """Returns the dtype in which the model sees numbers of this one: integers as int64, others as float32."""
     return "float32" if dtype.is_floating_point else "int64"
 
@@ -377,7 +381,7 @@ def seen(dtype: torch.dtype) -> DType:
 def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
     """Returns one sample of a batch, also of one that is the same for all; for a tensor that is no batch, the whole."""
     shape = tuple(tensor.shape)
-    return TensorFact(shape=shape[1:] if shape[:1] in ((samples,), (1,)) else shape, dtype=seen(tensor.dtype))
+    return TensorFact(shape=shape[1:] if shape[:1] in ((samples,), (1,)) else shape, dtype=model_dtype(tensor.dtype))
 
 
 # ------------------------------------------------------------------------------------------------------ counting
@@ -416,7 +420,7 @@ class _Count(Run):
         with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             return self.called()
 
-    def entered(self, path: str, given: object) -> None:
+    def enter_module(self, path: str, given: object) -> None:
         tensors = tensors_of(given)
         self._note(path)
         if tensors:
@@ -428,7 +432,7 @@ class _Count(Run):
                 self._alive.append(tensor)
                 self.given[path] += storage_bytes(tensor)
 
-    def left(self, path: str, output: object) -> None:
+    def leave_module(self, path: str, output: object) -> None:
         if tensors := tensors_of(output):
             self.outputs.setdefault(path, fact(tensors[0], self.samples))
 

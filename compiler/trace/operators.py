@@ -7,8 +7,8 @@ one another; the rest is the size of a head in the row that follows. If what lie
 where keys have fewer heads, `parts` are these sizes, and each is cut. Rules are by the names of torch's operations
 below autograd (`aten`), as they come when a module runs.
 
-Contract: `follow` returns the share that the result is, as if it had been computed from the whole; it raises `Refused`
-for an operation that works across the pieces, or is not known. The shapes are those of the whole.
+Contract: `follow` returns the share that the result is, as if it had been computed from the whole; it raises
+`ShareError` for an operation that works across the pieces, or is not known. The shapes are those of the whole.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def start_of(tensor: torch.Tensor, view: torch.Tensor, dim: int) -> int:
     return (int(view.storage_offset()) - int(tensor.storage_offset())) // max(1, int(tensor.stride(dim)))
 
 
-class Refused(Exception):
+class ShareError(Exception):
     """Why a plan cannot be used, in one line; the module, and the remedy."""
 
     def __init__(self, text: str, module: str = "", help: str = "") -> None:
@@ -80,7 +80,7 @@ class Operation:
         return self._shared.get(id(self.arguments.get(name)))
 
     @property
-    def first(self) -> tuple[torch.Tensor, Share]:
+    def first_share(self) -> tuple[torch.Tensor, Share]:
         return self.shares[0]
 
 
@@ -88,13 +88,13 @@ def follow(operation: Operation, out: torch.Tensor) -> Share | None:
     """Returns the share that `out`, a result of an operation on a share, is; None: whole."""
     rule: _Rule | None = _aligned if operation.pointwise else _RULES.get(operation.name)
     if rule is None:
-        raise Refused(f"dslc does not know the result of `{operation.name}` on shares")
+        raise ShareError(f"dslc does not know the result of `{operation.name}` on shares")
     return rule(operation, out)
 
 
-def _across(operation: Operation) -> Refused:
-    tensor, share = operation.first
-    return Refused(
+def _across(operation: Operation) -> ShareError:
+    tensor, share = operation.first_share
+    return ShareError(
         f"`{operation.name}` works across dim {share.dim} of {tuple(tensor.shape)}, of which ranks have shares"
     )
 
@@ -113,16 +113,16 @@ def _aligned(operation: Operation, out: torch.Tensor) -> Share:
     """Elementwise operations, dims aligned at the end."""
     share = _common([s._replace(dim=s.dim + out.dim() - t.dim()) for t, s in operation.shares])
     if share is None or any(t.shape[s.dim] != out.shape[share.dim] for t, s in operation.shares):
-        raise Refused(f"`{operation.name}` combines shares that are cut differently")
+        raise ShareError(f"`{operation.name}` combines shares that are cut differently")
     back = share.dim - out.dim()
     if any(t.dim() >= -back and t.shape[back] != 1 for t in operation.wholes):
-        raise Refused(f"`{operation.name}` combines a share with a tensor that every rank has whole")
+        raise ShareError(f"`{operation.name}` combines a share with a tensor that every rank has whole")
     return share
 
 
 def _viewed(operation: Operation, out: torch.Tensor) -> Share:
     """Views: the same numbers in the same order under another shape."""
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     if share.parts:
         return _share_of_view(operation, out)
     left, before = prod(tensor.shape[: share.dim]) * share.outer, 1
@@ -135,22 +135,22 @@ def _viewed(operation: Operation, out: torch.Tensor) -> Share:
                 break
             return Share(dim, outer, min(rest, share.size))
         before *= size
-    raise Refused(f"the shares of {tuple(tensor.shape)} are none of {tuple(out.shape)}")
+    raise ShareError(f"the shares of {tuple(tensor.shape)} are none of {tuple(out.shape)}")
 
 
 def _share_of_view(operation: Operation, out: torch.Tensor) -> Share:
     """Views that leave the dim of the share as it is."""
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     size, before = tensor.shape[share.dim], prod(tensor.shape[: share.dim])
     dims = (dim for dim, other in enumerate(out.shape) if other == size and prod(out.shape[:dim]) == before)
     dim = next(dims, None)
     if dim is None:
-        raise Refused(f"parts of {share.parts} that lie side by side are joined or cut by a view of them as one")
+        raise ShareError(f"parts of {share.parts} that lie side by side are joined or cut by a view of them as one")
     return share._replace(dim=dim)
 
 
 def _moved(operation: Operation, out: torch.Tensor) -> Share:
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     order = list(range(tensor.dim()))
     if operation.name == "permute":
         order = [dim % tensor.dim() for dim in operation.arguments["dims"]]
@@ -161,13 +161,13 @@ def _moved(operation: Operation, out: torch.Tensor) -> Share:
 
 
 def _expanded(operation: Operation, out: torch.Tensor) -> Share:
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     return share._replace(dim=share.dim + out.dim() - tensor.dim())
 
 
 def _along(operation: Operation, out: torch.Tensor) -> Share:
     """Operations along one dim or several, which may not be that of the share."""
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     given = operation.arguments.get("dim", operation.arguments.get("dims", _UNSAID.get(operation.name)))
     dims = [given] if isinstance(given, int) else list(given or range(tensor.dim()))
     dims = [dim % tensor.dim() for dim in dims]
@@ -181,7 +181,7 @@ def _along(operation: Operation, out: torch.Tensor) -> Share:
 
 def _some_parts(operation: Operation, out: torch.Tensor) -> Share:
     """A slice along the share's dim: it takes some of the parts that lie side by side there."""
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     if out.shape == tensor.shape:
         return share
     sizes = share.parts or (tensor.shape[share.dim] // share.outer,) * share.outer
@@ -195,11 +195,11 @@ def _some_parts(operation: Operation, out: torch.Tensor) -> Share:
 
 
 def _share_of_concatenation(operation: Operation, out: torch.Tensor) -> Share:
-    share = operation.first[1]
+    share = operation.first_share[1]
     stacks = operation.name == "stack"
     dim = operation.arguments.get("dim", 0) % out.dim()
     if operation.wholes or any(other != share for _, other in operation.shares):
-        raise Refused(f"`{operation.name}` joins a share with a tensor that is none, or is cut differently")
+        raise ShareError(f"`{operation.name}` joins a share with a tensor that is none, or is cut differently")
     if not stacks and dim == share.dim:
         raise _across(operation)
     return share._replace(dim=share.dim + (stacks and dim <= share.dim))
@@ -225,7 +225,7 @@ def _product(operation: Operation, out: torch.Tensor) -> Share:
     elif a and b:
         found = None
     if found is None:
-        raise Refused(f"`{operation.name}` combines shares that are cut differently")
+        raise ShareError(f"`{operation.name}` combines shares that are cut differently")
     if operation.name.startswith(("add", "badd")):
         _check_added(operation, found, out)
     return found
@@ -240,7 +240,7 @@ def _check_added(operation: Operation, share: Share, out: torch.Tensor) -> None:
     else:
         fits = own == share._replace(dim=dim)
     if not fits:
-        raise Refused(f"`{operation.name}` adds to a share what is cut differently")
+        raise ShareError(f"`{operation.name}` adds to a share what is cut differently")
 
 
 def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
@@ -249,17 +249,17 @@ def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
     shares = [operation.share(name) for name in ("query", "key", "value")]
     share = shares[0]
     if share is None or any(s is None or (s.dim, s.outer) != (share.dim, share.outer) for s in shares):
-        raise Refused("attention takes queries, keys and values that are cut differently")
+        raise ShareError("attention takes queries, keys and values that are cut differently")
     if share.dim >= query.dim() - 2:
         raise _across(operation)
     back = share.dim - query.dim()
     if any(t.dim() >= -back and t.shape[back] != 1 for t in operation.wholes):
-        raise Refused("the attention mask is one for each head, and every rank has it whole")
+        raise ShareError("the attention mask is one for each head, and every rank has it whole")
     return share if out.dim() > share.dim else None
 
 
 def _normed(operation: Operation, out: torch.Tensor) -> Share:
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     if share.dim >= tensor.dim() - len(operation.arguments["normalized_shape"]):
         raise _across(operation)
     return share
@@ -279,7 +279,7 @@ def _classified(operation: Operation, out: torch.Tensor) -> Share | None:
         raise _across(operation)
     share = scores._replace(dim=max(0, scores.dim - 1))
     if _common([share, targets]) is None:
-        raise Refused(f"`{operation.name}` combines shares that are cut differently")
+        raise ShareError(f"`{operation.name}` combines shares that are cut differently")
     return share if out.dim() else None  # beside the losses it gives the sum of their weights
 
 
@@ -287,7 +287,7 @@ def _looked_up(operation: Operation, out: torch.Tensor) -> Share:
     """Rows of a table, which is whole, by their numbers."""
     share = operation.share("indices")
     if operation.share("weight") is not None or share is None:
-        raise Refused("the rows of a table are shares")
+        raise ShareError("the rows of a table are shares")
     return share
 
 
@@ -301,7 +301,7 @@ def _indexed(operation: Operation, out: torch.Tensor) -> Share:
     if share is None:
         if len(dims) != 1:
             raise _across(operation)
-        share = operation.first[1]
+        share = operation.first_share[1]
         return share._replace(dim=share.dim + dims[0])
     if share.dim in dims or len(operation.shares) > 1:
         raise _across(operation)
@@ -316,7 +316,7 @@ def _selected(operation: Operation, out: torch.Tensor) -> Share:
     """Entries along one dim by their numbers, of which the tensor or the numbers are a share."""
     share, dim = operation.share("self"), operation.arguments["dim"] % out.dim()
     if share is None:
-        return operation.first[1]._replace(dim=dim)
+        return operation.first_share[1]._replace(dim=dim)
     if share.dim == dim or len(operation.shares) > 1:
         raise _across(operation)
     return share
@@ -334,7 +334,7 @@ def _gathered(operation: Operation, out: torch.Tensor) -> Share:
 
 def _scattered(operation: Operation, out: torch.Tensor) -> Share:
     """Writes along one dim, by numbers that say where; all that has the dim of the share has the share."""
-    share, dim = operation.first[1], operation.arguments["dim"] % out.dim()
+    share, dim = operation.first_share[1], operation.arguments["dim"] % out.dim()
     names = ("index", "src", "source") if operation.name.startswith("scatter") else ("src", "source")
     tensors = [("self", out)] + [(n, operation.arguments[n]) for n in names if n in operation.arguments]
     given = [(name, tensor) for name, tensor in tensors if hasattr(tensor, "dim")]
@@ -343,7 +343,7 @@ def _scattered(operation: Operation, out: torch.Tensor) -> Share:
     ):
         raise _across(operation)
     if len(operation.shares) != len(given):
-        raise Refused(f"`{operation.name}` combines shares that are cut differently")
+        raise ShareError(f"`{operation.name}` combines shares that are cut differently")
     return share
 
 
@@ -351,20 +351,20 @@ def _made_like(operation: Operation, out: torch.Tensor) -> Share | None:
     """Tensors of one number and of sizes that are given. Of the same shape it is a share too; sizes that follow from
     that of a share otherwise are seen by their shapes.
     """
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     return share if out.shape == tensor.shape else None
 
 
 def _complex(operation: Operation, out: torch.Tensor) -> Share:
     """Pairs of numbers in the last dim as complex ones, and these as pairs."""
-    share = operation.first[1]
+    share = operation.first_share[1]
     if share.dim >= out.dim():
         raise _across(operation)
     return share
 
 
 def _repeated(operation: Operation, out: torch.Tensor) -> Share:
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     dim = share.dim + out.dim() - tensor.dim()
     times = operation.arguments["repeats"][dim]
     if times < 1:
@@ -378,7 +378,7 @@ def _leading_dims_rule(count: int) -> _Rule:
     """Returns the rule of operations that work on the last `count` dims."""
 
     def rule(operation: Operation, out: torch.Tensor) -> Share:
-        tensor, share = operation.first
+        tensor, share = operation.first_share
         if share.dim >= tensor.dim() - count or operation.wholes or len(operation.shares) > 1:
             raise _across(operation)
         return share
@@ -388,7 +388,7 @@ def _leading_dims_rule(count: int) -> _Rule:
 
 def _padded(operation: Operation, out: torch.Tensor) -> Share:
     """Padding of the last dims, two numbers each; the share's has none."""
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     place = 2 * (tensor.dim() - 1 - share.dim)
     if any(operation.arguments["pad"][place : place + 2]):
         raise _across(operation)
@@ -397,14 +397,14 @@ def _padded(operation: Operation, out: torch.Tensor) -> Share:
 
 def _windowed(operation: Operation, out: torch.Tensor) -> Share:
     """Windows along a dim, which may not be that of the share."""
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     if operation.arguments["dimension"] % tensor.dim() == share.dim:
         raise _across(operation)
     return share
 
 
 def _diagonal(operation: Operation, out: torch.Tensor) -> Share:
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     dims = [operation.arguments.get(name, n) % tensor.dim() for n, name in enumerate(("dim1", "dim2"))]
     if share.dim in dims:
         raise _across(operation)
@@ -413,7 +413,7 @@ def _diagonal(operation: Operation, out: torch.Tensor) -> Share:
 
 def _convolved(operation: Operation, out: torch.Tensor) -> Share:
     """Convolutions of samples, or with a window of one number, which works on each position by itself."""
-    tensor, share = operation.first
+    tensor, share = operation.first_share
     weight, dim = operation.arguments["weight"], share.dim
     if operation.share("input") is None or len(operation.shares) > 1:
         raise _across(operation)

@@ -46,7 +46,7 @@ class Constant:
 
 
 @dataclass
-class Told:
+class TraceRecords:
     """The records of a run."""
 
     records: list[Record] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Told:
 # ------------------------------------------------------------------------------------------------- comparing
 
 
-def same_pieces(whole: Told, piece: Told, ranks: int, rank: int) -> None:
+def same_pieces(whole: TraceRecords, piece: TraceRecords, ranks: int, rank: int) -> None:
     """Checks that the run on a piece did what that on the whole did, on its pieces."""
     for one, other in zip(whole.records, piece.records, strict=False):
         if one.name != other.name or len(one.shapes) != len(other.shapes):
@@ -88,7 +88,7 @@ def same_pieces(whole: Told, piece: Told, ranks: int, rank: int) -> None:
         )
 
 
-def same_positions(plain: Told, told: Told) -> None:
+def same_positions(plain: TraceRecords, told: TraceRecords) -> None:
     """Checks that the module does the same with positions as without."""
     fault = f"without `{POSITIONS}` it computes with other positions than 0, 1, 2, …"
     if plain.failed or len(plain.records) != len(told.records):
@@ -135,7 +135,7 @@ def _shape_of_piece(shape: tuple[int, ...], share: Share | None, ranks: int) -> 
     return (*shape[: share.dim], shape[share.dim] // ranks, *shape[share.dim + 1 :])
 
 
-def because(piece: Told) -> str:
+def because(piece: TraceRecords) -> str:
     return f", where it fails: {piece.failed}" if piece.failed else ""
 
 

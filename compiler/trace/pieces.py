@@ -34,7 +34,7 @@ from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
 from dslc.compiler.trace.cut import Cut
-from dslc.compiler.trace.operators import Operation, Refused, Share, follow, sums_positions
+from dslc.compiler.trace.operators import Operation, Share, ShareError, follow, sums_positions
 from dslc.compiler.trace.piece_records import (
     ATTENDS,
     DIFFERS,
@@ -44,7 +44,7 @@ from dslc.compiler.trace.piece_records import (
     Constant,
     Fault,
     Record,
-    Told,
+    TraceRecords,
     at_line,
     because,
     piece_among,
@@ -156,7 +156,7 @@ class _Runs:
         return whole.calls
 
     def _run(
-        self, input: TensorFact | Example, buffers: Buffers, pieces: Sequence[Told] | None, ranks: int
+        self, input: TensorFact | Example, buffers: Buffers, pieces: Sequence[TraceRecords] | None, ranks: int
     ) -> _Sequence:
         return _Sequence(self._model, self._cut, self._fake, input, buffers, pieces, ranks, self._loss)
 
@@ -174,13 +174,13 @@ class _Sequence(Run):
         fake: FakeTensorMode,
         input: TensorFact | Example,
         buffers: Buffers,
-        pieces: Sequence[Told] | None,
+        pieces: Sequence[TraceRecords] | None,
         ranks: int,
         loss: Loss | None,
     ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self.calls: list[AttentionFacts] = []
-        self.told = Told()
+        self.told = TraceRecords()
         self._pieces, self._ranks = pieces or (), ranks
         self._length, self._loss = length_of(input), loss
         self._target = without_numbers(input.target(SMALL), fake) if isinstance(input, Example) else None
@@ -200,7 +200,7 @@ class _Sequence(Run):
             for tensor in tensors_of((self.input, self._target)):
                 self._mark(tensor, Share(1, 1, self._length))
 
-    def go(self, positions: range | None, training: bool, asked: Asked) -> Told:
+    def go(self, positions: range | None, training: bool, asked: Asked) -> TraceRecords:
         """Runs the module, and returns what it did; a run on a piece may fail."""
         import torch
 
@@ -280,7 +280,7 @@ class _Sequence(Run):
     def _leave_module(self) -> None:
         self._path.pop()
 
-    def done(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def run_operation(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         from dslc.compiler.trace.private_torch import number_of, unset_fake_temporarily
 
         if func is number_of() and id(args[0]) in self._values:
@@ -332,7 +332,7 @@ class _Sequence(Run):
                 share = follow(operation, tensor)
                 if share is not None:
                     self._mark(tensor, share)
-        except Refused as refused:
+        except ShareError as refused:
             where = self._current_place()
             if name.startswith("_scaled_dot_product"):
                 raise Fault(

@@ -76,7 +76,7 @@ OVERRIDDEN = {
     ),
     # Divides gradients by the scale and finds infinities: the ranks agree on them there.
     "torch.amp:GradScaler": ("_unscale_grads_",),
-    # False: torch calls the mode's `__torch_dispatch__` directly (FakeTensorMode, Watching).
+    # False: torch calls the mode's `__torch_dispatch__` directly (FakeTensorMode, OperationMode).
     "torch.utils._python_dispatch:TorchDispatchMode": ("_should_skip_dynamo",),
     # Refuses an input of the wrong number of dims.
     "torch.nn:BatchNorm2d": ("_check_input_dim",),
@@ -309,7 +309,7 @@ def detect_fake_mode(tensors: Sequence[Tensor]) -> FakeTensorMode | None:
     return cast("FakeTensorMode | None", _detect_fake_mode(list(tensors)))
 
 
-class Watching(TorchDispatchMode):
+class OperationMode(TorchDispatchMode):
     """Hands each operation to `act(func, args, kwargs)`, which does it and returns its result. Questions for a device
     are no operations: autograd asks two for each, and fake tensors are asked here without torch's whole way to them.
     """

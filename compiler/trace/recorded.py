@@ -103,7 +103,7 @@ class Record(Run):
                 call.follows = False
         return self._calls
 
-    def entered(self, path: str, given: object) -> None:
+    def enter_module(self, path: str, given: object) -> None:
         from dslc.compiler.trace.structures import flatten
 
         if path not in self._blocks:
@@ -132,7 +132,7 @@ class Record(Run):
         call.follows &= follows
         call.given = (str(form), tuple(places))
 
-    def left(self, path: str, output: object) -> None:
+    def leave_module(self, path: str, output: object) -> None:
         from dslc.compiler.trace.structures import flatten
 
         if path not in self._blocks:

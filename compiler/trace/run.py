@@ -54,10 +54,10 @@ class Run:
     def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         """Called after an operation."""
 
-    def entered(self, path: str, given: object) -> None:
+    def enter_module(self, path: str, given: object) -> None:
         """Called when a layer begins, with its inputs."""
 
-    def left(self, path: str, output: object) -> None:
+    def leave_module(self, path: str, output: object) -> None:
         """Called when a layer ends, with its output."""
 
     def moved(self) -> None:
@@ -126,7 +126,7 @@ class Run:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
             self._inside.append(path)
             if len(self._inside) == 1:
-                self.entered(path, (args, kwargs))
+                self.enter_module(path, (args, kwargs))
                 self.moved()
 
         return hook
@@ -135,17 +135,17 @@ class Run:
         def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             self._inside.pop()
             if not self._inside:
-                self.left(path, output)
+                self.leave_module(path, output)
                 self.moved()
 
         return hook
 
     def _dispatch_mode(self) -> AbstractContextManager[object]:
-        from dslc.compiler.trace.private_torch import Watching
+        from dslc.compiler.trace.private_torch import OperationMode
 
-        return Watching(self.done)
+        return OperationMode(self.run_operation)
 
-    def done(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def run_operation(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         """Does an operation, observes it and returns its result."""
         if func.name().startswith("aten::to_mkldnn"):
             raise _not_traced(

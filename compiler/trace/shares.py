@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.placement.tensor_patterns import chosen
+from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.compiler.trace.batch import SMALL, Example
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
-from dslc.compiler.trace.operators import CUTS, Operation, Refused, Share, follow, share_of_parts, start_of
+from dslc.compiler.trace.operators import CUTS, Operation, Share, ShareError, follow, share_of_parts, start_of
 from dslc.compiler.trace.run import Run, storage, tensors_of
-from dslc.compiler.trace.skipped import Skipped
+from dslc.compiler.trace.skipped import BlockReuse
 
 if TYPE_CHECKING:
     import torch
@@ -57,13 +57,13 @@ def with_shares(
     input: TensorFact | Example,
     ranks: int,
     plan: Sequence[str] | None,
-    skipped: Skipped,
+    skipped: BlockReuse,
 ) -> ModelFacts:
     """Returns the facts of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's.
-    Blocks that are `skipped` are cut as those that stand for them; raises Unlike if they are not.
+    Blocks that are `skipped` are cut as those that stand for them; raises BlocksDifferError if they are not.
     """
     facts = replace(facts, modules=_modules(model), published=_published(model), counts=_counts(model))
-    found = chosen(plan, facts, ranks)
+    found = resolve_styles(plan, facts, ranks)
     if found.faults or found.uneven or not found.styles:
         return facts
     skipped.check_all({name: f"{style} {found.parts.get(name, ())}" for name, style in found.styles})
@@ -76,8 +76,8 @@ def with_shares(
         failed = part.forward()
         _compare(whole, part, ranks, ended=failed is None)
         if failed is not None:
-            raise Refused(f"{_named(part.module)} fails on a rank's share: {failed}", part.module, _FREE)
-    except Refused as refused:
+            raise ShareError(f"{_named(part.module)} fails on a rank's share: {failed}", part.module, _FREE)
+    except ShareError as refused:
         skipped.forbid(refused.text)
         common |= {"fault": refused.text, "module": refused.module, "help": refused.help}
         return replace(facts, shares=ShareFacts(**common))
@@ -187,8 +187,8 @@ class _Watched(Run):
                 return None
             self.cutting = path
             if kwargs or len(args) != 1 or len(tensors_of(args)) != 1:
-                raise Refused(f"{_named(path)} is cut, and is called with more than one tensor", path)
-            return (self.given(path, style, args[0]),), kwargs
+                raise ShareError(f"{_named(path)} is cut, and is called with more than one tensor", path)
+            return (self.module_input(path, style, args[0]),), kwargs
 
         return hook
 
@@ -196,17 +196,17 @@ class _Watched(Run):
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
             self.path.pop()
             if path and self.cutting == path:
-                output = self.made(path, self.styles[path], args[0], output)
+                output = self.module_output(path, self.styles[path], args[0], output)
                 self.cutting = ""
             return output
 
         return hook
 
-    def given(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
+    def module_input(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
         """Called with the input of a cut module."""
         return x
 
-    def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def module_output(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """Called with the output of a cut module."""
         return output
 
@@ -258,21 +258,21 @@ class _UnshardedRun(_Watched):
         path, made = self._last
         self.head = path if made is output and path not in self.parts else ""
         if any(id(tensor) in self.shared for tensor in tensors_of(output)) and not self.head:
-            raise Refused("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
+            raise ShareError("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
 
-    def given(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
+    def module_input(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
         share = self.shared.get(id(x))
         if style is not TensorStyle.ROW and share is not None:
-            raise Refused(f"{_named(path)} is a `{style}`, which takes the whole, and is given a share", path)
+            raise ShareError(f"{_named(path)} is a `{style}`, which takes the whole, and is given a share", path)
         if style is TensorStyle.ROW and share is None:
-            raise Refused(f"{_named(path)} is a `row`, and is given the whole", path, "`row_of_whole`")
+            raise ShareError(f"{_named(path)} is a `row`, and is given the whole", path, "`row_of_whole`")
         if share is not None and (share.dim != x.dim() - 1 or share.outer != 1 or share.parts):
-            raise Refused(f"{_named(path)} is a `row`, and its share is not one of the features", path)
+            raise ShareError(f"{_named(path)} is a `row`, and its share is not one of the features", path)
         self._distributed = {id(x)}
         self._own = {storage(parameter) for parameter in self.model.get_submodule(path).parameters()}
         return x
 
-    def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def module_output(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         if style is TensorStyle.COLUMN:
             sizes = self.parts.get(path, (output.shape[-1],))
             self._share(output, share_of_parts(output.dim() - 1, sizes))
@@ -291,7 +291,9 @@ class _UnshardedRun(_Watched):
                 self._last = ("", None)  # it is used further, so it is not the output
             owner = self._taken.get(storage(tensor))
             if owner is not None:
-                raise Refused(f"{_named(self.module)} uses a parameter of {_named(owner)}, which is cut", self.module)
+                raise ShareError(
+                    f"{_named(self.module)} uses a parameter of {_named(owner)}, which is cut", self.module
+                )
         if not any(id(tensor) in self.shared for tensor in given):
             self._add_up(given, tensors_of(result))
         else:
@@ -300,8 +302,8 @@ class _UnshardedRun(_Watched):
             try:
                 for tensor in tensors_of(result):
                     self._share(tensor, follow(operation, tensor))
-            except Refused as refused:
-                raise Refused(f"{_named(self.module)}: {refused.text}", self.module, refused.help) from None
+            except ShareError as refused:
+                raise ShareError(f"{_named(self.module)}: {refused.text}", self.module, refused.help) from None
         self.note(func, args, kwargs, result)
 
     def _check_inside(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
@@ -314,7 +316,7 @@ class _UnshardedRun(_Watched):
             what = next((n for n, buffer in self.model.named_buffers() if storage(buffer) == storage(other)), "")
             what = f"`{what}`" if what else f"a tensor of shape {tuple(other.shape)}"
             text = f"{_named(self.cutting)} is cut, and works on what is divided with {what}, which is not"
-            raise Refused(text, self.cutting, "leave it out: a module that no entry names is whole on every rank")
+            raise ShareError(text, self.cutting, "leave it out: a module that no entry names is whole on every rank")
         if all(own):
             self.alive += made
             self._distributed |= {id(tensor) for tensor in made}
@@ -332,7 +334,7 @@ class _UnshardedRun(_Watched):
         if not any(self._is_summed(tensor) for tensor in given):
             return
         if not all(self._is_summed(tensor) for tensor in given):
-            raise Refused(f"{_named(self.module)} is `summed`, and works on what every rank has whole", self.module)
+            raise ShareError(f"{_named(self.module)} is `summed`, and works on what every rank has whole", self.module)
         self.alive += made
         self._of_summed |= {id(tensor) for tensor in made}
 
@@ -348,7 +350,7 @@ class _UnshardedRun(_Watched):
             advice = (
                 "use it in the `forward` of its own module" if self.styles.get(owner) is TensorStyle.SUMMED else advice
             )
-            raise Refused(
+            raise ShareError(
                 f"{_named(self.module)} works on shares with {what}, whose gradient would be of a rank's share alone",
                 self.module,
                 advice,
@@ -379,17 +381,17 @@ class _Part(_Watched):
             try:
                 with self.hooked():
                     self.called()
-            except Refused:
+            except ShareError:
                 raise
             except Exception as error:  # any kind: it comes out of the user's own code
                 lines = str(error).strip().split("\n")
                 return f"{type(error).__name__}: {lines[0]}"
         return None
 
-    def given(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
+    def module_input(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
         return x.narrow(-1, 0, x.shape[-1] // self.ranks) if style is TensorStyle.ROW_OF_WHOLE else x
 
-    def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def module_output(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         import torch
 
         return torch.cat([output] * self.ranks, -1) if style is TensorStyle.GATHERED else output
@@ -435,7 +437,7 @@ def _compare(whole: _UnshardedRun, part: _Part, ranks: int, *, ended: bool) -> N
     for one, other in zip(whole.records, part.records, strict=False):
         where = _named(one.module)
         if one.name != other.name or len(one.shapes) != len(other.shapes):
-            raise Refused(f"{where} behaves differently where its modules are cut", one.module, _FREE)
+            raise ShareError(f"{where} behaves differently where its modules are cut", one.module, _FREE)
         for (shape, share), (own, _) in zip(one.shapes, other.shapes, strict=True):
             if own == _part(shape, share, ranks):
                 continue
@@ -443,14 +445,14 @@ def _compare(whole: _UnshardedRun, part: _Part, ranks: int, *, ended: bool) -> N
                 text = f"{where} makes a tensor of shape {own} of the size of a share, where one process has {shape}"
             else:
                 text = f"{where} turns its share into a tensor of shape {own}, which is not a share of {shape}"
-            raise Refused(text, one.module, _FREE)
+            raise ShareError(text, one.module, _FREE)
         if one.numbers != other.numbers or _starts_of_part(one, ranks) != other.starts:
             text = f"{where} computes with a number that depends on the size of a share (`{one.name}`)"
-            raise Refused(text, one.module, "the size that one process has")
+            raise ShareError(text, one.module, "the size that one process has")
     more = len(part.records) - len(whole.records)
     if more > 0 or (ended and more < 0):
         module = (part if more > 0 else whole).records[-1].module
-        raise Refused(f"{_named(module)} does more or fewer operations where its modules are cut", module, _FREE)
+        raise ShareError(f"{_named(module)} does more or fewer operations where its modules are cut", module, _FREE)
 
 
 def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int, ...] | None:

@@ -3,9 +3,9 @@
 Model: while the module is traced, a block that is left out gives what it is given: the module is one with fewer blocks.
 The facts of the block that stands for it are then written for it too, in its place in the order.
 
-Contract: the facts are those of tracing each block. `Unlike` is raised where the blocks in the middle turn out to
-differ: two groups that follow each other have other figures, a block is called in another way than recorded, or an
-attribute is read that differs.
+Contract: the facts are those of tracing each block. `BlocksDifferError` is raised where the blocks in the middle turn
+out to differ: two groups that follow each other have other figures, a block is called in another way than recorded,
+or an attribute is read that differs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dslc.compiler.trace.alike import Middle
+from dslc.compiler.trace.alike import RepeatedBlocks
 from dslc.compiler.trace.cut import Cut
 
 if TYPE_CHECKING:
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Unlike(Exception):
+class BlocksDifferError(Exception):
     """Blocks that were taken to be alike differ."""
 
 
-class Skipped:
+class BlockReuse:
     """The blocks that are left out, if any: `middle` is None until some are found, and where there are none. They are
     only looked for if that is `wanted`.
     """
 
     def __init__(self, *, wanted: bool = True) -> None:
         self.wanted = wanted
-        self.middle: Middle | None = None
+        self.middle: RepeatedBlocks | None = None
 
-    def without(self, cut: Cut) -> Cut:
+    def remaining(self, cut: Cut) -> Cut:
         """Returns the layers and blocks that are not left out."""
         if self.middle is None:
             return cut
@@ -55,8 +55,8 @@ class Skipped:
         return self.middle is not None and bool(_block(name, self.middle.stands))
 
     @contextmanager
-    def around(self, model: nn.Module) -> Iterator[None]:
-        """Leaves the blocks out of the module's forward passes. Raises Unlike."""
+    def skip_blocks(self, model: nn.Module) -> Iterator[None]:
+        """Leaves the blocks out of the module's forward passes. Raises BlocksDifferError."""
         if self.middle is None:
             yield
             return
@@ -72,20 +72,20 @@ class Skipped:
             yield
         if self.middle.unread.read:
             kind, name = next(iter(self.middle.unread.read))
-            raise Unlike(f"`{kind.__name__}.{name}` is read, and differs")
+            raise BlocksDifferError(f"`{kind.__name__}.{name}` is read, and differs")
 
     # ------------------------------------------------------------------------------------------------- the facts
 
     def check(self, *figures: Mapping[str, Any]) -> None:
-        """Raises Unlike if figures, by the block's path, differ between the two groups in the middle."""
+        """Raises BlocksDifferError if figures, by the block's path, differ between the two groups in the middle."""
         for stand, twin in self.middle.twins.items() if self.middle else ():
             for each in figures:
                 if each.get(stand) != each.get(twin):
-                    raise Unlike(f"{stand} and {twin} have other figures")
+                    raise BlocksDifferError(f"{stand} and {twin} have other figures")
 
     def check_all(self, figures: Mapping[str, Any]) -> None:
-        """Raises Unlike if figures, by names of modules or parameters, differ between a block that is left out and the
-        one that stands for it.
+        """Raises BlocksDifferError if figures, by names of modules or parameters, differ between a block that is left
+        out and the one that stands for it.
         """
         if self.middle is None:
             return
@@ -96,12 +96,12 @@ class Skipped:
                 inside[block][name[len(block) :]] = figure
         for path, stand in (*self.middle.stands.items(), *self.middle.twins.items()):
             if inside[path] != inside[stand]:
-                raise Unlike(f"{path} and {stand} are treated differently")
+                raise BlocksDifferError(f"{path} and {stand} are treated differently")
 
     def forbid(self, reason: str) -> None:
-        """Raises Unlike if blocks are left out: what is told of a fault names the first place of all."""
+        """Raises BlocksDifferError if blocks are left out: what is told of a fault names the first place of all."""
         if self.middle is not None:
-            raise Unlike(reason)
+            raise BlocksDifferError(reason)
 
     def fill(self, *figures: dict[str, Any]) -> None:
         """Puts the figures of the blocks that stand for others in for these."""
@@ -114,9 +114,9 @@ class Skipped:
         """Returns names in the order of calls, with those of what is left out."""
         return self.inserted(list(names), lambda name: name, lambda name, path: path)
 
-    def with_others(self, names: list[str]) -> list[str]:
+    def shared_parameters(self, names: list[str]) -> list[str]:
         """Returns names of parameters, which hold all of the blocks that are left out, with only those of them that the
-        block that stands for theirs has among `names` too. Raises Unlike if its twin has others.
+        block that stands for theirs has among `names` too. Raises BlocksDifferError if its twin has others.
         """
         if self.middle is None:
             return names
@@ -124,7 +124,7 @@ class Skipped:
         for stand, twin in self.middle.twins.items():
             one, other = ({name[len(p) :] for name in names if name.startswith(p + ".")} for p in (stand, twin))
             if one != other:
-                raise Unlike(f"{stand} and {twin} use other parameters")
+                raise BlocksDifferError(f"{stand} and {twin} use other parameters")
         kept = []
         for name in names:
             block = _block(name, self.middle.stands)
@@ -159,7 +159,7 @@ def _block(name: str, blocks: Iterable[str]) -> str:
     return next((path for n in range(1, len(parts) + 1) if (path := ".".join(parts[:n])) in blocks), "")
 
 
-def _passing(middle: Middle, path: str, stand: str, given: dict[str, Any]) -> Callable[..., Any]:
+def _passing(middle: RepeatedBlocks, path: str, stand: str, given: dict[str, Any]) -> Callable[..., Any]:
     """Returns a forward that gives what it is given, in the form of the block's output."""
     from dslc.compiler.trace.structures import flatten, unflatten
 
@@ -169,11 +169,11 @@ def _passing(middle: Middle, path: str, stand: str, given: dict[str, Any]) -> Ca
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves, form = flatten((args, kwargs))
         if through >= len(leaves):
-            raise Unlike(f"{path} is called in another way")
+            raise BlocksDifferError(f"{path} is called in another way")
         others = [_BlockArgument(leaf) for leaf in leaves if leaf is not leaves[through]]
         said = (str(form), others)
         if given.setdefault(stand, said) != said:
-            raise Unlike(f"{path} is given other things than {stand}")
+            raise BlocksDifferError(f"{path} is given other things than {stand}")
         return unflatten([leaves[place] if tensor else place for tensor, place in output.leaves], output.form)
 
     return forward

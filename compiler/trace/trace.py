@@ -16,7 +16,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
 from dslc.compiler.trace.made import TraceError, facts_of_made
-from dslc.compiler.trace.model import seen, trace_model, try_low_copy
+from dslc.compiler.trace.model import model_dtype, trace_model, try_low_copy
 
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "facts_of_made"]
 
@@ -270,11 +270,11 @@ def _same(one: Any, other: Any) -> bool:
         leaves = flatten(sample)[0]
         return [torch.as_tensor(leaf).nan_to_num() if isinstance(leaf, numbers) else leaf for leaf in leaves]
 
-    def alike(one: Any, other: Any) -> bool:
+    def is_equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
     these, others = parts(one), parts(other)
-    return len(these) == len(others) and all(map(alike, these, others))
+    return len(these) == len(others) and all(map(is_equal, these, others))
 
 
 def _fact(value: object, what: str) -> TensorFact:
@@ -284,4 +284,4 @@ def _fact(value: object, what: str) -> TensorFact:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TraceError(f"the {what} of a sample is a `{type(value).__name__}`, which is not a tensor") from error
-    return TensorFact(shape=tuple(tensor.shape), dtype=seen(tensor.dtype))
+    return TensorFact(shape=tuple(tensor.shape), dtype=model_dtype(tensor.dtype))

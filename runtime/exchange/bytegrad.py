@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.common.buckets import in_buckets, last_first
+from dslc.compiler.common.buckets import in_buckets, names_in_backward_order
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange.among import Among
 from dslc.runtime.exchange.codes import compress, restore
@@ -35,7 +35,7 @@ class ByteGrad(GradientExchange):
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step, model)
         named = {name: each for name, each in named_tensors(model).items() if each.requires_grad}
-        order = last_first(named)
+        order = names_in_backward_order(named)
         self._buckets = [order[bucket.start : bucket.stop] for bucket in in_buckets(named[n].numel() for n in order)]
         self._bucket_of = {name: index for index, names in enumerate(self._buckets) for name in names}
         self._arrived: list[dict[str, Tensor]] = [{} for _ in self._buckets]  # this step's gradients, by name

@@ -85,7 +85,7 @@ def load(
             allow_missing=weights.allow_missing,
             allow_unused=weights.allow_unused,
         )
-        if not fits.good:
+        if not fits.is_complete:
             said = (f"it {kind} {_first(names)}" for kind, names in faults(fits, found, wanted))
             raise WeightsError(f"{what} is not of this model: {'; '.join(said)}")
         _put(fits, read, tensors, what)

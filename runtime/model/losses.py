@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.trace.private_torch import Watching, fake_store
+from dslc.compiler.trace.private_torch import OperationMode, fake_store
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.loss_state import load_loss
@@ -105,7 +105,7 @@ def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
             total, number = loss_sum(step)(*part), count(step, part[1])
         return total.double(), torch.as_tensor(number).double()
 
-    with Watching(watch), torch.no_grad():
+    with OperationMode(watch), torch.no_grad():
         whole, *pieces = (losses(rows) for rows in (slice(None), slice(1), slice(1, None)))
     if talks:
         return False

@@ -63,7 +63,7 @@ def build_optimizer(
 def _own(
     step: OptimizerStep, groups: list[dict[str, Any]], model: nn.Module, names: ParameterNames, shared_out: bool
 ) -> torch.optim.Optimizer:
-    first = {id(parameter): names.first(name) for name, parameter in model.named_parameters()}
+    first = {id(parameter): names.first_name(name) for name, parameter in model.named_parameters()}
     kind: Any = partial(OwnOptimizer, step, names=first)
     optimizer: torch.optim.Optimizer = zero1.share_out(kind, groups, {}) if shared_out else kind(groups)
     for group in optimizer.param_groups:

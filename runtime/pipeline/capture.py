@@ -40,8 +40,8 @@ from dslc.compiler.trace.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    OperationMode,
     Operator,
-    Watching,
     detect_fake_mode,
     own_buffers,
     own_parameters,
@@ -211,7 +211,7 @@ class _Recorder(TorchFunctionMode):
                 around.callback(leave.remove)
             around.enter_context(_asked(lambda tensor: self._constant(tensor) is not None))
             around.enter_context(self._fake)
-            around.enter_context(Watching(self._watched))
+            around.enter_context(OperationMode(self._watched))
             around.enter_context(
                 torch.autocast("cpu", dtype=self._low or torch.bfloat16, enabled=self._low is not None)
             )

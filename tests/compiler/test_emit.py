@@ -14,7 +14,7 @@ from helpers.planning import compiled
 
 import dslc
 from dslc.compiler.compile import Compiled
-from dslc.compiler.emit import located
+from dslc.compiler.emit import with_paths_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
@@ -88,7 +88,7 @@ def test_each_function_of_ones_own_is_in_the_folder_of_its_job() -> None:
         hooks=(p.HookStep(python=own),),
         loggers=(own,),
     )
-    found = list(functions_in(located(program, "/jobs", "digits.plt")))
+    found = list(functions_in(with_paths_in(program, "/jobs", "digits.plt")))
     assert len(found) == 11
     assert {function.folder for function in found} == {"/jobs"}
 

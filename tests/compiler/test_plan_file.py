@@ -19,7 +19,7 @@ from dslc.compiler.facts.fingerprint import fingerprints
 from dslc.compiler.facts.hardware import GiB
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.plan_facts import PlanFacts, differences, facts_of
-from dslc.compiler.plan_file import PlanFile, Refused, read_plan
+from dslc.compiler.plan_file import PlanFile, PlanFileError, read_plan
 from dslc.compiler.show.explain import explain
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load, load_kept
@@ -105,7 +105,7 @@ def test_every_value_that_is_changed_is_noticed(digits: PlanFile) -> None:
     for place, key in list(values(data)):
         before = place[key]
         place[key] = other(before)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(PlanFileError) as refused:
             read_plan(json.dumps(data))
         assert refused.value.code in ("E1001", "E1002", "E1003"), (key, refused.value)
         place[key] = before
@@ -115,7 +115,7 @@ def test_every_value_that_is_changed_is_noticed(digits: PlanFile) -> None:
 
 
 def test_a_byte_that_is_changed_is_named_as_that(digits: PlanFile) -> None:
-    with pytest.raises(Refused, match=f"not those of plan {digits.plan.hash}") as refused:
+    with pytest.raises(PlanFileError, match=f"not those of plan {digits.plan.hash}") as refused:
         read_plan(digits.text().replace('"lr": 0.05', '"lr": 0.9'))
     assert refused.value.code == "E1002"
 
@@ -133,7 +133,7 @@ def test_a_forged_plan_shows_what_it_runs(digits: PlanFile) -> None:
     "text", ["", "[]", "{}", '{"graph": 1, "hash": 2}', "model {}", "\0", '{"graph": {}, "hash": "x", "format": 3}']
 )
 def test_what_is_no_plan_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="not a plan") as refused:
+    with pytest.raises(PlanFileError, match="not a plan") as refused:
         read_plan(text)
     assert refused.value.code == "E1001"
 
@@ -141,7 +141,7 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 def test_an_older_format_is_refused_by_its_number(digits: PlanFile) -> None:
     data = json.loads(digits.text())
     del data["format"]
-    with pytest.raises(Refused, match="format 1, and this dslc reads format 3") as refused:
+    with pytest.raises(PlanFileError, match="format 1, and this dslc reads format 3") as refused:
         read_plan(json.dumps(data))
     assert refused.value.code == "E1003"
 

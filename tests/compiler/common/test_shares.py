@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.common.shares import alike, largest, piece, pieces
+from dslc.compiler.common.shares import equal_share_runs, largest, piece, pieces
 
 COUNTS, PARTS = st.integers(0, 200), st.integers(1, 40)
 
@@ -26,10 +26,10 @@ def test_pieces_are_all_of_it_in_order_the_larger_first(count: int, parts: int) 
 @given(COUNTS, PARTS)
 def test_parts_that_are_alike_have_those_pieces(count: int, parts: int) -> None:
     sizes = [stop - start for start, stop in pieces(count, parts)]
-    found = [size for _, ranks, size in alike(count, parts) for _ in range(ranks)]
+    found = [size for _, ranks, size in equal_share_runs(count, parts) for _ in range(ranks)]
     assert found == [size for size in sizes if size]
-    assert all(sizes[first] == size for first, _, size in alike(count, parts))
-    assert len({size for _, _, size in alike(count, parts)}) == len(alike(count, parts))
+    assert all(sizes[first] == size for first, _, size in equal_share_runs(count, parts))
+    assert len({size for _, _, size in equal_share_runs(count, parts)}) == len(equal_share_runs(count, parts))
 
 
 @given(st.integers(1, 200), PARTS)

@@ -21,7 +21,7 @@ def fitted(found: Mapping[str, tuple[int, ...]], **patterns: Any) -> Fit:
 
 def test_all_of_it() -> None:
     found = fitted(NETWORK)
-    assert found.good and found.taken == tuple((name, name) for name in NETWORK)
+    assert found.is_complete and found.taken == tuple((name, name) for name in NETWORK)
     assert not (found.copies or found.initial or found.left_out)
 
 
@@ -29,7 +29,7 @@ def test_a_tied_weight_goes_by_any_of_its_names() -> None:
     last = {"head.weight" if name == "embedding.weight" else name: shape for name, shape in NETWORK.items()}
     assert ("embedding.weight", "head.weight") in fitted(last).taken
     both = fitted(NETWORK | {"head.weight": (8, 4)})
-    assert both.good and both.copies == (("embedding.weight", "head.weight"),)
+    assert both.is_complete and both.copies == (("embedding.weight", "head.weight"),)
     assert fitted(NETWORK | {"head.weight": (9, 4)}).unlike == (("embedding.weight", "head.weight"),)
 
 
@@ -49,9 +49,9 @@ def test_a_tied_weight_goes_by_any_of_its_names() -> None:
     ],
 )
 def test_renames(there: dict[str, tuple[int, ...]], rename: tuple[str, ...]) -> None:
-    assert not fitted(there).good
+    assert not fitted(there).is_complete
     found = fitted(there, rename=rename)
-    assert found.good and len(found.taken) == len(NETWORK)
+    assert found.is_complete and len(found.taken) == len(NETWORK)
 
 
 def test_two_tensors_for_one_name() -> None:
@@ -69,13 +69,15 @@ def test_what_may_be_missing_or_over() -> None:
     assert found.missing == ("norm.weight",) and found.unused == ("pooler.weight",)
     assert found.unlike == (("embedding.weight", "embedding.weight"),)
     found = fitted(there, allow_missing=("norm.*", "head.*"), allow_unused=("pooler.*",))
-    assert found.good and found.taken == (("blocks.0.up.weight",) * 2,)
+    assert found.is_complete and found.taken == (("blocks.0.up.weight",) * 2,)
     assert found.initial == ("embedding.weight", "norm.weight") and found.left_out == ("pooler.weight",)
 
 
 def test_what_only_leaves_out_is_no_fault() -> None:
     found = fitted(NETWORK | {"pooler.weight": (4, 4)}, only=("blocks.*", "embed*"))
-    assert found.good and found.initial == ("norm.weight",) and found.left_out == ("norm.weight", "pooler.weight")
+    assert (
+        found.is_complete and found.initial == ("norm.weight",) and found.left_out == ("norm.weight", "pooler.weight")
+    )
 
 
 NAMES = st.text("ab.", min_size=1, max_size=4)

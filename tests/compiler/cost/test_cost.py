@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.made_jobs import gpt_model, make_job
 
-from dslc.compiler.cost.gathers import Sharded
+from dslc.compiler.cost.gathers import ShardedMemory
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.ir.working import Moment
 from dslc.compiler.rules.analyse import analyse
@@ -143,7 +143,7 @@ def test_gradients_are_the_traffic_of_the_data_axis() -> None:
 @pytest.mark.parametrize(("staged", "there"), [(False, (80, 80, 80, 40)), (True, (80, 40, 80, 80))])
 def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tuple[int, ...]) -> None:
     """Two units of ten numbers, and a root without any."""
-    engine = Sharded(
+    engine = ShardedMemory(
         unit_of=[0, 1],
         trains=[10, 10],
         whole=[10, 10, 0],

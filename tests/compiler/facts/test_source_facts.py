@@ -20,7 +20,7 @@ from helpers.paths import ROOT
 
 from dslc.compiler.common.file_patterns import files_matching
 from dslc.compiler.facts.sample_numbers import count_of
-from dslc.compiler.facts.source_look import Broken
+from dslc.compiler.facts.source_look import UnusableDataError
 from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import DataStep
@@ -192,7 +192,7 @@ def test_an_array_that_has_less_than_it_says_is_refused(tmp_path: Path, packed: 
     assert facts.missing is not None and "is not a readable `.npz` file" in facts.missing
     assert "an array of 100 bytes, whose header says 100,000,000,000 numbers of 4 bytes" in (facts.help or "")
     (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(Broken):
+    with pytest.raises(UnusableDataError):
         count_of(str(tmp_path / "a.npy"), "a.npy")
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from dslc.compiler.cost.schedule_cost import Timeline, held, peak_held, peaks_held, timeline
+from dslc.compiler.cost.schedule_cost import Timeline, microbatches_in_flight, peak_held, peaks_held, timeline
 from dslc.compiler.placement.schedules import (
     NAMES,
     SPLITS_BACKWARD,
@@ -413,14 +413,14 @@ def test_no_rank_holds_more_than_theory_allows(schedule: ScheduleTable) -> None:
     peaks = peak_held(schedule, [1.0] * schedule.stages)
     for rank, peak in enumerate(peaks):
         assert 1 <= peak <= bound(schedule, rank)
-        own = [h for h, r in zip(held(schedule), schedule.placement, strict=True) if r == rank]
+        own = [h for h, r in zip(microbatches_in_flight(schedule), schedule.placement, strict=True) if r == rank]
         assert max(own) <= peak <= sum(own)
 
 
 def test_gpipe_holds_all_and_1f1b_the_depth_of_the_pipeline() -> None:
-    assert held(table("gpipe", 4, 8, 1)) == (8, 8, 8, 8)
-    assert held(table("1f1b", 4, 8, 1)) == (4, 3, 2, 1)
-    assert held(table("looped_bfs", 2, 3, 2)) == (3, 3, 3, 3)
+    assert microbatches_in_flight(table("gpipe", 4, 8, 1)) == (8, 8, 8, 8)
+    assert microbatches_in_flight(table("1f1b", 4, 8, 1)) == (4, 3, 2, 1)
+    assert microbatches_in_flight(table("looped_bfs", 2, 3, 2)) == (3, 3, 3, 3)
 
 
 @given(tables(), st.data())

@@ -16,7 +16,7 @@ from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.rules.analyse import analyse
-from dslc.compiler.rules.weights import wanted_of
+from dslc.compiler.rules.weights import expected_tensors
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language import calls as c
@@ -157,4 +157,4 @@ def test_a_saved_buffer_is_wanted_and_another_is_not() -> None:
     sample, target = TensorFact(shape=(4,), dtype="float32"), TensorFact(shape=(), dtype="int64")
     spec = ModelSpec(network=PythonNetwork(function="net:make"), loss=c.CrossEntropy())
     graph = opaque(trace_model(Net, sample), spec, SourceFacts(input=sample, target=target, classes=2), Report())
-    assert graph is not None and wanted_of(graph).keys() == {"head.weight", "head.bias", "kept"}
+    assert graph is not None and expected_tensors(graph).keys() == {"head.weight", "head.bias", "kept"}

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.alike import find_middle
+from dslc.compiler.trace.alike import find_repeated_blocks
 from dslc.compiler.trace.batch import Outputs
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.private_torch import FakeTensorMode
-from dslc.compiler.trace.skipped import Skipped
+from dslc.compiler.trace.skipped import BlockReuse
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.job import JobSpec
@@ -133,7 +133,7 @@ class Net(nn.Module):
 
 def both(make: Callable[[], nn.Module], fact: TensorFact = TOKENS, **given: Any) -> int:
     """Compares the facts, and returns the number of blocks that were left out."""
-    skipped = Skipped()
+    skipped = BlockReuse()
     assert trace_model(make, fact, skipped=skipped, **given) == trace_model(make, fact, **given)
     return len(skipped.middle.stands) if skipped.middle else 0
 
@@ -143,7 +143,7 @@ def proposed(make: Callable[[], nn.Module]) -> int:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         model = make()
-    middle, _ = find_middle(model, Cut(model), fake, TOKENS)
+    middle, _ = find_repeated_blocks(model, Cut(model), fake, TOKENS)
     return len(middle.stands) if middle else 0
 
 
@@ -203,20 +203,20 @@ def test_a_plan_over_a_tensor_axis_is_that_of_all_blocks() -> None:
 
 
 def test_what_is_inside_a_block_that_is_left_out() -> None:
-    skipped = Skipped()
+    skipped = BlockReuse()
     trace_model(Net, TOKENS, skipped=skipped)
     assert skipped.middle is not None
     path, stand = next(iter(skipped.middle.stands.items()))
     assert skipped.has_inside(path) and skipped.has_inside(f"{path}.up")
     assert not skipped.has_inside(f"{stand}.up") and not skipped.has_inside(f"{path}0.up")
-    assert not Skipped().has_inside(f"{path}.up")
+    assert not BlockReuse().has_inside(f"{path}.up")
 
 
 def cut_both(make: Callable[[], nn.Module], job: JobSpec, fact: TensorFact = TOKENS, **given: Any) -> ModelFacts:
     """Compares the facts of a module that is cut, with blocks that are left out and without, and returns them."""
     facts: list[ModelFacts] = []
     made: list[nn.Module] = []
-    for skipped in (Skipped(), Skipped(wanted=False)):
+    for skipped in (BlockReuse(), BlockReuse(wanted=False)):
 
         def keep() -> nn.Module:
             made.append(make())

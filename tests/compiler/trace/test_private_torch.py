@@ -257,7 +257,7 @@ def test_a_fake_tensor_is_asked_for_its_device() -> None:
     fake = pt.FakeTensorMode()
     with fake:
         weight = torch.ones(4, 3, requires_grad=True)
-    with fake, pt.Watching(act):
+    with fake, pt.OperationMode(act):
         made = torch.nn.functional.linear(torch.ones(2, 3), weight)
         made.sum().backward()
         assert made.device == torch.device("cpu") and weight.grad is not None and weight.grad.device == made.device

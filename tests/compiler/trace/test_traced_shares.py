@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.ir.module_facts import ShareFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.operators import Operation, Refused, Share, follow
+from dslc.compiler.trace.operators import Operation, Share, ShareError, follow
 from dslc.compiler.trace.run import tensors_of
 from dslc.compiler.trace.trace import trace_model
 
@@ -139,7 +139,7 @@ def test_what_is_followed_is_what_ranks_have(name: str) -> None:
             with following:
                 result = function(whole)
             share = following.shares[id(result)]
-        except Refused:
+        except ShareError:
             assert dim not in allowed
             continue
         assert dim in allowed

@@ -13,7 +13,7 @@ import pytest
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.program import TransformersKind, TransformersStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.placement.tensor_patterns import chosen
+from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.compiler.trace.model import trace_model
 from dslc.runtime.model.transformers_model import build_transformers, known
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -178,7 +178,7 @@ def network_of(name: str) -> Any:
 def verdict_of_shares(facts: ModelFacts, plan: tuple[str, ...] | None) -> str:
     if facts.shares is not None:
         return "E0428" if facts.shares.fault else "runs"
-    return next(fault.code for fault in chosen(plan, facts, RANKS).faults)
+    return next(fault.code for fault in resolve_styles(plan, facts, RANKS).faults)
 
 
 def verdict_of_pieces(facts: ModelFacts) -> str:
