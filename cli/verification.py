@@ -95,11 +95,11 @@ class Finding:
     texts: list[str] = field(default_factory=list)
 
     @property
-    def is_broken(self) -> bool:
+    def has_violation(self) -> bool:
         return self.status == "broken"
 
     def breaks(self, text: str) -> None:
-        if not self.is_broken:
+        if not self.has_violation:
             self.status, self.texts = "broken", []
         self.texts.append(text)
 
@@ -118,11 +118,11 @@ class Verdict:
     @property
     def only_numbers(self) -> bool:
         """True if the broken invariants may be a matter of rounding."""
-        return bool(self.broken_invariants) and not (self.findings[0].is_broken or self.findings[1].is_broken)
+        return bool(self.broken_invariants) and not (self.findings[0].has_violation or self.findings[1].has_violation)
 
     @property
     def broken_invariants(self) -> list[str]:
-        return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.is_broken]
+        return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.has_violation]
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def compare(
         elif job.precision.dtype != "float32":
             verdict.notes.append("noise is kept on, and in low precision cannot be told from rounding")
     reason = ""
-    if samples.is_broken or start.is_broken:
+    if samples.has_violation or start.has_violation:
         reason = "the inputs of the steps differ"
     elif verdict.notes:
         reason = "it is expected to differ: see below"
@@ -235,13 +235,13 @@ def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exac
     tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in plain.ranks[0]])
     for ours, theirs in zip(one.ranks[0], plain.ranks[0], strict=True):
         _step_of_plain(job, ours, theirs, tolerance, finding)
-        if exact and not finding.is_broken and ours.step == 1:
+        if exact and not finding.has_violation and ours.step == 1:
             _update_of_plain(job, one, plain, finding)
-        if finding.is_broken:
+        if finding.has_violation:
             return finding
     finding.texts = []
     _state(one, plain, tolerance, Rounding(), finding, "")
-    if not finding.is_broken:
+    if not finding.has_violation:
         how = "both in float64: " if exact else ""
         finding.texts.insert(
             0, f"{how}learning rates, losses and norms of {plural(len(one.ranks[0]), 'step')} are the plain loop's"
@@ -256,7 +256,7 @@ def _step_of_plain(job: JobProgram, ours: Seen, theirs: Seen, tolerance: Toleran
     if abs(ours.lr - theirs.lr) > 1e-9 * job.optimizer.lr:
         pair = f"{ours.lr:.9g} {said[0]} and {theirs.lr:.9g} {said[1]}"
         finding.breaks(f"step {ours.step}: the learning rate is {pair} (`train.lr_schedule`)")
-    if finding.is_broken:
+    if finding.has_violation:
         return
     losses = _loss([ours]), _loss([theirs])
     if not _is_close(*losses, tolerance.loss, 1.0):
@@ -327,7 +327,7 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
             ranks = _ranks(who[sample] for sample in over)
             finding.breaks(f"step {ours.step}: {ranks} takes {_numbers(over)} once more than one process does")
         _content(ours, theirs, finding)
-        if finding.is_broken:
+        if finding.has_violation:
             return
         taken += len(ours.samples)
     seen = all(digest for step in one.ranks[0] for digest in step.digests)
@@ -500,7 +500,7 @@ def _scale(
     finding: Finding,
     notes: list[str],
 ) -> None:
-    if finding.is_broken:
+    if finding.has_violation:
         return
     for number, row in enumerate(rows):
         if math.isfinite(row.norms[0]) != math.isfinite(row.norms[1]) and tolerance.parameter is None:
@@ -521,7 +521,7 @@ def _scale(
                     f"step {row.step}: the norm of the gradient is {steps[number].norm:.6g} on rank {rank}, and "
                     f"{row.norms[0]:.6g} on rank 0"
                 )
-        if finding.is_broken:
+        if finding.has_violation:
             return
     losses = max(_relative_difference(*row.losses, 1.0) for row in rows)
     norms = max(_relative_difference(*row.norms, 0.0) for row in rows)

@@ -199,7 +199,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
         return TRAINING_FAILED
     verdict.plain = plain
     _show(verdict)
-    return JOB_AT_FAULT if verdict.broken_invariants or plain.is_broken else GOOD
+    return JOB_AT_FAULT if verdict.broken_invariants or plain.has_violation else GOOD
 
 
 def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
@@ -363,7 +363,7 @@ def _show(verdict: Verdict) -> None:
             shown.print(f"what was compared agrees with one process; not compared: {' and '.join(left)}")
         else:
             shown.print("the plan trains as one process does")
-    if verdict.plain.is_broken:
+    if verdict.plain.has_violation:
         shown.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
 
 
