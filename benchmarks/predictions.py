@@ -18,7 +18,7 @@ from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.probe.gather import gather
+from dslc.probe.gather import collect_facts
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "torchtitan")
 GiB = 2**30
@@ -110,7 +110,7 @@ def analysed(row: Row) -> Analysis:
 def _facts(job: str) -> Facts:
     loaded = load(os.path.join(JOBS, f"{job}.plt"), [])
     assert loaded.job is not None
-    return gather(loaded.job, Report(), trace=True, run=False)
+    return collect_facts(loaded.job, Report(), trace=True, run=False)
 
 
 def tokens(row: Row, found: Analysis, efficiency: float) -> float:

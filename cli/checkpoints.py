@@ -55,15 +55,15 @@ class SelectedWeights:
         return f"{shown} (step {self.manifest.step:,})" if self.manifest else shown
 
 
-def take(job: JobSpec, asked: str | None) -> SelectedWeights:
+def select_weights(job: JobSpec, asked: str | None) -> SelectedWeights:
     """Returns the checkpoint that is asked for, else the newest of the job. Raises NoCheckpoint."""
     if asked == BEST and not os.path.lexists(asked):
-        return _best(job)
+        return _best_weights(job)
     if asked is not None:
         path = os.path.abspath(os.path.expanduser(asked))
         if not os.path.exists(path):
             raise NoCheckpoint(f"there is no {asked}")
-        found = _in(path)
+        found = _weights_in(path)
         if found is None:
             raise NoCheckpoint(
                 f"{asked} is not a checkpoint (a folder `step-00000050` with a {MANIFEST}), a folder that holds one, "
@@ -72,7 +72,7 @@ def take(job: JobSpec, asked: str | None) -> SelectedWeights:
         return found
     places = _places(job)
     for place in sorted(places, key=_age, reverse=True):
-        found = _in(place)
+        found = _weights_in(place)
         if found is not None:
             return found
     looked = [os.path.join("runs", job.name, "*"), *([job.checkpoint.dir] if job.checkpoint.dir else [])]
@@ -82,13 +82,13 @@ def take(job: JobSpec, asked: str | None) -> SelectedWeights:
     )
 
 
-def _best(job: JobSpec) -> SelectedWeights:
+def _best_weights(job: JobSpec) -> SelectedWeights:
     """Returns the checkpoint that the link of the newest run names. Raises NoCheckpoint."""
     for place in sorted(_places(job), key=_age, reverse=True):
         for link in (os.path.join(place, BEST), os.path.join(place, "checkpoints", BEST)):
             if os.path.islink(link):
                 path = os.path.join(os.path.dirname(link), os.readlink(link))
-                found, reasons = _looked_at(path)
+                found, reasons = _open_checkpoint(path)
                 if found is None:
                     raise NoCheckpoint(f"{link}, which is {path}: {'; '.join(reasons)}")
                 return found
@@ -133,13 +133,13 @@ def _time(path: str) -> float:
         return 0.0
 
 
-def _in(place: str) -> SelectedWeights | None:
+def _weights_in(place: str) -> SelectedWeights | None:
     """Returns the weights to take from a place that exists. Raises NoCheckpoint if all there are damaged."""
     if os.path.isfile(place):
         return SelectedWeights(path=place, manifest=None) if place.endswith(".safetensors") else None
     passed_over: list[str] = []
     for path in _candidates(place):
-        found, reasons = _looked_at(path)
+        found, reasons = _open_checkpoint(path)
         if found is not None:
             for each in passed_over:
                 print(plain(f"skipped {each}"), file=sys.stderr)
@@ -150,7 +150,7 @@ def _in(place: str) -> SelectedWeights | None:
     return None
 
 
-def _looked_at(path: str) -> tuple[SelectedWeights | None, list[str]]:
+def _open_checkpoint(path: str) -> tuple[SelectedWeights | None, list[str]]:
     """Returns a candidate that is whole, or its faults."""
     if os.path.isfile(path):
         return SelectedWeights(path=path, manifest=None), []
@@ -171,7 +171,7 @@ def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
     return found | kept
 
 
-def hold_against(taken: SelectedWeights, analysis: Analysis) -> None:
+def check_compatibility(taken: SelectedWeights, analysis: Analysis) -> None:
     """Raises WeightMismatchError if the checkpoint is of another model, as far as is known before anything is read."""
     if taken.manifest is not None:
         theirs = taken.manifest.fit.tensors

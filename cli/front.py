@@ -17,7 +17,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.show import render
-from dslc.probe.gather import gather
+from dslc.probe.gather import collect_facts
 
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:
@@ -98,7 +98,7 @@ def _inspect(
     counts = nodes.last - nodes.first + 1 if isinstance(nodes, Range) else 1
     if not _few(job, loaded.looks * counts, report):
         return {}
-    facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
+    facts = collect_facts(job, report, trace=(trace or run) and not report.errors, run=run)
     if not isinstance(nodes, Range):
         analysis = analyse(job, facts, report, loaded.broken, reuse=reuse)
         return {} if analysis is None else {analysis.layout.nodes: analysis}

@@ -21,7 +21,7 @@ from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import Loaded, load_kept
 from dslc.dsl.words import plural
 from dslc.front import inspect
-from dslc.runs import ALONE, LaunchContext, Ready, look_around
+from dslc.runs import ALONE, LaunchContext, Ready, detect_launcher
 from dslc.version import __version__
 
 ANEW = "`dslc plan JOB --json` makes the plan anew"
@@ -88,7 +88,7 @@ def prepare_plan(
     report.extend(diagnostic.for_run() for diagnostic in found)
     if analysis is None:
         return None
-    world = look_around(analysis, report, around)
+    world = detect_launcher(analysis, report, around)
     here = facts_of(analysis)
     if made.facts.model is None and here.model is not None:
         _untraced(path, report)

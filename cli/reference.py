@@ -2,7 +2,7 @@
 
 Model: blocks of the resolved job are replaced; the user's own stay in place, so that messages point there.
 `one_process` keeps the meaning of a training (model, data, batch, optimizer, precision, seed) and removes the way it is
-executed. `shrunk` keeps the way it is executed, the axes and the sharding, and makes everything smaller.
+executed. `shrink_job` keeps the way it is executed, the axes and the sharding, and makes everything smaller.
 
 Limits: only library networks can be made narrow. A data axis is cut to `RANKS`. If tokens or pictures are not on this
 machine, or a vocabulary is too large to keep, synthetic samples of the same form replace them.
@@ -70,7 +70,7 @@ def one_process(job: JobSpec) -> JobSpec:
     )
 
 
-def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple[str, ...]]:
+def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple[str, ...]]:
     """Returns a narrow copy of the job for this machine, and the list of what is smaller, in words. Raises
     CannotShrink.
     """

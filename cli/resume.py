@@ -79,7 +79,7 @@ def _candidate(path: str, analysis: Analysis) -> _Candidate:
     seen = look(path)
     if seen.manifest is None:
         return _Candidate(path=path, manifest=None, damage=seen.reason)
-    misfits = tuple(_misfits(path, seen.manifest, analysis))
+    misfits = tuple(_incompatibilities(path, seen.manifest, analysis))
     wrong = [] if misfits else damage(path, seen.manifest)
     return _Candidate(path=path, manifest=seen.manifest, damage="; ".join(wrong), misfits=misfits)
 
@@ -97,7 +97,7 @@ def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
     ]
 
 
-def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diagnostic]:
+def _incompatibilities(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diagnostic]:
     """Yields the reasons why a checkpoint is not one of this job's."""
     job, fit, workload, name = analysis.job, manifest.fit, analysis.workload, path_text(path)
 

@@ -62,7 +62,7 @@ def make_folder(program: JobProgram, out: str | None) -> str:
 
 
 @contextlib.contextmanager
-def claimed(folder: str, program: JobProgram | None, *, goes_on: bool = False) -> Iterator[None]:
+def claim_folder(folder: str, program: JobProgram | None, *, goes_on: bool = False) -> Iterator[None]:
     """Keeps other runs out of a folder, which is made, and out of the `checkpoint.dir` of `program`, while the context
     lasts.
 

@@ -26,7 +26,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.front import inspect_counts
 from dslc.process_needs import check_needs
-from dslc.run_folder import claimed
+from dslc.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
@@ -81,7 +81,7 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: La
         counts = counts_there(loaded.job, counts, around.environ, found)
     analysis = counts[max(counts)] if counts else None
     report.extend(diagnostic.for_run() for diagnostic in found)
-    world = look_around(analysis, report, around, elastic=elastic) if analysis is not None else None
+    world = detect_launcher(analysis, report, around, elastic=elastic) if analysis is not None else None
     if report.errors or analysis is None:
         return None
     compiled = compile_plan(analysis)
@@ -96,7 +96,9 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: La
     )
 
 
-def look_around(analysis: Analysis, report: Report, around: LaunchContext, *, elastic: bool = False) -> World | None:
+def detect_launcher(
+    analysis: Analysis, report: Report, around: LaunchContext, *, elastic: bool = False
+) -> World | None:
     """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
     the job, a job of several nodes that is to run on one, and one of one node where hosts are to meet.
     """
@@ -149,7 +151,7 @@ def job_text(ready: Ready) -> str:
     return write(anchored(ready.loaded.job))
 
 
-def lay_down(ready: Ready, folder: str) -> None:
+def write_run_directory(ready: Ready, folder: str) -> None:
     """Writes the files known before the start: the job as resolved, the plan, the program."""
     assert ready.loaded.job is not None
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
@@ -177,8 +179,8 @@ def train(
     Returns the outcome and the contents of report.json; None if the training failed, or was ended at once and left no
     records. `goes_on`: it is the folder of this training already. Raises Occupied.
     """
-    with claimed(folder, ready.program, goes_on=goes_on):
-        lay_down(ready, folder)
+    with claim_folder(folder, ready.program, goes_on=goes_on):
+        write_run_directory(ready, folder)
         begin(folder, ready.program.steps)
         with draw(folder):
             outcome = launch(ready.program, ready.places, folder)

@@ -31,11 +31,11 @@ from dslc.status import GOOD, TRAINING_FAILED
 STEPS = 3
 
 
-def tried(ready: Ready) -> int:
+def try_training(ready: Ready) -> int:
     """Tries a training, says what was tried, and returns the exit status."""
     folder, status = tempfile.mkdtemp(prefix="dslc-try-"), TRAINING_FAILED
     try:
-        status = _tried(ready, folder)
+        status = _run_trial(ready, folder)
     except KeyboardInterrupt:
         status = GOOD  # nothing of it is to be read
         raise
@@ -45,7 +45,7 @@ def tried(ready: Ready) -> int:
     return status
 
 
-def _tried(ready: Ready, folder: str) -> int:
+def _run_trial(ready: Ready, folder: str) -> int:
     job = ready.program
     first = max(1, min(STEPS, job.steps - 1))
     last = min(first + 1, job.steps)

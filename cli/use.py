@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from dslc.checkpoints import NoCheckpoint, SelectedWeights, WeightMismatchError, hold_against, take
+from dslc.checkpoints import NoCheckpoint, SelectedWeights, WeightMismatchError, check_compatibility, select_weights
 from dslc.compiler.ir.program import EvaluateMode, PredictMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
@@ -35,7 +35,7 @@ class CommandFailedError(Exception):
         self.status = status
 
 
-def ready(
+def prepare_inference(
     loaded: Loaded, asked: str | None, mode: type[EvaluateMode] | type[PredictMode], **arguments: Any
 ) -> tuple[Ready, SelectedWeights]:
     """Returns the job as a program of that mode, with these arguments, and its checkpoint.
@@ -50,9 +50,9 @@ def ready(
     show([each for each in report if each.severity == "error"])  # warnings are about a training
     if made is None:
         raise CommandFailedError(JOB_AT_FAULT)
-    taken = taken_for(loaded.job, asked)
+    taken = require_weights(loaded.job, asked)
     try:
-        hold_against(taken, made.compiled.analysis)
+        check_compatibility(taken, made.compiled.analysis)
     except WeightMismatchError as misfit:
         print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
         raise CommandFailedError(JOB_AT_FAULT) from None
@@ -60,10 +60,10 @@ def ready(
     return replace(made, program=program), taken
 
 
-def taken_for(job: JobSpec, asked: str | None) -> SelectedWeights:
+def require_weights(job: JobSpec, asked: str | None) -> SelectedWeights:
     """Returns the checkpoint. Raises CommandFailedError if there is none."""
     try:
-        return take(job, asked)
+        return select_weights(job, asked)
     except NoCheckpoint as reason:
         print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         raise CommandFailedError(WRONG_USAGE) from None
@@ -89,7 +89,7 @@ def _without_training(job: JobSpec) -> JobSpec:
 
 
 @contextlib.contextmanager
-def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
+def run_inference(made: Ready, beside: str | None = None) -> Iterator[str]:
     """Yields the folder with the results of the ranks, which exists while the context lasts.
 
     Raises CommandFailedError.
@@ -112,6 +112,6 @@ def metrics(made: Ready) -> dict[str, Any]:
     """Evaluates, and returns the metrics over the validation split by name. Raises CommandFailedError."""
     from dslc.runtime.loop.tasks import EVALUATION
 
-    with launched(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:
+    with run_inference(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:
         found: dict[str, Any] = json.load(file)
     return found

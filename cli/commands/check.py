@@ -14,7 +14,7 @@ from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import either, plural
 from dslc.front import check_one, show
-from dslc.probe.unseen import unseen
+from dslc.probe.unseen import describe_unchecked
 from dslc.status import GOOD, JOB_AT_FAULT
 
 
@@ -29,7 +29,7 @@ def main(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             show(report)
             if not report.errors and analysis:
-                so_far = unseen(analysis, trace=arguments.trace)
+                so_far = describe_unchecked(analysis, trace=arguments.trace)
                 print(plain(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else "")))
     if arguments.json:
         json.dump(to_json(found), sys.stdout, indent=2)

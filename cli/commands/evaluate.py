@@ -13,14 +13,16 @@ from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.runtime.process.records import finite
 from dslc.status import GOOD, WRONG_USAGE
-from dslc.use import CommandFailedError, metrics, ready
+from dslc.use import CommandFailedError, metrics, prepare_inference
 
 
 def main(arguments: argparse.Namespace) -> int:
     _, combinations = load_each(arguments.job, arguments.settings)
     split = arguments.split
     try:
-        made, taken = ready(combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw)
+        made, taken = prepare_inference(
+            combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw
+        )
         samples = getattr(made.program.data, f"{split}_samples")
         if not samples:
             print(

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from dslc.checkpoints import SelectedWeights, WeightMismatchError, hold_against
+from dslc.checkpoints import SelectedWeights, WeightMismatchError, check_compatibility
 from dslc.compiler.common.adapters import base_name
 from dslc.compiler.graph.constants import adapter_step, transformers_step
 from dslc.compiler.ir.program import TransformersStep
@@ -20,7 +20,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import first_of, plural
 from dslc.front import inspect, show
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.use import CommandFailedError, taken_for
+from dslc.use import CommandFailedError, require_weights
 
 _PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 _FILES = (".safetensors", ".pt")
@@ -48,8 +48,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(plain(f"dslc: {wrong}"), file=sys.stderr)
         return WRONG_USAGE
     try:
-        taken = taken_for(analysis.job, arguments.checkpoint)
-        hold_against(taken, analysis)
+        taken = require_weights(analysis.job, arguments.checkpoint)
+        check_compatibility(taken, analysis)
     except CommandFailedError as refused:
         return refused.status
     except WeightMismatchError as misfit:

@@ -10,7 +10,7 @@ from dslc.compiler.ir.program import PredictMode
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
-from dslc.use import CommandFailedError, launched, ready
+from dslc.use import CommandFailedError, prepare_inference, run_inference
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     try:
-        made, taken = ready(
+        made, taken = prepare_inference(
             combinations[0], arguments.checkpoint, PredictMode, split=arguments.split, output=output, raw=arguments.raw
         )
         data = made.program.data
@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.split in ("train", "all") and data.stream is not None:
             print("dslc: a stream has no samples to number: `--split validation`", file=sys.stderr)
             return WRONG_USAGE
-        with launched(made, beside=folder) as parts:
+        with run_inference(made, beside=folder) as parts:
             from dslc.runtime.loop.predictions import join
 
             try:

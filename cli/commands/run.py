@@ -17,7 +17,7 @@ from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.front import is_over_limit, presented, show
-from dslc.launching.restarted import folder_of, is_in_pod, is_training_done, restarted, was_stopped_by_user
+from dslc.launching.restarted import folder_of, is_in_pod, is_training_done, resume_after_restart, was_stopped_by_user
 from dslc.planned import is_plan_file, prepare_plan
 from dslc.run_folder import Occupied
 from dslc.runs import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
     call = loaded.job.launch.with_
     if isinstance(call, SSH) and not rendezvous and not arguments.trial:
         return _start_by_ssh(call, arguments, [each for each in ready if each is not None])
-    runs = [restarted(each) for each in ready if each is not None]
+    runs = [resume_after_restart(each) for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
     if was_stopped_by_user(runs[0], arguments.out):
@@ -160,7 +160,7 @@ def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: LaunchCont
         return JOB_AT_FAULT
     if arguments.trial:
         return _try_each([ready])
-    ready = restarted(ready)
+    ready = resume_after_restart(ready)
     if rendezvous or _has_peers(ready):
         return _run_with_others([ready], rendezvous, arguments)
     try:
@@ -174,13 +174,13 @@ def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: LaunchCont
 
 def _try_each(runs: Sequence[Ready]) -> int:
     """Tries the trainings of a sweep, one after another; returns the worst of their exit statuses."""
-    from dslc.trial import tried
+    from dslc.trial import try_training
 
     status = GOOD
     for n, ready in enumerate(runs, 1):
         if len(runs) > 1:
             print(f"run {n} of {len(runs)}", flush=True)
-        status = max(status, tried(ready))
+        status = max(status, try_training(ready))
     return status
 
 

@@ -22,8 +22,8 @@ from dslc.launching.again import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
 from dslc.launching.submission import Submission, write_submission
 from dslc.planned import is_plan_file
-from dslc.run_folder import Occupied, claimed, make_folder, refuse_others
-from dslc.runs import Ready, folders_of, lay_down
+from dslc.run_folder import Occupied, claim_folder, make_folder, refuse_others
+from dslc.runs import Ready, folders_of, write_run_directory
 from dslc.runtime.hosts.run_secret import write_private
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
@@ -182,7 +182,7 @@ def _to_slurm(whole: SubmittedRuns, *, dry: bool) -> int:
         print(script, end="")
         return GOOD
     path = os.path.join(whole.folder, "submit.sh")
-    _lay_down(whole)
+    _write_run_directories(whole)
     with open(path, "w", encoding="utf-8") as file:
         file.write(script)
     told = _hand_over(["sbatch", "--parsable", path], f"`sbatch {path}` where SLURM is")
@@ -203,7 +203,7 @@ def _to_kubernetes(whole: SubmittedRuns, *, dry: bool) -> int:
         print(text_of(manifest(whole.runs, whole.folders, whole.name, lambda: _NO_TOKEN)), end="")
         return GOOD
     path = os.path.join(whole.folder, "submit.json")
-    _lay_down(whole)
+    _write_run_directories(whole)
     text = text_of(manifest(whole.runs, whole.folders, whole.name, lambda: secrets.token_hex(32)))
     write_private(path, text, replace=True)
     call = whole.runs[0].compiled.analysis.job.launch.with_
@@ -246,14 +246,14 @@ def _say_where(whole: SubmittedRuns, job: str) -> None:
     print(plain(f"where it stands:  dslc status {shlex.quote(place)}"))
 
 
-def _lay_down(whole: SubmittedRuns) -> None:
+def _write_run_directories(whole: SubmittedRuns) -> None:
     """Writes the job of each training as resolved. Raises Occupied."""
     for ready, folder in zip(whole.runs, whole.folders, strict=True):
         refuse_others(folder, folder, goes_on=True)
-        with claimed(folder, ready.program):
-            lay_down(ready, folder)
+        with claim_folder(folder, ready.program):
+            write_run_directory(ready, folder)
             forget(folder)
             write_status(folder, RunStatus(state="waiting", steps=ready.program.steps))
     if whole.folders != [whole.folder]:
-        with claimed(whole.folder, None):
+        with claim_folder(whole.folder, None):
             pass  # its lock file says that it is a sweep's

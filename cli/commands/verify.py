@@ -18,8 +18,8 @@ from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.front import show
 from dslc.probe.gpus import gpus_here
-from dslc.reference import CannotShrink, observed, one_process, shrunk
-from dslc.run_folder import LOCK, Occupied, claimed
+from dslc.reference import CannotShrink, observed, one_process, shrink_job
+from dslc.run_folder import LOCK, Occupied, claim_folder
 from dslc.runs import Ready, launch_quietly, prepare, show_failure
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
@@ -56,7 +56,7 @@ def _verify_in_folder(arguments: argparse.Namespace) -> int:
     """Verifies, and keeps the run directories in a folder if one is named. Raises Occupied."""
     out: str | None = arguments.out
     if out and os.path.exists(os.path.join(out, LOCK)):
-        with claimed(out, None):  # or the message names who writes there
+        with claim_folder(out, None):  # or the message names who writes there
             pass
     _refuse_filled(out)
     _, combinations = load_each(arguments.job, arguments.settings)
@@ -75,7 +75,7 @@ def _verify_in_folder(arguments: argparse.Namespace) -> int:
     folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="dslc-verify-")
     status = GOOD
     try:
-        with claimed(folder, None):
+        with claim_folder(folder, None):
             _refuse_filled(out)  # now that no other can begin
             status = _verify(*pair, arguments.steps, folder, noise=arguments.noise)
     finally:
@@ -101,7 +101,7 @@ def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
     if layout is None:
         return loaded, ()  # its mistakes are shown when it is compiled
     gpus = len(gpus_here()) if job.devices.gpus is not None else 0
-    narrow, changes = shrunk(job, layout, gpus)
+    narrow, changes = shrink_job(job, layout, gpus)
     return replace(loaded, job=observed(narrow)), changes
 
 

@@ -33,8 +33,8 @@ from dslc.launching.agreement import (
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import is_in_pod, plan_on
 from dslc.launching.secret_source import secret_of, warn_of_strangers
-from dslc.run_folder import Occupied, claimed, holder, make_folder, refuse_run
-from dslc.runs import Ready, draw, launch, lay_down, report_on
+from dslc.run_folder import Occupied, claim_folder, holder, make_folder, refuse_run
+from dslc.runs import Ready, draw, launch, report_on, write_run_directory
 from dslc.runtime.process.run_status import begin
 from dslc.status import GOOD, INTERRUPTED, WRONG_USAGE
 
@@ -137,7 +137,7 @@ class _ElasticTraining:
     def claim(self, folder: str) -> bool:
         """Locks the run directory of a training whose keeper is gone; returns whether that was possible."""
         try:
-            self._claims.enter_context(claimed(folder, self._job.program, goes_on=True))
+            self._claims.enter_context(claim_folder(folder, self._job.program, goes_on=True))
         except (Occupied, OSError):
             return False
         self._holds = True
@@ -184,8 +184,8 @@ class _ElasticTraining:
                 refuse_run(company.folder, program)
         if not self._holds:
             goes_on = company.start > 1
-            self._claims.enter_context(claimed(company.folder, program, goes_on=goes_on))
+            self._claims.enter_context(claim_folder(company.folder, program, goes_on=goes_on))
             self._holds = True
-        lay_down(self.ready, company.folder)
+        write_run_directory(self.ready, company.folder)
         if self.folder == "":
             begin(company.folder, program.steps)

@@ -23,7 +23,7 @@ _LONGEST = 1 << 16  # bytes of the name of a launcher's run
 _MARK = ".launcher"  # in a run directory; names that begin with a dot are no files of a run
 
 
-def restarted(ready: Ready) -> Ready:
+def resume_after_restart(ready: Ready) -> Ready:
     """Returns the training as it is to be run: one that was started again goes on. A job that names the checkpoint to
     resume from stays as it is. Ranks that fail are started again by those who have started this process, if they do.
     """
@@ -42,7 +42,7 @@ def is_in_pod(ready: Ready) -> bool:
 
 def was_stopped_by_user(ready: Ready, out: str | None) -> bool:
     """True if Kubernetes has started a training again that `dslc stop` has ended, which has no other way to say so."""
-    told = _told_to_pod(ready, out)
+    told = _pod_status(ready, out)
     return told.state == "stopped" and told.asked == "dslc stop"
 
 
@@ -50,12 +50,12 @@ def is_training_done(ready: Ready, out: str | None) -> bool:
     """True in a pod that finds room, or is made again, when the others have ended the training and nobody writes any
     more: the first pod that ends well ends all of them.
     """
-    if out is None or _told_to_pod(ready, out).state != "done" or holder(out):
+    if out is None or _pod_status(ready, out).state != "done" or holder(out):
         return False
     return is_of_plan(out, lambda nodes: plan_on(ready, nodes))
 
 
-def _told_to_pod(ready: Ready, out: str | None) -> RunStatus:
+def _pod_status(ready: Ready, out: str | None) -> RunStatus:
     """Returns the status of the training in the run directory of a pod; that of none elsewhere."""
     told = read_status(out) if out is not None and is_in_pod(ready) else None
     return told or RunStatus(state="")

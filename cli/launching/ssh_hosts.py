@@ -120,15 +120,15 @@ class _Hosts(ABC):
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ, host)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Passes on what has come, and what is asked for; waits a moment."""
         now = time.monotonic()
         if now - self._beat > BEAT:
             self._beat = now
-            self._tell("alive")
+            self._send_to_all("alive")
         if self._board.stop_requested and not self._stopping:
             self._stopping = True
-            self._tell("stop")
+            self._send_to_all("stop")
         for key, _ in self._selector.select(0.2):
             self._read_stream(key.data, key.fd)
         for host in self._hosts:
@@ -139,7 +139,7 @@ class _Hosts(ABC):
                         self._selector.unregister(descriptor)
                 host.status = host.process.returncode
 
-    def _tell(self, line: str) -> None:
+    def _send_to_all(self, line: str) -> None:
         for host in self._hosts:
             if host.status is None:
                 host.tell(line)
@@ -156,9 +156,9 @@ class _Hosts(ABC):
                 return
             *lines, host.rest[descriptor] = (host.rest.get(descriptor, b"") + content).split(b"\n")
             for line in lines:
-                self._take(host, descriptor, line.decode(errors="replace").rstrip("\r"))
+                self._handle_line(host, descriptor, line.decode(errors="replace").rstrip("\r"))
 
-    def _take(self, host: Host, descriptor: int, line: str) -> None:
+    def _handle_line(self, host: Host, descriptor: int, line: str) -> None:
         if descriptor == host.streams[1]:
             host.errors.append(line)
         elif not host.ready:
@@ -186,7 +186,7 @@ class FixedHosts(_Hosts):
     def run(self) -> int:
         until = time.monotonic() + START
         while not all(host.ready for host in self._hosts):
-            self._look()
+            self._poll()
             broken = [host for host in self._hosts if host.status is not None]
             late = [host for host in self._hosts if not host.ready] if time.monotonic() > until else []
             if broken or late:
@@ -196,7 +196,7 @@ class FixedHosts(_Hosts):
         for host in self._hosts:
             host.go()
         while not self._is_training_over:
-            self._look()
+            self._poll()
             if any(host.status for host in self._hosts):
                 self._failed = self._failed or time.monotonic()
         for host in self._hosts[1:]:
@@ -234,7 +234,7 @@ class FixedHosts(_Hosts):
 
 
 @dataclass
-class _Lost:
+class _LostHost:
     """A host that is not there: when it is tried again, how many seconds that is after the last time, and what was said
     of it.
     """
@@ -265,12 +265,12 @@ class ElasticHosts(_Hosts):
         super().__init__(hosts, board, why)
         self._least, self._timeout, self._start = least, timeout, start
         self._lines: dict[str, str] = {}  # each with the host that said it first
-        self._lost: dict[str, _Lost] = {}
+        self._lost: dict[str, _LostHost] = {}
         self._ends: dict[str, int] = {}
         self._seen = 0.0  # when a host was last there
 
     def run(self) -> int:
-        if not self._enough():
+        if not self._wait_for_enough_hosts():
             return INTERRUPTED
         self._seen = time.monotonic()
         self._note_ends()
@@ -278,15 +278,15 @@ class ElasticHosts(_Hosts):
             if not self._ends_soon:
                 self._let_in()
                 self._try_again()
-            self._look()
+            self._poll()
             self._note_ends()
         return self._status()
 
-    def _enough(self) -> bool:
+    def _wait_for_enough_hosts(self) -> bool:
         """Waits for the hosts with which the training begins; returns False if it was stopped. Raises NotStarted."""
         began = time.monotonic()
         while True:
-            self._look()
+            self._poll()
             if self._board.stop_requested:
                 return False
             ready = [host for host in self._hosts if host.ready and host.status is None]
@@ -313,7 +313,7 @@ class ElasticHosts(_Hosts):
         if self._connected_hosts:
             self._seen = now
             return False
-        if self._ends_soon or not (self._lost or self._coming):
+        if self._ends_soon or not (self._lost or self._is_connecting):
             return True
         if now - self._seen > self._timeout:
             self._report(f"no host was there for {self._timeout:g} s (`launch.timeout`): the training ends")
@@ -321,7 +321,7 @@ class ElasticHosts(_Hosts):
         return False
 
     @property
-    def _coming(self) -> bool:
+    def _is_connecting(self) -> bool:
         return any(host.status is None and not host.going for host in self._hosts)
 
     def _let_in(self) -> None:
@@ -344,7 +344,7 @@ class ElasticHosts(_Hosts):
             if host.status not in _OF_ALL:
                 self._report(f"{host.name} takes no part any more (exit status {host.status})")
             return
-        lost = self._lost.setdefault(host.name, _Lost())
+        lost = self._lost.setdefault(host.name, _LostHost())
         lost.wait = min(2 * lost.wait, _AGAIN[1])
         lost.at = time.monotonic() + lost.wait
         reason = f"the connection to {host.name} was lost ({host.last_error})" if host.going else self._why(host)

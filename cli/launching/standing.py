@@ -48,7 +48,7 @@ class RunState:
         match self.state:
             case "waiting":
                 gone = f", at {at}" if self.step else ""
-                return f"waiting{self._job()}{gone}{self._because()}"
+                return f"waiting{self._job()}{gone}{self._reason_text()}"
             case "starting":
                 return f"starting{self._job()}" + (f", from {at}" if self.step else "")
             case "running" | "restarting":
@@ -69,7 +69,7 @@ class RunState:
         where = "SLURM" if self.submitted.cluster == "slurm" else "Kubernetes"
         return f" in {where} as job {self.submitted.job}"
 
-    def _because(self) -> str:
+    def _reason_text(self) -> str:
         return f" ({self.why})" if self.why else ""
 
     def _after_restarts(self) -> str:
@@ -92,15 +92,15 @@ def runs_in(folder: str) -> list[str]:
     """Returns the run directories at or below a folder, by name."""
     if _is_run(folder):
         return [folder]
-    return [run for run in _below(folder, _DEEP) if _is_run(run)]
+    return [run for run in _runs_below(folder, _DEEP) if _is_run(run)]
 
 
-def _below(folder: str, deep: int) -> list[str]:
+def _runs_below(folder: str, deep: int) -> list[str]:
     found = []
     for name in sorted(os.listdir(folder)) if deep else ():
         inner = os.path.join(folder, name)
         if not name.startswith(".") and os.path.isdir(inner):
-            found += [inner] if _is_run(inner) else _below(inner, deep - 1)
+            found += [inner] if _is_run(inner) else _runs_below(inner, deep - 1)
     return found
 
 
@@ -149,43 +149,44 @@ def _run_state(folder: str, told: RunStatus | None, submitted: Submission | None
     )
     if _has_ended(told):
         undecided = submitted is not None and queue.state(submitted.job)[0] == "RUNNING" and not _has_said_all(told)
-        return _as(found, "restarting", "") if undecided else found
+        return _with_state(found, "restarting", "") if undecided else found
     silent = silence(folder, told)
     if submitted is not None and submitted.cluster == "slurm" and (silent or told.state == "waiting"):
-        return _queued(found, submitted, queue, silent)
+        return _state_in_queue(found, submitted, queue, silent)
     if submitted is not None and submitted.cluster == "kubernetes" and (silent or told.state == "waiting"):
-        return _of_pods(found, submitted, silent)
-    return _as(found, "gone", silent) if silent else found
+        return _state_of_pods(found, submitted, silent)
+    return _with_state(found, "gone", silent) if silent else found
 
 
-def _queued(found: RunState, submitted: Submission, queue: Queue, silent: str) -> RunState:
+def _state_in_queue(found: RunState, submitted: Submission, queue: Queue, silent: str) -> RunState:
     """Returns where a run stands that no launcher speaks for, by SLURM's word on its job."""
     state, reason = queue.state(submitted.job)
     if not queue.known:
-        return _as(found, "gone", silent) if silent else found
+        return _with_state(found, "gone", silent) if silent else found
     if state in ("RUNNING", "CONFIGURING", "COMPLETING"):
-        return _as(found, "starting", "")
+        return _with_state(found, "starting", "")
     if state:
-        return _as(found, "waiting", state.lower() if reason in ("", "None") else reason)
+        return _with_state(found, "waiting", state.lower() if reason in ("", "None") else reason)
     log = os.path.join(os.path.dirname(submitted.script), "slurm*.out")
-    return _as(found, "gone", f"{silent or f'SLURM has job {submitted.job} no more, and it left no word'}; see {log}")
+    why = silent or f"SLURM has job {submitted.job} no more, and it left no word"
+    return _with_state(found, "gone", f"{why}; see {log}")
 
 
-def _of_pods(found: RunState, submitted: Submission, silent: str) -> RunState:
+def _state_of_pods(found: RunState, submitted: Submission, silent: str) -> RunState:
     """Returns the same by Kubernetes' word on the pods."""
     told = pods_of(submitted)
     if told is None:
-        return _as(found, "gone", silent) if silent else found
+        return _with_state(found, "gone", silent) if silent else found
     phase, reason = told
     if phase == "Running":
-        return _as(found, "starting", "")
+        return _with_state(found, "starting", "")
     if phase in ("", "Pending") and not silent:
-        return _as(found, "waiting", reason or phase.lower())
+        return _with_state(found, "waiting", reason or phase.lower())
     if phase == "Pending":
-        return _as(found, "restarting", "")
+        return _with_state(found, "restarting", "")
     why = silent or f"its pods have ended ({phase}), and left no word"
-    return _as(found, "gone", f"{why}: {reason}" if reason else why)
+    return _with_state(found, "gone", f"{why}: {reason}" if reason else why)
 
 
-def _as(found: RunState, state: str, why: str) -> RunState:
+def _with_state(found: RunState, state: str, why: str) -> RunState:
     return RunState(**{**vars(found), "state": state, "why": why})

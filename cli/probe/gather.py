@@ -20,34 +20,34 @@ from dslc.probe.gpus import choose_free, gpus_here
 from dslc.probe.pictures import look_for_library
 
 
-def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
+def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     """Returns the facts that the job does not state: of its data, of the user's own functions (only with `trace`), of
     this machine.
     """
     source = source_facts(job.data.source, context_of(job))
     if isinstance(job.data.source, Mixture):
         pairs = zip(job.data.source.sources, source.parts, strict=True)
-        source = mixed([_looked_into(call, facts, fetch=run) for call, facts in pairs])
+        source = mixed([_with_library_facts(call, facts, fetch=run) for call, facts in pairs])
     else:
-        source = _looked_into(job.data.source, source, fetch=run)
+        source = _with_library_facts(job.data.source, source, fetch=run)
     for alone, _ in each_source(job, source):
         look_for_library(alone, report)
     facts = Facts(source=source)
     if trace:
-        from dslc.probe.traced import traced  # here, as most checks call no functions
+        from dslc.probe.traced import trace_facts  # here, as most checks call no functions
 
-        facts = traced(job, source, report, run=run)
+        facts = trace_facts(job, source, report, run=run)
     return replace(facts, machine=_machine(job, report)) if run else facts
 
 
-def _looked_into(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:
+def _with_library_facts(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:
     """Returns the facts of a source, with those that only a library can tell."""
     if isinstance(call, Parquet | Datasets) and not source.missing:
-        return _opened(call, fetch=fetch)
+        return _open_table(call, fetch=fetch)
     return source
 
 
-def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
+def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     """Opens a table in a child, so that the library is not loaded here. Only `run` may download it."""
     from dslc.compiler.facts.sources import source_key
     from dslc.compiler.ir.codec import from_json

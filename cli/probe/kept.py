@@ -100,7 +100,7 @@ class TraceCache:
 
         return watched
 
-    def keep(self, made: dict[str, Any], facts: ModelFacts | None) -> None:
+    def store(self, made: dict[str, Any], facts: ModelFacts | None) -> None:
         """Keeps the facts that a child found, with what they rest on, if that is known."""
         rests = made["rests"]
         if not self._path or rests is None or facts is None or facts.looks or facts.structured:

@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from dslc.runtime.pipeline.input_form import InputForm
 
 
-def traced(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
+def trace_facts(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
     """Returns the facts, with what calling the user's functions tells; `source` are those without."""
     with tempfile.TemporaryDirectory() as folder:
-        return _traced(job, source, Files(folder), report, run=run)
+        return _trace_job(job, source, Files(folder), report, run=run)
 
 
 class Files:
@@ -87,12 +87,12 @@ class Files:
         self.samples = os.path.join(folder, "samples.pt")  # a batch of different samples
 
 
-def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, run: bool) -> Facts:
+def _trace_job(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, run: bool) -> Facts:
     if isinstance(job.data.source, Mixture):
         pairs = zip(job.data.source.sources, source.parts, strict=True)
-        source = mixed([_traced_part(job, call, facts, files, report) for call, facts in pairs])
+        source = mixed([_trace_source(job, call, facts, files, report) for call, facts in pairs])
     else:
-        source = _traced_part(job, job.data.source, source, files, report)
+        source = _trace_source(job, job.data.source, source, files, report)
     for alone, facts in each_source(job, source):
         try_pictures(alone, facts, report)
     network = job.model.network
@@ -110,7 +110,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
         model = _traced_transformers(job, network, source, files, report, run)
     if made and not run and source.input is None and source.structures is None and not report.errors:
         tell_of_network(job, source, report)
-    source = _tried(job, source, trial(job, source, model, files.folder, files.outputs), files, report, run=run)
+    source = _try_functions(job, source, trial(job, source, model, files.folder, files.outputs), files, report, run=run)
     try_followers(job, report)
     try_sampler(job, source, report)
     optimizer: OptimizerFacts | None = None
@@ -119,7 +119,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
     return Facts(source=source, model=model, made=uncalled, optimizer=optimizer, weights=opened_weights(job, report))
 
 
-def _tried(
+def _try_functions(
     job: JobSpec, source: SourceFacts, tried: TrialBatches, files: Files, report: Report, *, run: bool
 ) -> SourceFacts:
     """Tries a user's loss, metrics and schedule; returns the facts with what that tells of the loss."""
@@ -146,7 +146,7 @@ def _has_configuration(network: PythonNetwork | TransformersNetwork, folder: str
     return file is None or os.path.exists(file)
 
 
-def _traced_part(job: JobSpec, call: Call, source: SourceFacts, files: Files, report: Report) -> SourceFacts:
+def _trace_source(job: JobSpec, call: Call, source: SourceFacts, files: Files, report: Report) -> SourceFacts:
     """Returns the facts of a source; if it is a user's, those that its samples tell."""
     return (_traced_source(job, call, files, report) or source) if isinstance(call, PythonSource) else source
 
@@ -202,11 +202,11 @@ def _traced_model(
         adapted = with_adapter(job, counted_once(make))
         called = _is_called(job, source)
         with named_gpus(job):
-            return to_json(_trace_facts(job, adapted, source, real, files) if called else facts_of_made(adapted))
+            return to_json(_trace_module(job, adapted, source, real, files) if called else facts_of_made(adapted))
 
     named = python_function(call, job.folder)
     by_value = named.function.partition(":")[0] in HANDED_OVER
-    kept = TraceCache(None if by_value else _depends(job, to_json(replace(named, line="")), source), named.folder)
+    kept = TraceCache(None if by_value else _cache_key(job, to_json(replace(named, line="")), source), named.folder)
     if (facts := kept.load()) is not None:
         return facts
     found = len(report.found)
@@ -220,7 +220,7 @@ def _traced_model(
         return None
     facts = from_json(ModelFacts, made["facts"]) if made else None
     if made and len(report.found) == found:
-        kept.keep(made, facts)
+        kept.store(made, facts)
     return facts
 
 
@@ -245,7 +245,7 @@ def _library_missing(name: str, span: Span | None, report: Report) -> None:
     report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
 
 
-def _trace_facts(
+def _trace_module(
     job: JobSpec, make: Callable[[], Any], source: SourceFacts, real: RealBatch, files: Files | None = None
 ) -> ModelFacts:
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
@@ -402,7 +402,7 @@ def _find_seams(
     )
 
 
-def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] | None:
+def _cache_key(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] | None:
     """Returns all of the job that the facts of its network depend on, for `TraceCache`; None where they depend on
     more: on batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
     """
@@ -486,7 +486,7 @@ def _traced_transformers(
     padding: list[int | None] = []
     step = transformers_step(network, source, job.folder, job.data.pad)
     file = configuration_file(network, job.folder)
-    depends = _depends(job, [to_json(replace(step, line="")), file and digest_of(file)], source)
+    depends = _cache_key(job, [to_json(replace(step, line="")), file and digest_of(file)], source)
     kept = TraceCache(depends)
     if (facts := kept.load()) is not None:
         return facts
@@ -516,7 +516,7 @@ def _traced_transformers(
                 )
             return model
 
-        facts = _trace_facts(job, with_adapter(job, make), source, real, files if step.structured else None)
+        facts = _trace_module(job, with_adapter(job, make), source, real, files if step.structured else None)
         return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
     import_torch_for_children()
@@ -531,7 +531,7 @@ def _traced_transformers(
             return None
         facts = from_json(ModelFacts, made["facts"]) if made["facts"] else None
         if not answer["left"]:
-            kept.keep(made, facts)
+            kept.store(made, facts)
         return facts
     report.add(
         "E0805",

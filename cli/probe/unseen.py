@@ -31,9 +31,9 @@ def can_be_tried(output: TensorFact | None, target: TensorFact | None) -> bool:
     return output is not None and target is not None and prod(output.shape) + prod(target.shape) <= TRIED
 
 
-def unseen(analysis: Analysis, *, trace: bool) -> str:
+def describe_unchecked(analysis: Analysis, *, trace: bool) -> str:
     """Returns ` as far as can be seen without its network (`--trace` looks at it)`; "" if all was checked."""
-    found = list(_unseen(analysis, trace))
+    found = list(_unchecked_parts(analysis, trace))
     if not found:
         return ""
     *before, last = [what for what, _ in found]
@@ -45,7 +45,7 @@ def unseen(analysis: Analysis, *, trace: bool) -> str:
     return f" as far as can be seen without {names}{more}"
 
 
-def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
+def _unchecked_parts(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
     """Yields the parts that were not checked, and whether `--trace` would check them."""
     job, source, model = analysis.job, analysis.source, analysis.model
     untraced_source = any(isinstance(each, PythonSource) for each in parts_of(job.data.source)) and not trace

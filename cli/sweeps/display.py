@@ -31,7 +31,7 @@ class SweepDisplay(Protocol):
 
     def begin(self, training: SweepTraining) -> None: ...
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -73,7 +73,7 @@ class _BaseDisplay(ABC):
     def begin(self, training: SweepTraining) -> None:
         self._followed[training.name] = _Followed(training)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for name, each in self._followed.items():
             for line in each.notes.new():
                 self.say(f"{name}: {line.rstrip()}")
@@ -155,8 +155,8 @@ class _BarDisplay(_BaseDisplay):
         else:
             self.say(self._line(each, record))
 
-    def look(self) -> None:
-        super().look()
+    def poll(self) -> None:
+        super().poll()
         with contextlib.suppress(BlockingIOError):
             self._progress.refresh()
 

@@ -22,7 +22,7 @@ from dslc.dsl.bounds import BYTES
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain
-from dslc.run_folder import Occupied, claimed, refuse_others
+from dslc.run_folder import Occupied, claim_folder, refuse_others
 from dslc.runs import Ready, folders_of
 from dslc.runtime.process.run_status import read_status
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
@@ -53,7 +53,7 @@ def run_sweep(loaded: Loaded, runs: Sequence[Ready], folder: str, run: Runner, a
     go `again` (the command without --out) if something is left; returns the status. Raises Occupied before anything is
     trained.
     """
-    with claimed(folder, None):
+    with claim_folder(folder, None):
         places = trainings(loaded, runs, folder)
         write_sweep(folder, loaded, [each.name for each in places], runs[0].program)
         for each in places:

@@ -188,7 +188,7 @@ class _ParallelSweep:
                 self.signal()
             while self._waiting and self._free and not self._ends:
                 self._start(self._waiting.pop(0), self._free.pop(0))
-            self._look()
+            self._poll()
 
     @property
     def _ends(self) -> bool:
@@ -197,7 +197,7 @@ class _ParallelSweep:
     def finish(self) -> None:
         """Waits for the launchers that run."""
         while self._running:
-            self._look()
+            self._poll()
 
     def signal(self) -> None:
         """Asks all launchers to stop."""
@@ -211,15 +211,15 @@ class _ParallelSweep:
             os.waitpid(child.process, 0)
         self._display.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for child in list(self._running):
             found, how = os.waitpid(child.process, os.WNOHANG)
             if found:
                 self._running.remove(child)
                 self._free.append(child.place)
-                self._display.look()
+                self._display.poll()
                 self._finish_child(child, os.waitstatus_to_exitcode(how))
-        self._display.look()
+        self._display.poll()
         time.sleep(self._display.interval)
 
     def _start(self, training: SweepTraining, place: DeviceShare) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dslc.launching.agreement import check_folder
 from dslc.launching.cut_off import newest_of, starts_before
-from dslc.run_folder import LOCK, claimed
+from dslc.run_folder import LOCK, claim_folder
 from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.process.run_status import RunStatus, write_status
 
@@ -43,7 +43,7 @@ def test_a_training_that_was_cut_off_is_found(folder: Path, monkeypatch: pytest.
 
 
 def test_one_that_goes_on_holds_the_lock(folder: Path) -> None:
-    with claimed(str(folder), None):
+    with claim_folder(str(folder), None):
         assert starts_before(str(folder), plan_of) == 0
 
 

@@ -48,7 +48,7 @@ def keep(place: Path, what: str = "a", facts: ModelFacts = FACTS, **variables: s
     file.write_text("width = 3")
     environment = {name: digest_of_variable(value) for name, value in variables.items()}
     rests = {"files": {str(file): digest_of(str(file))}, "environment": environment}
-    TraceCache({"what": what}).keep({"facts": to_json(facts), "rests": rests}, facts)
+    TraceCache({"what": what}).store({"facts": to_json(facts), "rests": rests}, facts)
     found = list((place / "cache" / "dslc").glob("trace-*"))
     return max(found, key=lambda path: path.stat().st_mtime_ns) if found else None
 

@@ -10,7 +10,7 @@ from helpers.paths import EXAMPLES, HELPERS
 
 from dslc.front import check_one
 from dslc.main import main
-from dslc.probe.unseen import unseen
+from dslc.probe.unseen import describe_unchecked
 
 pytestmark = pytest.mark.usefixtures("loaded")
 METRICS = HELPERS / "own_metrics.py"
@@ -136,13 +136,15 @@ def test_a_plan_without_what_an_optimizer_keeps_says_so(job: str, capsys: pytest
     assert "lion:Lion" in told.out and "optimizer 0" not in told.out
     analysis = check_one(job, settings[1:])[1]
     assert analysis is not None
-    assert unseen(analysis, trace=False) == " as far as can be seen without its optimizer (`--trace` looks at it)"
+    unchecked = describe_unchecked(analysis, trace=False)
+    assert unchecked == " as far as can be seen without its optimizer (`--trace` looks at it)"
 
 
 def test_a_check_that_calls_nothing_says_what_it_has_not_seen(job: str) -> None:
     report, analysis = check_one(job, ['evaluate.metrics=[python("own_metrics:absent")]'])
     assert not report.found and analysis is not None
-    assert unseen(analysis, trace=False) == " as far as can be seen without its metrics (`--trace` looks at it)"
+    unchecked = describe_unchecked(analysis, trace=False)
+    assert unchecked == " as far as can be seen without its metrics (`--trace` looks at it)"
 
 
 OUTPUTS = """

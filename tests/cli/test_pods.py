@@ -14,8 +14,8 @@ from dslc.dsl.meaning.load import load
 from dslc.launching import elastic
 from dslc.launching.elastic import train_elastic
 from dslc.launching.restarted import is_training_done
-from dslc.run_folder import claimed
-from dslc.runs import LaunchContext, Ready, lay_down, prepare
+from dslc.run_folder import claim_folder
+from dslc.runs import LaunchContext, Ready, prepare, write_run_directory
 from dslc.runtime.hosts import company
 from dslc.runtime.hosts.elastic import Over
 from dslc.runtime.process.failure import Failure, Outcome
@@ -62,11 +62,11 @@ def test_what_kubernetes_has_not_started_so_is_refused(
 def test_a_training_that_has_ended_is_done_only_if_it_is_of_the_plan(tmp_path: Path) -> None:
     ready, out = in_pod(), str(tmp_path)
     assert not is_training_done(ready, out)
-    lay_down(ready.on(2), out)
+    write_run_directory(ready.on(2), out)
     for state, done in (("running", False), ("stopped", False), ("done", True)):
         write_status(out, RunStatus(state=state, step=400, steps=400))
         assert is_training_done(ready, out) == done
-    with claimed(out, None):
+    with claim_folder(out, None):
         assert not is_training_done(ready, out)  # somebody writes there
     longer, _ = prepared(POD, "train.steps=500")
     assert longer is not None and not is_training_done(longer, out)

@@ -16,7 +16,7 @@ from helpers.commands import DSLC, dslc
 from helpers.launcher import Command
 
 from dslc import api
-from dslc.run_folder import Occupied, claimed
+from dslc.run_folder import Occupied, claim_folder
 
 JOB = """
 model {
@@ -137,9 +137,9 @@ def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeyp
 
 LEAVES_A_CHILD = """
 import os, sys
-from dslc.run_folder import claimed
+from dslc.run_folder import claim_folder
 
-with claimed("run", None):
+with claim_folder("run", None):
     child = os.fork()
     os.write(1, b"child\\n" if child == 0 else b"parent\\n")
     sys.stdin.read()
@@ -151,21 +151,21 @@ def test_a_forked_child_that_stays_keeps_no_folder_locked(tmp_path: Path) -> Non
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdin is not None and parent.stdout is not None
         assert {parent.stdout.readline(), parent.stdout.readline()} == {"child\n", "parent\n"}
-        with pytest.raises(Occupied), claimed(str(tmp_path / "run"), None):
+        with pytest.raises(Occupied), claim_folder(str(tmp_path / "run"), None):
             pass
         parent.kill()
         parent.wait()
-        with claimed(str(tmp_path / "run"), None):
+        with claim_folder(str(tmp_path / "run"), None):
             pass
         assert select.select([parent.stdout], [], [], 0)[0] == [], "the child is there still"
 
 
 FORKS = """
 import os, sys
-from dslc.run_folder import claimed
+from dslc.run_folder import claim_folder
 
 for _ in range(20):
-    with claimed("run", None):
+    with claim_folder("run", None):
         child = os.fork()
         if child == 0:
             os._exit(0)

@@ -20,7 +20,7 @@ from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.front import inspect
-from dslc.reference import shrunk
+from dslc.reference import shrink_job
 from dslc.runtime.measure.observe import Observation, Seen
 from dslc.verification import Rounding, Verdict, compare, compare_resumed
 
@@ -413,7 +413,7 @@ def test_a_narrow_copy_has_something_for_each_rank_and_stage(tmp_path: Path) -> 
     assert loaded.job is not None
     layout, report = lay_out(loaded.job, Report()), Report()
     assert layout is not None
-    narrow, _ = shrunk(loaded.job, layout, 0)
+    narrow, _ = shrink_job(loaded.job, layout, 0)
     inspect(dataclasses.replace(loaded, job=narrow), report)
     assert not report.errors
 

@@ -12,7 +12,7 @@ from helpers.exchanges import JOB, Simulated, agree, flat, job, run, weights_of
 from helpers.launcher import Launcher
 from helpers.trained import Trained, exchanges_as_planned, ready
 
-from dslc.runs import lay_down
+from dslc.runs import write_run_directory
 
 STEPS = 6
 OPTIMIZERS = {
@@ -114,7 +114,7 @@ def test_a_gradient_that_is_not_finite_is_named(launcher: Launcher, tmp_path: Pa
     ready_ = ready(made, hook)
     folder = tmp_path / "run"
     folder.mkdir()
-    lay_down(ready_, str(folder))
+    write_run_directory(ready_, str(folder))
     outcome, shown = launcher.launch(ready_.program, ready_.places, folder)
     said = f"{outcome.failure}{shown}"
     assert "the loss of step 4 is finite, and its gradient is not" in said and "`2.bias`" in said, said

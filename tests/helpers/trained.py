@@ -19,7 +19,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import ALONE, LaunchContext, Ready, lay_down, prepare, report_on
+from dslc.runs import ALONE, LaunchContext, Ready, prepare, report_on, write_run_directory
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -152,7 +152,7 @@ def exchanges_as_planned(launcher: Launcher, folder: Path, job: Path, *settings:
 def profiled(launcher: Launcher, folder: Path, job: Path, *settings: str) -> list[dict[str, Any]]:
     """Returns what the report says of each rank of a short training, run with --profile."""
     made = ready(job, *settings, f"train.steps={FIRST_STEP + STEPS}", profile=True)
-    lay_down(made, str(folder))
+    write_run_directory(made, str(folder))
     outcome, shown = launcher.launch(made.program, made.places, folder)
     assert outcome.failure is None, f"{outcome.failure}\n{shown}"
     return list(report_on(made, str(folder), outcome.steps)["ranks"])

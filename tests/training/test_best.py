@@ -9,7 +9,7 @@ import pytest
 from helpers.launcher import Launcher
 from helpers.trained import Trained, ready, train
 
-from dslc.checkpoints import NoCheckpoint, take
+from dslc.checkpoints import NoCheckpoint, select_weights
 from dslc.dsl.meaning.load import load
 from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress, look
 
@@ -130,9 +130,9 @@ def test_the_link_follows_the_best_and_stays_with_its_goal(launcher: Launcher, j
     loaded = load(str(job), [f'checkpoint.dir="{link.parent}"']).job
     assert loaded is not None
     for asked in (BEST, str(link)):
-        taken = take(loaded, asked)
+        taken = select_weights(loaded, asked)
         assert taken.manifest is not None and taken.manifest.step == 6
     until(launcher, job, "run", 7, *ONE, "checkpoint.best=none", "checkpoint.every=5 steps")
     assert not link.is_symlink()
     with pytest.raises(NoCheckpoint, match="no run of `made` has a best checkpoint"):
-        take(loaded, BEST)
+        select_weights(loaded, BEST)

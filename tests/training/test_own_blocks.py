@@ -10,7 +10,7 @@ from helpers.job_texts import model_job
 from helpers.launcher import Launcher
 from helpers.trained import agree, beside_own_networks, ready, train_job
 
-from dslc.runs import lay_down
+from dslc.runs import write_run_directory
 
 JOB = model_job('python("own_networks:Decoder", width = 32, blocks = 4)')
 
@@ -23,7 +23,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_job_that_a_run_leaves_finds_the_same_function(job: Path, tmp_path: Path) -> None:
     first = ready(job)
-    lay_down(first, str(tmp_path))
+    write_run_directory(first, str(tmp_path))
     again = ready(tmp_path / "job.plt")
     assert first.program.model.python is not None and again.program.model.python is not None
     assert again.program.model.python == replace(first.program.model.python, line=again.program.model.python.line)
