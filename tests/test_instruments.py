@@ -50,10 +50,11 @@ def test_the_slowest_tests_are_listed() -> None:
 def test_make_test_has_the_first_case_of_a_core_test_and_what_launches_no_rank() -> None:
     file = "tests/exchange/test_low_precision.py"
     command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", file, "-m"]
+    plain = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     core, rest = (
         {line.removeprefix(f"{file}::test_") for line in listed.splitlines() if line.startswith(file)}
         for marks in ("not slow and not long", "slow and not long")
-        for listed in [subprocess.run([*command, marks], cwd=ROOT, capture_output=True, text=True).stdout]
+        for listed in [subprocess.run([*command, marks], cwd=ROOT, env=plain, capture_output=True, text=True).stdout]
     )
     alone = {f"the_rule_of_the_test_brings_members_together[{members}]" for members in (2, 3, 4)}
     assert core == {"replicas_advance_by_what_was_sent[2-1]"} | alone

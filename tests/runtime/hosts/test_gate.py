@@ -30,7 +30,7 @@ def port() -> int:
 
 
 def coming(port: int, host: str, *counts: int) -> Meeting:
-    return Meeting(f"127.0.0.1:{port}", counts[-1], {"a": "1"}, 20, host=host, counts=counts, secret=SECRET)
+    return Meeting(f"127.0.0.1:{port}", counts[-1], {"a": "1"}, 120, host=host, counts=counts, secret=SECRET)
 
 
 @pytest.fixture
