@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.hosts import TOOL, here, namespaces, why_none  # noqa: E402
+from helpers.hosts import TOOL, local_command, namespaces, why_none  # noqa: E402
 from helpers.paths import HELPERS  # noqa: E402
 
 PAGE = ROOT / "docs" / "exchanges.md"
@@ -134,7 +134,7 @@ def _on_hosts(folder: Path, settings: Sequence[str]) -> Timed:
     words = ["run", str(job), "--out", str(out), "--rendezvous", "host1"]
     for setting in ('train.hooks=python("counters:Counters", ranks = all)', *settings):
         words += ["--set", setting]
-    _run([[str(TOOL), "run", str(n), "taskset", "-c", str(n - 1), *here(words)] for n in (1, 2)])
+    _run([[str(TOOL), "run", str(n), "taskset", "-c", str(n - 1), *local_command(words)] for n in (1, 2)])
     lines = [json.loads(line) for line in (out / "sent-0.jsonl").read_text().splitlines()]
     first, last = lines[FIRST - 1], lines[STEPS - 1]
     steps = STEPS - FIRST
@@ -156,7 +156,7 @@ def _single_process_seconds(folder: Path) -> float:
     """Returns the seconds of a step of a half batch in one process on one core."""
     job, out = _job(folder / "alone"), folder / "alone" / "run"
     words = ["run", str(job), "--out", str(out), "--set", "devices.nodes=1", "--set", "data.batch=32"]
-    _run([["taskset", "-c", "0", *here(words)]])
+    _run([["taskset", "-c", "0", *local_command(words)]])
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return float(lines[STEPS - 1]["seconds"] - lines[FIRST - 1]["seconds"]) / (STEPS - FIRST)
 
@@ -171,7 +171,7 @@ def _predicted(folder: Path, settings: Sequence[str], rate: str, alone: float) -
         words = ["plan", str(HERE / "jobs" / "wide.plt"), "--summary", "--set", f"devices.catalogue={catalogue}"]
         for setting in settings:
             words += ["--set", setting]
-        made = subprocess.run(here(words), check=True, capture_output=True, text=True)
+        made = subprocess.run(local_command(words), check=True, capture_output=True, text=True)
         found: dict[str, Any] = json.loads(made.stdout)
         return found
 
@@ -195,7 +195,7 @@ def _results(folder: Path) -> str:
                 own = tuple(each.replace("1e-3", "3e-3, eps = 1e-4") for each in own)  # docs/exchanges.md says why
             for setting in own:
                 words += ["--set", setting]
-            _run([here(words)])
+            _run([local_command(words)])
             last = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][-1]
             told.append(f"{last['loss']:.4f}" if example == "gpt_cpu" else f"{100 * last['accuracy']:.1f} %")
         print(*told, flush=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from helpers.hosts import TOOL, here, namespaces, why_none  # noqa: E402
+from helpers.hosts import TOOL, local_command, namespaces, why_none  # noqa: E402
 from helpers.launcher import Command  # noqa: E402
 from instruments.drawn_faults import KINDS, Fault, Struck, drawn, started_ranks_of  # noqa: E402
 
@@ -64,7 +64,7 @@ def command(side: str, folder: Path) -> list[str]:
     if side == "dslc":
         job = folder / "job.plt"
         job.write_text(JOB)
-        return here(["run", str(job), "--out", str(folder / "run"), "--rendezvous", "host1"])
+        return local_command(["run", str(job), "--out", str(folder / "run"), "--rendezvous", "host1"])
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "3", "--nproc-per-node", "1"]
     agent += ["--max-restarts", "100"]
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host1:29400", "--rdzv-id", "faults"]

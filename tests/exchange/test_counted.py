@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.hosts import TOOL, here, namespaces, started, why_none
-from helpers.trained import beside
+from helpers.hosts import TOOL, local_command, namespaces, started, why_none
+from helpers.trained import write_job_with_helper
 
 pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none())
 
@@ -62,9 +62,9 @@ def hosts() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("setting", EXCHANGES)
 def test_the_interface_has_sent_what_the_plan_says(tmp_path: Path, hosts: list[str], setting: str) -> None:
-    job, out = beside("counters.py", tmp_path, JOB), tmp_path / "run"
+    job, out = write_job_with_helper("counters.py", tmp_path, JOB), tmp_path / "run"
     words = ["run", str(job), "--out", str(out), "--rendezvous", "host1", "--set", setting]
-    with started(tmp_path, [[str(TOOL), "run", str(n), *here(words)] for n in (1, 2)]) as commands:
+    with started(tmp_path, [[str(TOOL), "run", str(n), *local_command(words)] for n in (1, 2)]) as commands:
         for status, said in [command.end() for command in commands]:
             assert status == 0, said
     lines = [json.loads(line) for line in (out / "sent-0.jsonl").read_text().splitlines()]
@@ -76,5 +76,7 @@ def planned(folder: Path, job: Path, setting: str) -> float:
     """Returns the bytes that a host sends in a step, by the plan."""
     (folder / "catalogue.toml").write_text(CATALOGUE)
     told = ["--set", setting, "--set", f"devices.catalogue={folder / 'catalogue.toml'}"]
-    made = subprocess.run(here(["plan", str(job), "--summary", *told]), check=True, capture_output=True, text=True)
+    made = subprocess.run(
+        local_command(["plan", str(job), "--summary", *told]), check=True, capture_output=True, text=True
+    )
     return float(json.loads(made.stdout)["step"]["between"])

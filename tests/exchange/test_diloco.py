@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.exchanged_weights import Outer
-from helpers.exchanges import Simulated, agree, apart, descend, flat, job, mean_of, run, weights_of
+from helpers.exchanges import Simulated, agree, descend, flat, job, mean_of, run, unflatten, weights_of
 from helpers.launcher import Launcher
 
 from dslc.runtime.process.records import NOTES
@@ -41,7 +41,7 @@ def test_the_outer_step_is_that_of_torch(launcher: Launcher, tmp_path: Path) -> 
         taken = [flat(descend(w, g)) for w, g in zip(simulated.weights, simulated.gradients(), strict=True)]
         outer.grad = torch.from_numpy(np.mean([outer.detach().numpy() - each for each in taken], axis=0))
         optimizer.step()
-        simulated.weights = [apart(outer.detach().numpy().copy(), simulated.weights[0])] * 2
+        simulated.weights = [unflatten(outer.detach().numpy().copy(), simulated.weights[0])] * 2
         agree(trained, simulated, step)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.exchanged_weights import Ring
-from helpers.exchanges import Simulated, agree, apart, descend, flat, job, mean_of, run, weights_of
+from helpers.exchanges import Simulated, agree, descend, flat, job, mean_of, run, unflatten, weights_of
 from helpers.launcher import Launcher
 
 STEPS = 6
@@ -24,7 +24,7 @@ def test_replicas_advance_by_what_was_sent(launcher: Launcher, tmp_path: Path, r
         simulated.weights = [descend(w, g) for w, g in zip(simulated.weights, simulated.gradients(), strict=True)]
         if step % interval == 0:
             advanced = ring.exchange([flat(each) for each in simulated.weights])
-            simulated.weights = [apart(each, like) for each in advanced]
+            simulated.weights = [unflatten(each, like) for each in advanced]
         # A difference next to the middle of two codes may be rounded either way: a code is about 1e-3 here.
         agree(trained, simulated, step, atol=1e-6 if step <= interval else 5e-3)
 
@@ -53,6 +53,6 @@ def test_nodes_sum_exactly_and_are_members_of_the_ring(launcher: Launcher, tmp_p
         taken = [flat(descend(simulated.weights[2 * node], nodes[node])) for node in range(2)]
         taken = [np.concatenate([each, filled[len(numbers) :]]) for each in taken]
         pieces = [ring.exchange([each[n * half : (n + 1) * half] for each in taken]) for n, ring in enumerate(rings)]
-        whole = [apart(np.concatenate([piece[node] for piece in pieces]), like) for node in range(2)]
+        whole = [unflatten(np.concatenate([piece[node] for piece in pieces]), like) for node in range(2)]
         simulated.weights = [whole[rank // 2] for rank in range(4)]
         agree(trained, simulated, step, atol=1e-6 if step == 1 else 5e-3)

@@ -19,7 +19,7 @@ class Counters:
     """Leaves a line for each step, `{"step", "seconds", "sent"}`, in `sent-RANK.jsonl` of the run."""
 
     def after_step(self, context: Any) -> None:
-        told = {"step": context.step, "seconds": time.perf_counter(), "sent": _sent()}
+        told = {"step": context.step, "seconds": time.perf_counter(), "sent": _read_counters()}
         with open(os.path.join(context.folder, f"sent-{context.rank}.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")
 
@@ -32,7 +32,7 @@ class SettledCounters(Counters):
         super().after_step(context)
 
 
-def _sent() -> int:
+def _read_counters() -> int:
     found = []
     for name in ("tx_bytes", "tx_packets"):
         with open(os.path.join(_COUNTERS, name), encoding="ascii") as file:

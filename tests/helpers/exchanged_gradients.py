@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import torch
 
-from helpers.exchanges import Array, Weights, apart, buckets_of, flat, mean_of
+from helpers.exchanges import Array, Weights, buckets_of, flat, mean_of, unflatten
 
 SEED = 0
 
@@ -88,5 +88,5 @@ def in_codes(gradients: list[Weights], pieces: int = 1) -> Weights:
         nodes = [np.mean(whole[n : n + pieces], axis=0, dtype=np.float32) for n in range(0, len(whole), pieces)]
         cut = [np.pad(each, (0, -each.size % pieces)).reshape(pieces, -1) for each in nodes]
         agreed = np.concatenate([exchanged([each[piece] for each in cut]) for piece in range(pieces)])
-        found |= apart(agreed[: whole[0].size], gradients[0], names)
+        found |= unflatten(agreed[: whole[0].size], gradients[0], names)
     return found

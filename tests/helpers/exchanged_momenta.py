@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.exchanged_gradients import coded
-from helpers.exchanges import Array, Weights, apart, buckets_of, flat
+from helpers.exchanges import Array, Weights, buckets_of, flat, unflatten
 
 ALONE = 2  # updates of plain Adam
 RATE, BETAS, EPS = np.float32(0.01), (np.float32(0.9), np.float32(0.999)), np.float32(1e-8)
@@ -94,15 +94,15 @@ class Adam:
         else:
             of_nodes = [flats[n : n + self.pieces] for n in range(0, len(flats), self.pieces)]
             nodes = [np.mean(each, axis=0, dtype=np.float32) + self.decay * self.x for each in of_nodes]
-            self.m = self._agreed([self.m + one * (g - self.m) for g in nodes])
+            self.m = self._exchange_momenta([self.m + one * (g - self.m) for g in nodes])
             self.m = np.where(self.v == 0, np.float32(0), self.m)
         first = 1 - 0.9**t
         second = 1 - 0.999 ** min(t, self.alone)
         root = np.sqrt(self.v) / np.float32(second**0.5) + self.eps
         self.x = self.x - self.rate * self.m / np.float32(first) / root
-        return apart(self.x, self.like, self.names)
+        return unflatten(self.x, self.like, self.names)
 
-    def _agreed(self, momenta: list[Array]) -> Array:
+    def _exchange_momenta(self, momenta: list[Array]) -> Array:
         if len(momenta) == 1 == self.pieces:
             return momenta[0]
         found, start = list[Array](), 0

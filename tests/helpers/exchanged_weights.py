@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.exchanges import Array, Weights, apart, flat, mean_of, shares
+from helpers.exchanges import Array, Weights, flat, mean_of, shares, unflatten
 
 
 def averaged(before: list[Weights], exchanges: int, pairs: bool) -> list[Weights]:
@@ -33,7 +33,7 @@ class Outer:
         difference: Array = np.asarray(np.mean(parts, axis=0, dtype=np.float32))
         self.momentum = np.asarray(self.factor * self.momentum + difference)
         self.weights = np.asarray(self.weights - self.lr * (difference + self.factor * self.momentum))
-        return apart(self.weights, self.like, self.names)
+        return unflatten(self.weights, self.like, self.names)
 
 
 def through_codes(numbers: Array) -> Array:

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, linear, relu
 from dslc.compiler.ir.program import JobProgram
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
-from helpers.trained import Trained, beside, ready, train
+from helpers.trained import Trained, ready, train, write_job_with_helper
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Weights: TypeAlias = dict[str, Array]
@@ -63,7 +63,9 @@ def job(folder: Path, ranks: int, exchange: str, text: str = JOB) -> Path:
     shutil.copy(HELPERS / "own_layers.py", folder)
     inputs, targets = made_data()
     np.savez(folder / "made.npz", x=inputs, y=targets)
-    return beside("own_hooks.py", folder, text.replace("RANKS", str(ranks)).replace("EXCHANGE", exchange))
+    return write_job_with_helper(
+        "own_hooks.py", folder, text.replace("RANKS", str(ranks)).replace("EXCHANGE", exchange)
+    )
 
 
 def made_data() -> tuple[Array, Array]:
@@ -98,7 +100,7 @@ def flat(weights: Weights, names: tuple[str, ...] = NAMES) -> Array:
     return np.concatenate([weights[name].reshape(-1) for name in names])
 
 
-def apart(numbers: Array, like: Weights, names: tuple[str, ...] = NAMES) -> Weights:
+def unflatten(numbers: Array, like: Weights, names: tuple[str, ...] = NAMES) -> Weights:
     """Undoes `flat`."""
     found, start = {}, 0
     for name in names:

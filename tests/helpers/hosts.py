@@ -61,7 +61,7 @@ def free_port() -> int:
             return port
 
 
-def here(words: Sequence[str]) -> list[str]:
+def local_command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "dslc.main", *words]
 
 

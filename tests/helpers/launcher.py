@@ -155,22 +155,22 @@ class Command:
 
     def left(self) -> list[str]:
         """Returns the processes left of it (Linux), which have inherited its environment."""
-        return [f"{process} {command}" for process, command in self._left().items()]
+        return [f"{process} {command}" for process, command in self._remaining_processes().items()]
 
     def processes(self) -> list[int]:
         """Returns the processes of it, as `left` does."""
-        return list(self._left())
+        return list(self._remaining_processes())
 
     def wait_for_all(self) -> None:
         """Waits until no process of it is left."""
-        while left := self._left():
+        while left := self._remaining_processes():
             for process in left:
                 with contextlib.suppress(ProcessLookupError):
                     ending = os.pidfd_open(process)
                     select.select([ending], [], [])
                     os.close(ending)
 
-    def _left(self) -> dict[int, str]:
+    def _remaining_processes(self) -> dict[int, str]:
         """Returns the command of each process."""
         found = {}
         for entry in Path("/proc").iterdir():

@@ -31,11 +31,11 @@ def measured(arguments: list[str], folder: Path) -> dict[str, Any]:
 
     One that takes too long is measured once more: cores that are shared make work of the same length take longer.
     """
-    told = _measured(arguments, folder)
-    return _measured(arguments, folder) if told["seconds"] > SECONDS else told
+    told = _run_measured(arguments, folder)
+    return _run_measured(arguments, folder) if told["seconds"] > SECONDS else told
 
 
-def _measured(arguments: list[str], folder: Path) -> dict[str, Any]:
+def _run_measured(arguments: list[str], folder: Path) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         _become(arguments, folder)

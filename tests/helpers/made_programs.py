@@ -39,14 +39,14 @@ def conv_model(width: int = 4) -> p.ModelStep:
         p.ModuleStep(name="9", kind="Linear", arguments=classify, line="digits.plt:8:18"),
     )
     inits = (
-        *_drawn("0.weight", (width, 1, 3, 3), 9),
-        *_drawn("0.bias", (width,), 9),
+        *_init_steps("0.weight", (width, 1, 3, 3), 9),
+        *_init_steps("0.bias", (width,), 9),
         *_norm("1", width),
-        *_drawn("4.weight", (2 * width, width, 3, 3), 9 * width),
-        *_drawn("4.bias", (2 * width,), 9 * width),
+        *_init_steps("4.weight", (2 * width, width, 3, 3), 9 * width),
+        *_init_steps("4.bias", (2 * width,), 9 * width),
         *_norm("5", 2 * width),
-        *_drawn("9.weight", (10, 2 * width * 4), 2 * width * 4),
-        *_drawn("9.bias", (10,), 2 * width * 4),
+        *_init_steps("9.weight", (10, 2 * width * 4), 2 * width * 4),
+        *_init_steps("9.bias", (10,), 2 * width * 4),
     )
     return p.ModelStep(root=p.ModuleStep(name="", kind="Sequential", children=layers), inits=inits, seed=3)
 
@@ -82,22 +82,22 @@ def gpt_model(vocab: int = 32, width: int = 16, context: int = 8) -> p.ModelStep
         p.ModuleStep(name="3", kind="Linear", arguments=head),
     )
     inits = (
-        *_drawn("0.weight", (vocab, width), width),
-        *_drawn("1.weight", (context, width), width),
+        *_init_steps("0.weight", (vocab, width), width),
+        *_init_steps("1.weight", (context, width), width),
         *_norm("2.attention_norm", width),
-        *_drawn("2.attention.qkv.weight", (3 * width, width), width),
-        *_drawn("2.attention.qkv.bias", (3 * width,), width),
-        *_drawn("2.attention.output.weight", (width, width), width),
-        *_drawn("2.attention.output.bias", (width,), width),
+        *_init_steps("2.attention.qkv.weight", (3 * width, width), width),
+        *_init_steps("2.attention.qkv.bias", (3 * width,), width),
+        *_init_steps("2.attention.output.weight", (width, width), width),
+        *_init_steps("2.attention.output.bias", (width,), width),
         *_norm("2.mlp_norm", width),
-        *_drawn("2.mlp.weight", (width, width), width),
-        *_drawn("2.mlp.bias", (width,), width),
+        *_init_steps("2.mlp.weight", (width, width), width),
+        *_init_steps("2.mlp.bias", (width,), width),
     )
     root = p.ModuleStep(name="", kind="Sequential", children=layers)
     return p.ModelStep(root=root, inits=inits, ties=(("3.weight", "0.weight"),), seed=3)
 
 
-def _drawn(name: str, shape: tuple[int, ...], fan: int) -> tuple[p.InitStep, ...]:
+def _init_steps(name: str, shape: tuple[int, ...], fan: int) -> tuple[p.InitStep, ...]:
     bound = 1 / math.sqrt(fan)
     return (p.InitStep(parameter=name, shape=shape, kind="uniform", a=-bound, b=bound),)
 

@@ -32,7 +32,7 @@ Sums = dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredMemory:
     """Memory that the ranks of a job held: the highest of them, and the account's figures. Bytes."""
 
     predicted: MemoryNode
@@ -205,7 +205,7 @@ MORE = (
 )
 
 
-def measure(text: str) -> Measured:
+def measure(text: str) -> MeasuredMemory:
     """Runs the job of that text. Raises AssertionError if it has a mistake."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "made.plt"
@@ -219,7 +219,7 @@ def measure(text: str) -> Measured:
     rest, peak, when = found[highest]
     nodes = ready.compiled.plan.ranks
     of_rank = [next(node.memory for node in nodes if node.first <= rank <= node.last) for rank in range(len(found))]
-    return Measured(
+    return MeasuredMemory(
         predicted=of_rank[highest],
         rest=sum(rest.values()),
         peak=sum(peak.values()),

@@ -260,7 +260,7 @@ def batch(source: SourceFacts, size: int, device: str) -> Tensor:
     return torch.randn(shape, device=device) if device == "cpu" else torch.empty(shape, device=device)
 
 
-def counted(graph: ModelGraph, source: SourceFacts, size: int = 2) -> tuple[tuple[int, ...], float, float]:
+def counted_flops(graph: ModelGraph, source: SourceFacts, size: int = 2) -> tuple[tuple[int, ...], float, float]:
     """Returns output shape, forward and backward FLOPs of one sample, as torch counts them on the meta device."""
     model = skeleton(step_of(graph))
     mapping = {torch.ops.aten.convolution_backward: _convolution_backward}
@@ -301,12 +301,12 @@ def kept(graph: ModelGraph, source: SourceFacts, *, low: bool) -> float:
     """Returns the bytes that autograd keeps for one more sample, as hooks on the CPU see them."""
     model = build_model(step_of(graph), "cpu")
     small, large = 3, 5
-    return (_kept(model, batch(source, large, "cpu"), low) - _kept(model, batch(source, small, "cpu"), low)) / (
-        large - small
-    )
+    return (
+        _saved_bytes(model, batch(source, large, "cpu"), low) - _saved_bytes(model, batch(source, small, "cpu"), low)
+    ) / (large - small)
 
 
-def _kept(model: nn.Module, x: Tensor, low: bool) -> int:
+def _saved_bytes(model: nn.Module, x: Tensor, low: bool) -> int:
     held = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), x]}
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []

@@ -26,12 +26,12 @@ def private_names() -> list[str]:
     """Returns `path:line: name` of each use outside the one file."""
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     others = [path for path in files if path.relative_to(ROOT).as_posix() != HOME]
-    return [f"{path.relative_to(ROOT)}:{line}: {name}" for path in others for line, name in _found(path)]
+    return [f"{path.relative_to(ROOT)}:{line}: {name}" for path in others for line, name in _private_uses(path)]
 
 
-def _found(path: Path) -> Iterator[tuple[int, str]]:
+def _private_uses(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    allowed = _own(tree) | OF_OTHERS | {name for names in OVERRIDDEN.values() for name in names}
+    allowed = _defined_names(tree) | OF_OTHERS | {name for names in OVERRIDDEN.values() for name in names}
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -46,7 +46,7 @@ def _found(path: Path) -> Iterator[tuple[int, str]]:
                     yield node.lineno, ast.unparse(node)
 
 
-def _own(tree: ast.AST) -> set[str]:
+def _defined_names(tree: ast.AST) -> set[str]:
     """Returns the private names that a file defines itself."""
     names = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]

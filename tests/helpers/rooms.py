@@ -77,7 +77,7 @@ class Import:
     line: int
     scope: Scope
 
-    def is_of(self, *modules: str) -> bool:
+    def is_within(self, *modules: str) -> bool:
         return any(self.name == module or self.name.startswith(module + ".") for module in modules)
 
 

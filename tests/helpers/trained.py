@@ -78,10 +78,10 @@ def filled(text: str, choice: Mapping[str, str]) -> str:
 
 def beside_own_networks(folder: Path, text: str) -> Path:
     """Writes a job into a folder where it finds own_networks.py."""
-    return beside("own_networks.py", folder, text)
+    return write_job_with_helper("own_networks.py", folder, text)
 
 
-def beside(helper: str, folder: Path, text: str) -> Path:
+def write_job_with_helper(helper: str, folder: Path, text: str) -> Path:
     """Writes a job into a folder where it finds this file of `helpers`."""
     shutil.copy(HELPERS / helper, folder)
     job = folder / "job.plt"

@@ -360,14 +360,16 @@ NUMBERS = [
 def drawn(seed: int) -> Attack:
     """Returns one attack; the same for the same seed."""
     draw = random.Random(seed)
-    kind = draw.choice((_mutated, _mutated, _repeated, _fields, _fields, _fields, _joined, _bytes, _named, planned))
+    kind = draw.choice(
+        (_mutated, _mutated, _repeated, _fields, _fields, _fields, _circular_imports, _bytes, _named, planned)
+    )
     made = kind(draw)
     settings = tuple(_setting(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, 3))))
     settings = tuple(text[:ARGUMENT] for text in (*made.settings, *settings))
     return replace(made, settings=settings)
 
 
-def _good(draw: random.Random) -> str:
+def _valid_job(draw: random.Random) -> str:
     jobs = sorted((EXAMPLES).glob("*.plt"))
     return draw.choice([job.read_text() for job in jobs] + [written(), gpt(draw.randrange(1, 40))])
 
@@ -378,7 +380,7 @@ def _amount(draw: random.Random, most: float) -> int:
 
 
 def _mutated(draw: random.Random) -> Attack:
-    text = _good(draw)
+    text = _valid_job(draw)
     for _ in range(_amount(draw, 40)):
         at = draw.randrange(len(text) + 1)
         end = min(len(text), at + _amount(draw, 30))
@@ -430,17 +432,17 @@ def _value(draw: random.Random, depth: int) -> str:
     return f"{_value(draw, depth + 1)} {draw.choice(('+', '*', '**', '/', '//', '-', '..'))} {_value(draw, depth + 1)}"
 
 
-def _joined(draw: random.Random) -> Attack:
+def _circular_imports(draw: random.Random) -> Attack:
     """Returns two files, one of which imports the other, and itself."""
     other = _mutated(draw).job
     circle = draw.choice(("", 'import "job.plt"\n'))
-    return attack(f'import "other"\n{circle}{_good(draw)}', beside={"other": other})
+    return attack(f'import "other"\n{circle}{_valid_job(draw)}', beside={"other": other})
 
 
 def _bytes(draw: random.Random) -> Attack:
     if draw.random() < 0.5:
         return attack(draw.randbytes(_amount(draw, 10**5)))
-    text = bytearray(_good(draw).encode())
+    text = bytearray(_valid_job(draw).encode())
     for _ in range(_amount(draw, 50)):
         text[draw.randrange(len(text))] = draw.randrange(256)
     return attack(bytes(text))

@@ -63,7 +63,7 @@ def _status(**changes: Any) -> Forged:
     return Forged({"status.json": json.dumps(STATUS | changes).encode()})
 
 
-def _submitted(told: dict[str, Any], **changes: Any) -> Forged:
+def _forge_submission(told: dict[str, Any], **changes: Any) -> Forged:
     return Forged({"status.json": WAITING, "submitted.json": json.dumps(told | changes).encode()})
 
 
@@ -76,12 +76,12 @@ NAMED: dict[str, Forged] = {
     "a step before the first": _status(step=-5),
     "a step that is true": _status(step=True),
     "seconds of nothing": _status(within="soon"),
-    "another user's job": _submitted(SLURM, job="--user=root"),
-    "all jobs": _submitted(PODS, job="x", kind="--all pods"),
-    "a name that is an option": _submitted(PODS, job="--all"),
-    "a namespace that is an option": _submitted(PODS, space="--all-namespaces"),
-    "a selector of all": _submitted(PODS, job="a,dslc-run!=a"),
-    "another cluster": _submitted(SLURM, cluster="lsf"),
+    "another user's job": _forge_submission(SLURM, job="--user=root"),
+    "all jobs": _forge_submission(PODS, job="x", kind="--all pods"),
+    "a name that is an option": _forge_submission(PODS, job="--all"),
+    "a namespace that is an option": _forge_submission(PODS, space="--all-namespaces"),
+    "a selector of all": _forge_submission(PODS, job="a,dslc-run!=a"),
+    "another cluster": _forge_submission(SLURM, cluster="lsf"),
     "a stop that is a link": Forged({"status.json": json.dumps(STATUS).encode(), ".stop": "-> ../victim"}),
     "a status that is written through a link": Forged({"status.json": WAITING, "submitted.json":
         json.dumps(SLURM).encode(), "status.json.part": "-> ../victim"}),

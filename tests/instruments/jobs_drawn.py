@@ -77,7 +77,7 @@ def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD)
         blocks["data"]["source"] = f'parquet("pictures.parquet", augment = [{chosen}]{more})'
     adapter = draw_adapter(random.Random(f"adapters {seed}"), blocks["model"]["network"])
     blocks["model"] |= {"adapter": adapter} if adapter else {}
-    return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
+    return Drawn(seed=seed, text=_text(blocks), plain=_text(_single_process(blocks)))
 
 
 def _draw_own(seed: int, rng: random.Random, compile: float) -> Drawn:
@@ -91,16 +91,16 @@ def _draw_own(seed: int, rng: random.Random, compile: float) -> Drawn:
 def _resumed(seed: int, rng: random.Random, blocks: Blocks) -> Drawn:
     """Returns a job that goes on under another plan now and then."""
     if not rng.random() < RESUMED:
-        return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
+        return Drawn(seed=seed, text=_text(blocks), plain=_text(_single_process(blocks)))
     blocks["checkpoint"] |= {"every": "2 steps", "keep": "9"}
     devices, parallelism, _ = _Drawing(rng, 0.0).data_parallelism()
     parallelism.pop("data", None)
     after = blocks | {"devices": devices, "parallelism": parallelism}
     after["checkpoint"] = blocks["checkpoint"] | {"resume": f'"{CHECKPOINT}"'}
-    return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)), resumed=_text(after))
+    return Drawn(seed=seed, text=_text(blocks), plain=_text(_single_process(blocks)), resumed=_text(after))
 
 
-def _alone(blocks: Blocks) -> Blocks:
+def _single_process(blocks: Blocks) -> Blocks:
     """Returns the same training in one process."""
     kept = ("model", "data", "train", "evaluate", "log")
     alone = {"devices": {"cpus": "1"}} | {name: blocks[name] for name in kept if name in blocks}

@@ -47,7 +47,7 @@ class Events:
         if number >= 0:  # it may be gone already
             self._paths[number] = folder
 
-    def _read(self) -> list[str] | None:
+    def _read_events(self) -> list[str] | None:
         """Returns the names of the files of the next events; None if `stop` was called, or at one of the `ends`."""
         ready, _, _ = select.select([self._events, self._wake, *self.ends], [], [])
         if ready != [self._events]:
@@ -65,7 +65,7 @@ class Events:
     def wait_for_names(self, fits: Callable[[str], bool], count: int = 1) -> bool:
         """Waits for that many events of files whose names fit; returns False if there is nothing to wait for."""
         while count > 0:
-            names = self._read()
+            names = self._read_events()
             if names is None:
                 return False
             count -= sum(map(fits, names))

@@ -102,7 +102,7 @@ def draw(
         "log": {"every": "1 step", "tensorboard": "false"},
     }
     if "tensor" in parallelism and chance(0.75):
-        return blocks | _joined(rng, blocks)
+        return blocks | _joined_attention(rng, blocks)
     name = one("back.weight", "mix.weight", "*.weight", "back.*") if tied else one("head.*", "blocks.*")
     if chance(0.3) and "Averaging" not in blocks["train"]["optimizer"]:
         blocks["train"]["groups"] = f'[group("{name}", lr = 0.01)]'
@@ -128,7 +128,7 @@ def draw(
     return blocks
 
 
-def _joined(rng: random.Random, blocks: Blocks) -> Blocks:
+def _joined_attention(rng: random.Random, blocks: Blocks) -> Blocks:
     """Returns blocks for a transformer that gives queries, keys and values by one layer, and its plan."""
     every = families(rng, (6,), (6, 11), tokens=True)
     family = next(family for family in every if "joined = true" in family.call)

@@ -193,12 +193,12 @@ class Trainer:
                 expected = self._train(plain)
                 by_nature = bool({*warned} & {*BY_NATURE})
                 try:
-                    _alike(found, expected, ready, by_nature=by_nature)
+                    _check_equal(found, expected, ready, by_nature=by_nature)
                 except Fault:
                     spread = self._spread_of_16_bits(drawn, ready, expected)
                     if spread == 0.0:
                         raise
-                    _alike(found, expected, ready, by_nature=by_nature, spread=spread)
+                    _check_equal(found, expected, ready, by_nature=by_nature, spread=spread)
                     rounded = True
                 if drawn.resumed:
                     self._resumed(drawn, Path(name) / "checkpoints", expected, by_nature)
@@ -232,7 +232,7 @@ class Trainer:
             raise Fault("differs", f"resuming is refused without a code: {report.found}")
         by_nature |= bool({d.code for d in report.found} & {*BY_NATURE})
         try:
-            _alike(self._train(ready), Trained(lines=later, weights=expected.weights), ready, by_nature=by_nature)
+            _check_equal(self._train(ready), Trained(lines=later, weights=expected.weights), ready, by_nature=by_nature)
         except Fault as fault:
             raise Fault(fault.said, f"resumed from step {saved}: {fault.why}") from None
         self.resumed += 1
@@ -311,7 +311,7 @@ def _left_out(codes: set[str]) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------- the comparison
 
 
-def _alike(found: Trained, expected: Trained, ready: Ready, *, by_nature: bool, spread: float = 0.0) -> None:
+def _check_equal(found: Trained, expected: Trained, ready: Ready, *, by_nature: bool, spread: float = 0.0) -> None:
     """Raises `Fault` if the two are not the same training, or differ by more than `spread` and the tolerance."""
     steps = [line["step"] for line in found.lines]
     if steps != [line["step"] for line in expected.lines]:

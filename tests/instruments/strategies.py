@@ -83,7 +83,7 @@ def values(kind: Kind, depth: int = 0) -> st.SearchStrategy[str]:
         case Name():
             return st.one_of(st.sampled_from(["h100", "cpu"]), _texts.filter(bool).map(quoted))
         case Measure():
-            return st.sampled_from(kind.dimensions).flatmap(lambda dimension: _measured(kind, dimension))
+            return st.sampled_from(kind.dimensions).flatmap(lambda dimension: _quantity(kind, dimension))
         case Span1():
             return st.tuples(st.integers(kind.min, 5), st.integers(0, 5)).map(lambda p: f"{p[0]}..{p[0] + p[1]}")
         case ListOf():
@@ -119,7 +119,7 @@ def _numbers(kind: Float | Measure) -> st.SearchStrategy[float]:
 
 
 @st.composite
-def _measured(draw: st.DrawFn, kind: Measure, dimension: Dimension) -> str:
+def _quantity(draw: st.DrawFn, kind: Measure, dimension: Dimension) -> str:
     """Draws a quantity in some unit of its dimension."""
     if dimension in ("ratio",):
         return units.write(draw(_numbers(kind)), dimension)
@@ -177,7 +177,7 @@ def calls(draw: st.DrawFn, declaration: type[Call], depth: int = 0) -> str:
 def promises(draw: st.DrawFn) -> str:
     name = draw(st.sampled_from(list(PROMISES)))
     dimension = PROMISES[name]
-    value = str(draw(st.integers(0, 99))) if dimension is None else draw(_measured(Measure((dimension,)), dimension))
+    value = str(draw(st.integers(0, 99))) if dimension is None else draw(_quantity(Measure((dimension,)), dimension))
     return f"  {name} {draw(st.sampled_from(['<', '<=', '==', '>=', '>']))} {value}\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.hosts import (
     TOOL,
     free_port,
-    here,
+    local_command,
     logged,
     namespaces,
     ranks_of,
@@ -64,7 +64,7 @@ class Hosts:
     def __init__(self, job: Path, around: ExitStack, *words: str) -> None:
         self._folder, self._around, self._number = job.parent, around, 0
         command = ["run", str(job), "--out", str(job.parent / "run"), "--rendezvous", f"localhost:{free_port()}"]
-        self._command = here([*command, *words])
+        self._command = local_command([*command, *words])
         self.there: list[Command] = []
         self.ended: list[Command] = []
 
@@ -189,7 +189,7 @@ def test_the_first_host_is_lost_and_comes_back(job: Path, out: Path) -> None:
     """On hosts with addresses of their own: the next one keeps, and the first, started again, is sent on to it. Then
     it is cut off, which the one that keeps does without; and joins again.
     """
-    run = here(["run", str(job), "--out", str(out), "--rendezvous", "host1", "--set", "train.steps=100000"])
+    run = local_command(["run", str(job), "--out", str(out), "--rendezvous", "host1", "--set", "train.steps=100000"])
     commands = [[str(TOOL), "run", str(n), *run] for n in (1, 2, 3)]
     with namespaces(3), started(job.parent, commands) as (first, second, third):
         reach(out, 30, [first, second, third])

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.hosts import TOOL, here, namespaces, why_none
+from helpers.hosts import TOOL, local_command, namespaces, why_none
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
 from instruments.drawn_faults import KINDS, Struck, drawn, started_ranks_of
@@ -50,7 +50,7 @@ def survive(
 ) -> list[str]:
     """Trains under so many faults, if it takes so long; returns them."""
     out = folder / "run"
-    run = here(["run", str(job(folder, steps)), "--out", str(out), "--rendezvous", "host1", *words])
+    run = local_command(["run", str(job(folder, steps)), "--out", str(out), "--rendezvous", "host1", *words])
     commands = [[str(TOOL), "run", str(n), *run] for n in range(1, HOSTS + 1)]
     with namespaces(HOSTS), ExitStack() as around:
         struck = Struck(commands, out, steps - 100, folder / "said", around, started_ranks_of)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
-from helpers.hosts import TOOL, free_port, here, logged, namespaces, ranks_of, reach, started, tool, why_none
+from helpers.hosts import TOOL, free_port, local_command, logged, namespaces, ranks_of, reach, started, tool, why_none
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
 from instruments.strangers import stranger
@@ -54,7 +54,7 @@ def job(tmp_path: Path) -> Path:
 
 def both(job: Path, *words: str, out: Path) -> list[list[str]]:
     """Returns the command of two launchers on this machine, which meet at a port of it."""
-    command = here(["run", str(job), "--out", str(out), "--rendezvous", f"localhost:{free_port()}", *words])
+    command = local_command(["run", str(job), "--out", str(out), "--rendezvous", f"localhost:{free_port()}", *words])
     return [command, [*command]]
 
 
@@ -140,7 +140,7 @@ def test_hosts_with_other_files_do_not_start(job: Path) -> None:
 
 def test_two_hosts_train_a_plan(job: Path) -> None:
     plan = job.with_name("plan.json")
-    with started(job.parent, [here(["plan", str(job), "--trace", "--json"])]) as (command,):
+    with started(job.parent, [local_command(["plan", str(job), "--trace", "--json"])]) as (command,):
         status, text = command.end()
         assert status == 0
         plan.write_text(text)
@@ -153,8 +153,8 @@ def test_two_hosts_train_a_plan(job: Path) -> None:
 
 
 def test_the_number_of_hosts_is_that_of_the_job(job: Path) -> None:
-    alone = here(["run", str(job)])
-    lonely = [*here(["run", str(job), "--rendezvous", "localhost"]), "--set", "devices.nodes=1"]
+    alone = local_command(["run", str(job)])
+    lonely = [*local_command(["run", str(job), "--rendezvous", "localhost"]), "--set", "devices.nodes=1"]
     with started(job.parent, [alone, lonely]) as commands:
         ends = [each.end() for each in commands]
     assert [status for status, _ in ends] == [1, 1]
@@ -174,7 +174,7 @@ def hosts() -> Iterator[list[str]]:
 
 
 def on_hosts(job: Path, *words: str, out: Path) -> list[list[str]]:
-    run = here(["run", str(job), "--out", str(out), "--rendezvous", "host1", *words])
+    run = local_command(["run", str(job), "--out", str(out), "--rendezvous", "host1", *words])
     return [[str(TOOL), "run", str(n), *run] for n in (1, 2, 3)]
 
 

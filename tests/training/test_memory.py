@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 from helpers.gang import gang
-from helpers.measured_memory import CASES, MORE, Case, Measured, measure
+from helpers.measured_memory import CASES, MORE, Case, MeasuredMemory, measure
 from helpers.paths import HELPERS
 
 from dslc.runtime.measure import track_memory
 
-FOUND: dict[Case, Measured] = {}
+FOUND: dict[Case, MeasuredMemory] = {}
 # Torch 2.15 has nothing between two steps that stages receive into; the account is that of 2.13, which keeps it.
 LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers.hosts import here
+from helpers.hosts import local_command
 from helpers.launcher import Command, Launcher
 from helpers.paths import HELPERS
 from helpers.trained import Trained, ready
@@ -157,7 +157,7 @@ def test_a_training_that_is_asked_to_stop_is_not_restarted(launcher: Launcher, t
 @pytest.mark.slow
 def test_ctrl_c_after_a_restart_stops_with_a_checkpoint(tmp_path: Path) -> None:
     job = job_with(tmp_path / "job", "1:6:killed")
-    command = here(["run", str(job), "--out", str(tmp_path / "run"), "--set", "train.steps=100000"])
+    command = local_command(["run", str(job), "--out", str(tmp_path / "run"), "--set", "train.steps=100000"])
     with Command(tmp_path / "command", command) as running:
         running.wait_for("resumes after step 4")
         running.process.send_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
-from helpers.hosts import here, logged, namespaces, reach, reach_checkpoint, started, tool
+from helpers.hosts import local_command, logged, namespaces, reach, reach_checkpoint, started, tool
 from helpers.launcher import Launcher
 from helpers.sshd import served, why_none
 from helpers.trained import Trained, agree, train_job
@@ -115,7 +115,7 @@ def test_one_command_trains_on_two_hosts_as_one_process(launcher: Launcher, job:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_end_of_the_command_is_the_end_on_all_hosts(job: Path, number: int) -> None:
     out = job.parent / "run"
-    with started(job.parent, [here(words(job, *ENDLESS))]) as (running,):
+    with started(job.parent, [local_command(words(job, *ENDLESS))]) as (running,):
         reach(out, 5, [running])
         os.kill(running.process.pid, number)
         status, said = running.end()
@@ -129,7 +129,7 @@ def test_the_end_of_the_command_is_the_end_on_all_hosts(job: Path, number: int) 
 
 def test_a_launcher_that_is_killed_is_started_again(launcher: Launcher, job: Path) -> None:
     out, long = job.parent / "run", ("train.steps=300", "checkpoint.every=20 steps")
-    with started(job.parent, [here(words(job, *long, "launch.restarts=1"))]) as (running,):
+    with started(job.parent, [local_command(words(job, *long, "launch.restarts=1"))]) as (running,):
         reach_checkpoint(out, [running])
         killed = next(each for each in of_run(out) if is_launcher(each))
         os.kill(killed, signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_three_hosts_and_one_that_is_cut_off(launcher: Launcher, job: Path) -> N
     assert run.returncode == 0, run.stdout + run.stderr
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
     out = job.parent / "second"
-    command = here([*words(job, *three, *ENDLESS), "--out", str(out)])
+    command = local_command([*words(job, *three, *ENDLESS), "--out", str(out)])
     with started(job.parent, [command]) as (running,):
         reach(out, 5, [running])
         tool("cut", "3")
@@ -177,7 +177,7 @@ def test_hosts_of_an_elastic_job_come_and_go(launcher: Launcher, job: Path, conf
     own = job.parent / "config"
     own.write_text(right.replace("Port 2222", "Port 2223", 1))
     settings = (*three, *ENDLESS[:1], f'launch.with.options=["-F", "{own}"]')
-    with started(job.parent, [here(words(job, *settings))]) as (running,):
+    with started(job.parent, [local_command(words(job, *settings))]) as (running,):
         running.wait_for("host1 cannot be reached by ssh")
         reach(out, 10, [running])
         own.write_text(right)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.measured_memory import Measured, measure
+from helpers.measured_memory import MeasuredMemory, measure
 from helpers.trained import filled
 
 JOB = """
@@ -29,7 +29,7 @@ train {
 """
 
 
-def held(loss: str, batch: int, ranks: int = 1, microbatches: int = 1, zero: int = 0) -> Measured:
+def held(loss: str, batch: int, ranks: int = 1, microbatches: int = 1, zero: int = 0) -> MeasuredMemory:
     choice = {"loss": loss, "batch": f"{batch}", "ranks": f"{ranks}", "microbatches": f"{microbatches}"}
     return measure(filled(JOB, {**choice, "zero": f"{zero}"}))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.hosts import free_port, here, started
+from helpers.hosts import free_port, local_command, started
 from helpers.launcher import Launcher
 from helpers.paths import EXAMPLES
 from helpers.trained import Trained, agree, train_job, train_on_nodes
@@ -27,7 +27,9 @@ def test_dp_trains_as_one_process(launcher: Launcher, tmp_path: Path) -> None:
 
 def test_ddp2_compares_the_samples_of_each_node(launcher: Launcher, tmp_path: Path) -> None:
     out, words = tmp_path / "run", [word for setting in FEW for word in ("--set", setting)]
-    command = here(["run", str(EXAMPLES / "ddp2.plt"), "--out", str(out), "--rendezvous", f"localhost:{free_port()}"])
+    command = local_command(
+        ["run", str(EXAMPLES / "ddp2.plt"), "--out", str(out), "--rendezvous", f"localhost:{free_port()}"]
+    )
     with started(tmp_path, [[*command, *words]] * 2) as commands:
         ends = [each.end() for each in commands]
     assert [status for status, _ in ends] == [0, 0], ends

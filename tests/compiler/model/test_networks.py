@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 import pytest
-from helpers.networks_drawn import built, classes, counted, kept, of, saved, step_of, tokens
+from helpers.networks_drawn import built, classes, counted_flops, kept, of, saved, step_of, tokens
 from helpers.small_networks import SIZES
 
 from dslc.compiler.ir.facts import SourceFacts
@@ -22,7 +22,7 @@ def test_the_arithmetic_is_torchs(name: str) -> None:
     graph = built(network, source, of(c.CrossEntropy))
     own = [(p.name, p.shape) for layer in graph.layers for p in layer.parameters if not p.tied_to]
     assert own == [(n, tuple(p.shape)) for n, p in skeleton(step_of(graph)).named_parameters()]
-    assert counted(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
+    assert counted_flops(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
     assert saved(graph, low=False) == kept(graph, source, low=False)
     assert saved(graph, low=True) == kept(graph, source, low=True)
 
