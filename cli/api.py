@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.called import CommandError, run_command
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
-from dslc.dsl.meaning.load import Loaded, load, load_text
+from dslc.dsl.meaning.load import LoadResult, load, load_text
 from dslc.dsl.show import render as shown_text
 from dslc.front import inspect
 from dslc.given import object_settings, settings_of
@@ -71,7 +71,7 @@ def is_text(job: str) -> bool:
     return "\n" in job or "{" in job
 
 
-def _load_job(job: str, settings: Sequence[str]) -> Loaded:
+def _load_job(job: str, settings: Sequence[str]) -> LoadResult:
     return load_text(job, settings=settings) if is_text(job) else load(job, settings)
 
 

@@ -12,10 +12,10 @@ from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.elastic import analyse_counts
 from dslc.dsl.bounds import LOOKS, MISTAKES
-from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note, Report, TooManyErrors
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
-from dslc.dsl.meaning.load import Loaded, load_each
+from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.show import render
 from dslc.probe.gather import collect_facts
 
@@ -62,7 +62,7 @@ def check_one(
 
 
 def inspect(
-    loaded: Loaded, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
+    loaded: LoadResult, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
 ) -> Analysis | None:
     """Adds the findings of `load` and the rules to the report, and returns the analysis if there can be one; of an
     elastic job that of the largest count of nodes on which it trains. `reuse` is passed from one combination of a sweep
@@ -73,7 +73,7 @@ def inspect(
 
 
 def inspect_counts(
-    loaded: Loaded, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
+    loaded: LoadResult, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
 ) -> dict[int, Analysis]:
     """Returns the same for each count of nodes: of an elastic job for all on which it trains."""
     try:
@@ -81,7 +81,7 @@ def inspect_counts(
         if loaded.job is None:
             return {}
         return _inspect(loaded, loaded.job, report, reuse or Reuse(), trace=trace, run=run)
-    except Full:
+    except TooManyErrors:
         return {}
 
 
@@ -91,7 +91,7 @@ def is_over_limit(report: Report) -> bool:
 
 
 def _inspect(
-    loaded: Loaded, job: JobSpec, report: Report, reuse: Reuse, *, trace: bool, run: bool
+    loaded: LoadResult, job: JobSpec, report: Report, reuse: Reuse, *, trace: bool, run: bool
 ) -> dict[int, Analysis]:
     reuse.spent += READING
     nodes = job.devices.nodes

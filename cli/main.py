@@ -181,11 +181,11 @@ def _count(text: str) -> int:
 def _bytes(text: str) -> int:
     import re
 
-    from dslc.dsl.language.units import measured
+    from dslc.dsl.language.units import in_base_units
 
     parts = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]+)", text)
     unit = parts[2] if parts is not None else ""
-    found = measured(int(parts[1]), "kB" if unit == "KB" else unit) if parts is not None else None
+    found = in_base_units(int(parts[1]), "kB" if unit == "KB" else unit) if parts is not None else None
     if found is None or found.dimension != "bytes" or found.value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a size such as 5GB")
     return int(found.value)

@@ -18,7 +18,7 @@ from dslc.dsl.bounds import PLAN
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.language.registry import Range
-from dslc.dsl.meaning.load import Loaded, load_kept
+from dslc.dsl.meaning.load import LoadResult, load_kept
 from dslc.dsl.words import plural
 from dslc.front import inspect
 from dslc.runs import ALONE, LaunchContext, Ready, detect_launcher
@@ -57,7 +57,7 @@ def open_plan(path: str, report: Report, changes: Sequence[str] = ()) -> PlanFil
     return None
 
 
-def job_of(made: PlanFile, path: str) -> Loaded:
+def job_of(made: PlanFile, path: str) -> LoadResult:
     """Loads the job of the plan that was read from `path`, from the texts in the file."""
     folder = os.path.normpath(os.path.join(os.path.dirname(path), made.folder))
     name = os.path.normpath(os.path.join(folder, made.source.name))

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.plain import plain
-from dslc.dsl.words import first_of
+from dslc.dsl.words import shorten_list
 from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import naming
 
@@ -123,7 +123,7 @@ def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
         return
     if names:
         raise Occupied(
-            f"{shown} is not a run directory and holds other files ({first_of(names, _SHOWN)}), which a run "
+            f"{shown} is not a run directory and holds other files ({shorten_list(names, _SHOWN)}), which a run "
             f"could overwrite: name a new or an empty folder, as `--out {os.path.join(shown, 'run')}`"
         )
 

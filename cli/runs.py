@@ -20,7 +20,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.language.registry import Range
-from dslc.dsl.meaning.load import Loaded
+from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Ready:
     """A job that may start, with the contents of its run directory."""
 
-    loaded: Loaded
+    loaded: LoadResult
     compiled: Compiled
     program: JobProgram
     places: tuple[RankPlace, ...]
@@ -70,7 +70,9 @@ class LaunchContext:
 ALONE = LaunchContext()
 
 
-def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: LaunchContext = ALONE) -> Ready | None:
+def prepare(
+    loaded: LoadResult, report: Report, *, profile: bool = False, around: LaunchContext = ALONE
+) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
     errors. `profile`: the run records its memory and its collectives.
     """
@@ -131,7 +133,7 @@ def detect_launcher(
     return None
 
 
-def file_of(compiled: Compiled, loaded: Loaded) -> PlanFile:
+def file_of(compiled: Compiled, loaded: LoadResult) -> PlanFile:
     """Returns the plan file of a job. That of a sweep is of its first combination."""
     job, settings = compiled.analysis.job, list(loaded.settings)
     for combination in loaded.combinations[:1]:
@@ -268,7 +270,7 @@ def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:
     return write_report(folder, ready.compiled.plan.to_json(), steps)
 
 
-def folders_of(loaded: Loaded, combinations: Sequence[Loaded], folder: str) -> list[tuple[str, Loaded]]:
+def folders_of(loaded: LoadResult, combinations: Sequence[LoadResult], folder: str) -> list[tuple[str, LoadResult]]:
     """Returns a sub-folder for each combination of a sweep, named by its values."""
     if len(combinations) == 1 and combinations[0] is loaded:
         return [(folder, loaded)]

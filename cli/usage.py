@@ -60,13 +60,13 @@ def _of_option(parser: argparse.ArgumentParser, word: str, after: Sequence[str],
 
 
 def _instead(parser: argparse.ArgumentParser, name: str, value: str, commands: Commands) -> str:
-    from dslc.dsl.language.suggest import for_option, near
+    from dslc.dsl.language.suggest import for_option, nearest_choice
     from dslc.dsl.words import listed
 
     own = [option[2:] for option in _options(parser) if option.startswith("--")]
     if ("version" in own or "set" in own) and (said := _setting(name, value)):
         return said
-    if found := near(name, own):
+    if found := nearest_choice(name, own):
         return f"did you mean `--{found}`?"
     if said := for_option(name):
         return said

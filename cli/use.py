@@ -18,7 +18,7 @@ from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import CheckpointSpec
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.meaning.load import Loaded
+from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.plain import plain_lines
 from dslc.front import show
 from dslc.runs import Ready, launch_quietly, prepare, show_failure
@@ -36,7 +36,7 @@ class CommandFailedError(Exception):
 
 
 def prepare_inference(
-    loaded: Loaded, asked: str | None, mode: type[EvaluateMode] | type[PredictMode], **arguments: Any
+    loaded: LoadResult, asked: str | None, mode: type[EvaluateMode] | type[PredictMode], **arguments: Any
 ) -> tuple[Ready, SelectedWeights]:
     """Returns the job as a program of that mode, with these arguments, and its checkpoint.
 

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.language.optimizers import PythonOptimizer, torch_optimizer
-from dslc.dsl.words import first_of, plural
+from dslc.dsl.words import plural, shorten_list
 
 if TYPE_CHECKING:
     from dslc.runtime.measure.observe import Observation, Seen
@@ -355,7 +355,7 @@ def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:
 
 
 def _numbers(samples: Sequence[int]) -> str:
-    return f"sample{'s' if len(samples) > 1 else ''} {first_of(list(map(str, sorted(samples))), _NAMED)}"
+    return f"sample{'s' if len(samples) > 1 else ''} {shorten_list(list(map(str, sorted(samples))), _NAMED)}"
 
 
 def _ranks(ranks: Any) -> str:

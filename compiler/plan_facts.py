@@ -27,7 +27,7 @@ from dslc.dsl.language.calls import PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import Call, fields
-from dslc.dsl.paths import Located, portable, resolved
+from dslc.dsl.paths import ResolvedPath, portable, resolved
 from dslc.dsl.record import Record, record
 
 
@@ -77,37 +77,37 @@ def _portable(source: SourceFacts) -> SourceFacts:
     return replace(source, found=found, missing="", help="", code="E0309", parts=parts)
 
 
-def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | None]]:
+def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, ResolvedPath | None]]:
     """Yields the files and folders that the ranks read, each with the path of the job that led to it."""
     calls = parts_of(job.data.source)
     for call, facts in zip(calls, source.parts or (source,), strict=True):
         yield from _source_files(call, facts)
     if job.data.sampler is not None:
         for name in ("weights", "length"):
-            if isinstance(path := getattr(job.data.sampler, name, None), Located):
+            if isinstance(path := getattr(job.data.sampler, name, None), ResolvedPath):
                 yield path, path
     if job.model.start is not None:
         path = job.model.start.path
         with contextlib.suppress(Unreadable):  # a rule reports it
             weights = files_of(path)
             for file in dict.fromkeys((weights.path, *weights.files)):
-                yield file, path if isinstance(path, Located) else None
+                yield file, path if isinstance(path, ResolvedPath) else None
     for own in python_calls(job):
         yield from _module(own.function, job.folder)
     if isinstance(job.model.network, TransformersNetwork) and (
         path := configuration_file(job.model.network, job.folder)
     ):
-        yield path, Located(path, job.model.network.path)
+        yield path, ResolvedPath(path, job.model.network.path)
 
 
-def _source_files(call: Call, source: SourceFacts) -> Iterator[tuple[str, Located | None]]:
+def _source_files(call: Call, source: SourceFacts) -> Iterator[tuple[str, ResolvedPath | None]]:
     named: list[Any] = (
         [] if isinstance(call, PythonSource) else [getattr(call, field.name) for field in fields(type(call))]
     )
-    paths = [path for path in _flat(named) if isinstance(path, Located)]
+    paths = [path for path in _flat(named) if isinstance(path, ResolvedPath)]
     found = [path for name in sorted(FOUND_PATHS & source.found.keys()) for path in _flat(source.found[name]) if path]
     for path in found or paths:
-        yield path, path if isinstance(path, Located) else next(iter(paths), None)
+        yield path, path if isinstance(path, ResolvedPath) else next(iter(paths), None)
 
 
 def _flat(value: Any) -> Iterator[Any]:
@@ -118,13 +118,13 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _module(function: str, folder: str) -> Iterator[tuple[str, Located]]:
+def _module(function: str, folder: str) -> Iterator[tuple[str, ResolvedPath]]:
     """Yields the file of the module in which a user's function is, if it lies in the job's folder or the named one."""
     inside, _, named = function.rpartition("/")
     stem = os.path.join(resolved(inside, folder) or folder, *named.partition(":")[0].split("."))
     for path in (f"{stem}.py", os.path.join(stem, "__init__.py")):
         if os.path.isfile(path):
-            yield path, Located(path, inside or ".")
+            yield path, ResolvedPath(path, inside or ".")
             return
 
 

@@ -24,7 +24,7 @@ def path_of(made_from: str) -> str | None:
     return os.path.join(place, f"plt-{digest}.lark") if place else None
 
 
-def read(path: str) -> bytes | None:
+def read_checked(path: str) -> bytes | None:
     """Returns the cached data; None if there is none, or it is damaged."""
     try:
         with open(path, "rb") as file:

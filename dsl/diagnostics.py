@@ -63,19 +63,19 @@ class Diagnostic(Record):
         """Returns the diagnostic as a warning, whose code has the same number."""
         return replace(self, code=f"W{self.code[1:]}")
 
-    def said(self) -> Hashable:
+    def text_key(self) -> Hashable:
         """Returns the text that a reader sees: two diagnostics with the same text at the same place are one."""
         place = (self.span.source.name, self.span.start, self.span.end) if self.span else None
         return (self.code, self.severity, self.message, place, self.label, self.help)
 
 
-class Full(Exception):
+class TooManyErrors(Exception):
     """A report has as many mistakes as anyone would read, and the search ends. It has those found so far."""
 
 
 @dataclass
 class Report:
-    """The diagnostics found so far, in the order of the file. Raises `Full` after so many mistakes (`MISTAKES`)."""
+    """The diagnostics found so far, in the order of the file. Raises `TooManyErrors` after `MISTAKES` mistakes."""
 
     found: list[Diagnostic] = field(default_factory=list)
     _said: set[Hashable] = field(default_factory=set, init=False, repr=False, compare=False)
@@ -96,13 +96,13 @@ class Report:
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
-            said = diagnostic.said()
+            said = diagnostic.text_key()
             if said in self._said:
                 continue
             if diagnostic.severity == "error" and diagnostic.code != MISTAKES.code:
                 if self._mistakes == MISTAKES.most:
                     self.extend([_FULL])
-                    raise Full
+                    raise TooManyErrors
                 self._mistakes += 1
             self._said.add(said)
             self.found.append(diagnostic)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 
 
-class Located(str):
+class ResolvedPath(str):
     """An absolute path, and the text that names it in the job."""
 
     written: str
 
-    def __new__(cls, path: str, written: str = "") -> Located:
+    def __new__(cls, path: str, written: str = "") -> ResolvedPath:
         made = super().__new__(cls, path)
         made.written = written
         return made
@@ -27,7 +27,7 @@ def portable(path: str, folder: str, origin: str | None = None) -> str:
     `origin` is the path of the job that this one was found by (a pattern, the folder around it), if it is another.
     """
     named = path if origin is None else origin
-    written = named.written if isinstance(named, Located) else os.sep
+    written = named.written if isinstance(named, ResolvedPath) else os.sep
     if written.startswith("~"):
         home = os.path.expanduser("~")
         return os.path.join("~", os.path.relpath(path, home)) if os.path.isabs(home) else str(path)

@@ -7,7 +7,7 @@ def plain(text: str) -> str:
     """Escapes control characters, and those that turn the direction of writing: `\x1b`."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char if is_shown(char) else escaped(char) for char in text)
+    return "".join(char if is_printable(char) else escaped(char) for char in text)
 
 
 def plain_lines(text: str) -> str:
@@ -15,7 +15,7 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def is_shown(char: str) -> bool:
+def is_printable(char: str) -> bool:
     return char.isprintable() or char in "\u3000\u00a0\u200d"
 
 

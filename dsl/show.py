@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.json_value import Json
-from dslc.dsl.plain import escaped, is_shown, plain
+from dslc.dsl.plain import escaped, is_printable, plain
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -213,7 +213,7 @@ def _columns(text: str, start: int = 0) -> int:
     for char in text:
         if char == "\t":
             at += TAB - at % TAB
-        elif not is_shown(char):
+        elif not is_printable(char):
             at += len(escaped(char))
         elif unicodedata.combining(char) or char == "\u200d":
             continue

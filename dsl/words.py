@@ -23,7 +23,7 @@ def listed(choices: Iterable[str], limit: int = 16) -> str:
     """Joins choices: `a`, `b` or `c`."""
     quoted = [f"`{choice}`" for choice in choices]
     if len(quoted) > limit:
-        return first_of(quoted, limit)
+        return shorten_list(quoted, limit)
     return either(quoted)
 
 
@@ -33,7 +33,7 @@ def either(choices: Iterable[object]) -> str:
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def first_of(texts: Sequence[str], most: int = 3) -> str:
+def shorten_list(texts: Sequence[str], most: int = 3) -> str:
     """Joins texts, of many the first alone: `a, b, c and 2 more`."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more

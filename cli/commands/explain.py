@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from dslc.dsl.codes import explain, titles
-from dslc.dsl.language.suggest import near
+from dslc.dsl.language.suggest import nearest_choice
 from dslc.status import GOOD, WRONG_USAGE
 
 
@@ -18,7 +18,7 @@ def main(arguments: argparse.Namespace) -> int:
     code = arguments.code.strip("[]").upper()
     text = explain(code)
     if text is None:
-        close = near(code, titles())
+        close = nearest_choice(code, titles())
         print(f"dslc: there is no code {code}{f'; did you mean {close}?' if close else ''}", file=sys.stderr)
         print("`dslc explain` lists them all", file=sys.stderr)
         return WRONG_USAGE

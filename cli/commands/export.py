@@ -17,7 +17,7 @@ from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
-from dslc.dsl.words import first_of, plural
+from dslc.dsl.words import plural, shorten_list
 from dslc.front import inspect, show
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import CommandFailedError, require_weights
@@ -117,7 +117,7 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
 
 def _once(ties: Mapping[str, str]) -> str:
     """Says which names a file lacks, because the format holds a tensor once."""
-    names = first_of([f"`{name}` is `{whose}`" for name, whose in ties.items()])
+    names = shorten_list([f"`{name}` is `{whose}`" for name, whose in ties.items()])
     return (
         f"note: {names}, which the file holds once, as the format requires: `safetensors.torch.load_model` takes it, "
         "or write a .pt"

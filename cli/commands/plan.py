@@ -12,7 +12,7 @@ from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.rules.own_optimizer import tell_of_memory
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import Loaded, load
+from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect, show
 from dslc.planned import is_plan_file, job_of, open_plan
@@ -71,7 +71,7 @@ def _width() -> int | None:
     return max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
-def _load_job_or_plan(arguments: argparse.Namespace) -> Loaded | None:
+def _load_job_or_plan(arguments: argparse.Namespace) -> LoadResult | None:
     """Loads a job, or that of a plan file; shows its mistakes and returns None."""
     report = Report()
     if is_plan_file(arguments.job):

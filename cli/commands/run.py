@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
-from dslc.dsl.meaning.load import Loaded, load_each
+from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.front import is_over_limit, presented, show
@@ -184,7 +184,7 @@ def _try_each(runs: Sequence[Ready]) -> int:
     return status
 
 
-def _runner(loaded: Loaded, runs: Sequence[Ready], parallel: int) -> Runner | None:
+def _runner(loaded: LoadResult, runs: Sequence[Ready], parallel: int) -> Runner | None:
     """Returns the runner of a sweep's trainings, `parallel` at once; None, with the reason shown, if that cannot be."""
     if parallel <= 1:
         return one_after_another(_run_of_sweep)

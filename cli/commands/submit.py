@@ -15,7 +15,7 @@ from dslc.compiler.compile import compile_plan
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.meaning.load import Loaded, load_each
+from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect_counts, is_over_limit, show
 from dslc.launching.again import forget
@@ -79,7 +79,9 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
 
 
-def _prepared(path: str, settings: Sequence[str], report: Report) -> tuple[Loaded, list[Ready], list[Loaded]] | None:
+def _prepared(
+    path: str, settings: Sequence[str], report: Report
+) -> tuple[LoadResult, list[Ready], list[LoadResult]] | None:
     """Returns the trainings of a job, which go on where they were when they are started again."""
     loaded, combinations = load_each(path, settings)
     first = combinations[0].job
@@ -94,7 +96,7 @@ def _prepared(path: str, settings: Sequence[str], report: Report) -> tuple[Loade
     return loaded, runs, list(combinations)
 
 
-def _ready(loaded: Loaded, report: Report) -> Ready | None:
+def _ready(loaded: LoadResult, report: Report) -> Ready | None:
     """Compiles a job for the machines that it will find, which are not this one; returns None with the reasons in the
     report, where warnings that block a run are errors.
     """

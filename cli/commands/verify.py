@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.common.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.meaning.load import Loaded, load_each
+from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.front import show
 from dslc.probe.gpus import gpus_here
@@ -90,7 +90,7 @@ def _refuse_filled(out: str | None) -> None:
         raise Occupied(f"{out} is not an empty folder: name another with --out, or remove it")
 
 
-def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
+def _job(loaded: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]:
     """Returns the job to verify, and the list of what a narrow copy has smaller."""
     job = loaded.job
     if not shrink or job is None or loaded.report.errors:
@@ -105,7 +105,7 @@ def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
     return replace(loaded, job=observed(narrow)), changes
 
 
-def _both(loaded: Loaded) -> tuple[Ready, Ready, list[str]] | None:
+def _both(loaded: LoadResult) -> tuple[Ready, Ready, list[str]] | None:
     """Returns the job under its plan and in one process, and the reasons why they may differ; None if one is
     refused.
     """

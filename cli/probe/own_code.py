@@ -27,7 +27,7 @@ from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
-from dslc.dsl.words import article, first_of, plural
+from dslc.dsl.words import article, plural, shorten_list
 from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.sample_outputs import inventions, read_outputs, spread, write_outputs
 from dslc.probe.unseen import can_be_tried
@@ -156,7 +156,7 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: TrialBa
 
 def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, report: Report) -> None:
     """Reports a loss with parameters of its own that would train, or with tensors that its calls change."""
-    shown = first_of([f"`{name}`" for name in names])
+    shown = shorten_list([f"`{name}`" for name in names])
     if moves:
         message = (
             f"changes {shown} in each call: no checkpoint keeps these numbers, and ranks would have different ones"

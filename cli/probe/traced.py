@@ -309,12 +309,14 @@ def with_seams(
 
 def _sum_of_pieces(loss: OwnSum) -> Callable[[Any, Any], Any]:
     """Returns the function that gives the sum of the losses of a piece of sequences, and their number."""
-    from dslc.compiler.trace.piece_records import MIXES, Fault
+    from dslc.compiler.trace.piece_records import MIXES, ContextParallelError
 
     def total(output: Any, target: Any) -> Any:
         counts = loss.counted(output, target)
         if counts.further:
-            raise Fault(MIXES, f"the loss `{next(iter(counts.further))}` beside the loss is of whole samples", "")
+            raise ContextParallelError(
+                MIXES, f"the loss `{next(iter(counts.further))}` beside the loss is of whole samples", ""
+            )
         return counts.total, counts.number
 
     return total

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from dslc.compiler.common.units import path_text
 from dslc.compiler.common.untrusted_files import read_text
 from dslc.dsl.bounds import BYTES
-from dslc.dsl.meaning.load import Loaded
+from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain
 from dslc.run_folder import Occupied, claim_folder, refuse_others
@@ -48,7 +48,7 @@ class SweepTraining:
 Runner = Callable[[Sequence[SweepTraining]], int]
 
 
-def run_sweep(loaded: Loaded, runs: Sequence[Ready], folder: str, run: Runner, again: Sequence[str]) -> int:
+def run_sweep(loaded: LoadResult, runs: Sequence[Ready], folder: str, run: Runner, again: Sequence[str]) -> int:
     """Runs what is left of a sweep by `run`, which returns the worst of the exit statuses; shows the table, and how to
     go `again` (the command without --out) if something is left; returns the status. Raises Occupied before anything is
     trained.
@@ -94,7 +94,7 @@ def one_after_another(train: Callable[[SweepTraining], int]) -> Runner:
     return run
 
 
-def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[SweepTraining]:
+def trainings(loaded: LoadResult, runs: Sequence[Ready], folder: str) -> list[SweepTraining]:
     """Returns the trainings of a sweep, of which those that were begun go on. Raises Occupied if one of their folders
     holds something else.
     """

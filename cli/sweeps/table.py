@@ -19,7 +19,7 @@ from typing import TextIO
 from dslc.compiler.common.units import path_text, time_text
 from dslc.compiler.common.untrusted_files import read_json, replacing
 from dslc.compiler.ir.program import JobProgram
-from dslc.dsl.meaning.load import Loaded
+from dslc.dsl.meaning.load import LoadResult
 from dslc.launching.standing import RunState, run_states, runs_in
 from dslc.runtime.checkpoint.files import is_plain_name
 from dslc.runtime.process.records import Record, naming, numbers, readable_records
@@ -54,7 +54,7 @@ class SweepRow:
     seconds: float | None
 
 
-def write_sweep(folder: str, loaded: Loaded, names: Sequence[str], program: JobProgram) -> None:
+def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: JobProgram) -> None:
     """Writes `sweep.json`: the combinations of `loaded` are trained in the sub-folders `names`; `program` is that of
     one of them.
     """

@@ -22,7 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 ARROW = " -> "
 
 
-class Fit(NamedTuple):
+class WeightMatch(NamedTuple):
     """Names are of the model in `taken` (with those of the file), `copies` (the same), `initial`, `missing` and
     `unlike` (with those of the file), and of the file in `left_out`, `unused` and `twice` (with the name of both).
     """
@@ -50,7 +50,7 @@ def fit(
     rename: Sequence[str] = (),
     allow_missing: Sequence[str] = (),
     allow_unused: Sequence[str] = (),
-) -> Fit:
+) -> WeightMatch:
     """Returns the places of the tensors `found` in a file among those `wanted` by a model, both with their shapes.
 
     `ties` maps each further name of a tied weight to its first, which is in `wanted`.
@@ -93,7 +93,7 @@ def fit(
             unlike.append((name, other))
     unused = [name for called, name in named.items() if ties.get(called, called) not in wanted]
     left_out += [name for name in unused if may_be_over(name)]
-    return Fit(
+    return WeightMatch(
         taken=tuple(taken),
         copies=tuple(copies),
         initial=tuple(initial),
@@ -105,7 +105,7 @@ def fit(
     )
 
 
-def faults(fit: Fit, found: Shapes, wanted: Shapes) -> list[tuple[str, list[str]]]:
+def faults(fit: WeightMatch, found: Shapes, wanted: Shapes) -> list[tuple[str, list[str]]]:
     """Returns the faults of a fit by kind, in words that follow "the file"."""
     kinds = (
         ("lacks", _quoted(fit.missing)),

@@ -35,7 +35,7 @@ from dslc.dsl.record import Record, record
 
 
 @record
-class Estimate(Record):
+class StepEstimate(Record):
     """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could do at their peak.
 
     `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for others (`waiting`), and `exposed`:
@@ -51,12 +51,12 @@ class Estimate(Record):
     links: tuple[tuple[str, int], ...] = ()  # bytes of a rank by link (`link`, `network`), the busiest rank's
 
 
-def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
+def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> StepEstimate:
     """Returns the estimate of a step; `costs` are by pipeline coordinate."""
     job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
     peak = layout.hardware.flops(job.train.precision.word)
     if peak is None or missing_figures(layout, job.train.precision.word):
-        return Estimate(step_time=None, mfu=None)
+        return StepEstimate(step_time=None, mfu=None)
     links = _Links(staging)
     inside = [sum(links.seconds(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
     rate = peak * layout.hardware.efficiency
@@ -78,7 +78,7 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
     step_time = whole + exposed[last]
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
-    return Estimate(
+    return StepEstimate(
         step_time=step_time,
         mfu=flops / (step_time * peak * layout.world_size) if step_time else None,
         arithmetic=arithmetic[busiest],

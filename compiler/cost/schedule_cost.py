@@ -28,7 +28,7 @@ from dslc.compiler.placement.schedules import Action, ScheduleTable
 from dslc.dsl.record import Record, record
 
 
-class Span(NamedTuple):
+class TimedAction(NamedTuple):
     """A plain action (never an overlapped pair) with its start and end."""
 
     action: Action
@@ -43,7 +43,7 @@ class Timeline(Record):
     total: float
     busy: tuple[float, ...]
     bubble: float
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[TimedAction, ...], ...]
 
 
 def timeline(
@@ -75,10 +75,10 @@ def timeline(
     return Timeline(total=total, busy=busy, bubble=bubble, spans=tuple(map(tuple, spans)))
 
 
-def _simulate(table: ScheduleTable, cost: dict[str, Sequence[float]], send: float) -> list[list[Span]]:
+def _simulate(table: ScheduleTable, cost: dict[str, Sequence[float]], send: float) -> list[list[TimedAction]]:
     rows = [[action.parts for action in row if action is not None] for row in table.rows]
     edges = _Edges(table, send)
-    spans: list[list[Span]] = [[] for _ in rows]
+    spans: list[list[TimedAction]] = [[] for _ in rows]
     done = [0] * len(rows)
     clock = [0.0] * len(rows)
     ready = list(range(len(rows)))
@@ -92,7 +92,7 @@ def _simulate(table: ScheduleTable, cost: dict[str, Sequence[float]], send: floa
             for action in parts:
                 start = max(now, edges.arrival(action))
                 now = start + cost[action.kind][action.stage]
-                mine.append(Span(action, start, now))
+                mine.append(TimedAction(action, start, now))
             for action in parts:
                 woken = edges.deliver(action, now)
                 if woken is not None:

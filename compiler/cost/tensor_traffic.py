@@ -56,7 +56,7 @@ class Exchanged(NamedTuple):
 
 
 @record
-class _Call(Record):
+class _StyledCall(Record):
     """A call of a module with a style: numbers of its input and output per sample, and the bytes of each."""
 
     name: str
@@ -122,7 +122,7 @@ class TensorTraffic:
                 yield Exchanged("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
 
     def _of_style(
-        self, style: TensorStyle, call: _Call, samples: int, before: bool, after: bool, again: bool
+        self, style: TensorStyle, call: _StyledCall, samples: int, before: bool, after: bool, again: bool
     ) -> Iterator[Exchanged]:
         """Yields a style's exchanges. `before`, `after`: the module's input, output has a gradient."""
         n = self._ranks
@@ -162,11 +162,11 @@ class TensorTraffic:
         short = self._half or (self._low and low)
         return Exchanged(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
 
-    def _calls(self, layer: LayerNode) -> Iterator[_Call]:
+    def _calls(self, layer: LayerNode) -> Iterator[_StyledCall]:
         """Yields the modules of a layer that have a style, in the order of their calls."""
         calls = self._calls_of.get(layer.name, [])
         for n, call in enumerate(calls):
-            yield _Call(
+            yield _StyledCall(
                 name=call.module,
                 layer=layer,
                 takes=prod(call.input.shape),
@@ -180,7 +180,7 @@ class TensorTraffic:
         last = max((n for n, part in enumerate(layer.parts) if part.kind not in _KEEP_NOTHING), default=0)
         for n, part in enumerate(layer.parts):
             if part.name in self._styles:
-                yield _Call(
+                yield _StyledCall(
                     name=part.name,
                     layer=layer,
                     takes=prod(part.takes),
@@ -190,8 +190,8 @@ class TensorTraffic:
                     repeated=n < last,
                 )
 
-    def _edge(self, layer: LayerNode) -> _Call:
-        return _Call(
+    def _edge(self, layer: LayerNode) -> _StyledCall:
+        return _StyledCall(
             name=layer.name,
             layer=layer,
             takes=prod(layer.input.shape),

@@ -28,7 +28,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.files import read_bytes
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import Dimension
-from dslc.dsl.language.suggest import near
+from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.source import Source, Span
 
 KEYS: dict[str, tuple[str, Dimension]] = {
@@ -95,7 +95,7 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
             figures["cpu"] = _is_cpu(value, base, span, report)
             continue
         if key not in KEYS:
-            close = near(key, (*KEYS, *_OTHER_KEYS))
+            close = nearest_choice(key, (*KEYS, *_OTHER_KEYS))
             report.add(
                 "E0422",
                 f"`{key}` is not a property of a device",
@@ -151,7 +151,7 @@ def _parse_quantity(value: object, dimension: Dimension) -> float | int | None:
     if len(found[1]) > 30:
         return None
     number = float(found[1]) if re.search(r"[.eE]", found[1]) else int(found[1])
-    quantity = units.measured(number, found[2])
+    quantity = units.in_base_units(number, found[2])
     if quantity is None or quantity.dimension != dimension or quantity.value <= 0:
         return None
     return quantity.value if dimension == "bytes" else float(quantity.value)

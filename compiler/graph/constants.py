@@ -46,7 +46,7 @@ from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.language.samplers import PythonNumbers
-from dslc.dsl.paths import Located, portable
+from dslc.dsl.paths import ResolvedPath, portable
 from dslc.dsl.source import short_line
 
 HERE = "."  # the job's folder, from which paths in a plan start
@@ -434,17 +434,17 @@ def sampler_step(job: JobSpec, samples: int, folder: str = HERE) -> p.SamplerSte
     )
 
 
-def _origin(value: object) -> Located | None:
+def _origin(value: object) -> ResolvedPath | None:
     """Returns the path that an argument of a source is, or the first of several."""
     first = value[0] if isinstance(value, tuple) and value else value
-    return first if isinstance(first, Located) else None
+    return first if isinstance(first, ResolvedPath) else None
 
 
-def _portable(value: Any, folder: str, origin: Located | None) -> Any:
+def _portable(value: Any, folder: str, origin: ResolvedPath | None) -> Any:
     """Returns one path, or several, for the plan."""
     if isinstance(value, tuple):
         return tuple(_portable(each, folder, origin) for each in value)
-    return portable(value, folder, origin) if value and isinstance(origin or value, Located) else value
+    return portable(value, folder, origin) if value and isinstance(origin or value, ResolvedPath) else value
 
 
 def _limits(analysis: Analysis, call: Call) -> dict[str, Any]:

@@ -105,10 +105,10 @@ def agreement(view: View) -> str:
 
 def waits(view: View) -> str:
     """Runs the step, each process as far as it can go; if any are left, they wait in a circle."""
-    return _Run(view).reason()
+    return _WaitSimulation(view).reason()
 
 
-class _Run:
+class _WaitSimulation:
     """All processes at their places in their lines. Since each line is fixed, the end is the same whatever the
     order.
     """

@@ -27,7 +27,7 @@ from dslc.compiler.ir.working import Halves, LayerMemory, Moment, Working
 from dslc.compiler.model.networks import Expansion, expand
 from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.pieces import gathers_by_layer, with_gathers
-from dslc.compiler.model.tape import Misfit, Surroundings, record, too_many, unroll
+from dslc.compiler.model.tape import LayerInputError, Surroundings, record, too_many, unroll
 from dslc.compiler.model.value import Value, entry, say
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
 from dslc.dsl.bounds import LAYERS
@@ -84,7 +84,7 @@ def _graph(
         else:
             output = _run_list(network, entry(fact), around)
             expansion = Expansion(layers=(), ties=_ties(around))
-    except Misfit as misfit:
+    except LayerInputError as misfit:
         report.extend([misfit.diagnostic])
         return None
     if not around.inits:
@@ -137,7 +137,7 @@ def share_out(
             output = _run_named(expand(network, source).layers, entry(graph.input), around)
         else:
             output = _run_list(network, entry(graph.input), around)
-    except Misfit:
+    except LayerInputError:
         return graph  # sizes that cannot be shared: the rules report them
     ties = dict(graph.ties)
     return replace(graph, shared=tuple(_tied(node, ties) for node in around.nodes), shared_output=output.shape)
@@ -223,14 +223,14 @@ def _run_list(network: Sequence[Call], x: Value, around: Surroundings) -> Value:
 
 
 def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
-    """Returns the weight of the last layer, and that of the embedding that it shares. Raises Misfit."""
+    """Returns the weight of the last layer, and that of the embedding that it shares. Raises LayerInputError."""
     tables = [node for node in around.nodes if node.kind == "embedding"]
     for name, shape, spec in around.tied:
         if name != f"{around.nodes[-1].name}.weight" or len(tables) != 1:
             fault = "only the last layer can share the weight of an embedding"
             if len(tables) != 1:
                 fault = f"the network has {plural(len(tables), 'embedding')}, and `tie` needs one"
-            raise Misfit(
+            raise LayerInputError(
                 Diagnostic(
                     code="E0226",
                     message=fault,
@@ -240,7 +240,7 @@ def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
             )
         table = tables[0].parameters[0]
         if table.shape != shape:
-            raise Misfit(
+            raise LayerInputError(
                 Diagnostic(
                     code="E0226",
                     message=f"a weight of {say(shape)} cannot be that of the embedding, {say(table.shape)}",
@@ -256,7 +256,7 @@ def _run_named(layers: Sequence[tuple[str, Call]], x: Value, around: Surrounding
     for name, spec in layers[: LAYERS.most]:
         x = record(around, name, spec, x)
     if len(layers) > LAYERS.most:
-        raise Misfit(too_many(layers[0][1].span))
+        raise LayerInputError(too_many(layers[0][1].span))
     return x
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model import attention_layers, sequence_layers  # noqa: F401  they register their layers
 from dslc.compiler.model.layers import activation_of, added
-from dslc.compiler.model.tape import Initialise, Misfit, Tape, argument_spans, layer, too_many
+from dslc.compiler.model.tape import Initialise, LayerInputError, Tape, argument_spans, layer, too_many
 from dslc.compiler.model.value import Value
 from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Diagnostic
@@ -34,12 +34,14 @@ class Expansion:
 
 
 def expand(network: Call, source: SourceFacts) -> Expansion:
-    """Returns the layers of a library network. Raises Misfit for an unknown size, KeyError for a user's own network."""
+    """Returns the layers of a library network. Raises LayerInputError for an unknown size, KeyError for a user's own
+    network.
+    """
     make = NETWORKS[type(network)]
     for name in ("layers", "widths", "channels"):
         asked = getattr(network, name, 0)
         if (asked if isinstance(asked, int) else len(asked)) > LAYERS.most:
-            raise Misfit(too_many(network.at(name)))
+            raise LayerInputError(too_many(network.at(name)))
     return make(network, source)
 
 
@@ -48,7 +50,7 @@ def _classes(network: Any, source: SourceFacts) -> int:
         return int(network.classes)
     if source.classes is not None:
         return source.classes
-    raise Misfit(
+    raise LayerInputError(
         Diagnostic(
             code="E0218",
             message=f"the number of outputs of `{network.word}` cannot be taken from the data, which has no classes",
@@ -72,7 +74,7 @@ def mlp(network: s.MLP, source: SourceFacts) -> Expansion:
 
 def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
     if network.kernel % 2 == 0:
-        raise Misfit(
+        raise LayerInputError(
             Diagnostic(
                 code="E0220",
                 message=f"a kernel of {network.kernel} is even, so that padding cannot keep the size of the image",
@@ -153,7 +155,7 @@ DEPTHS = {
 def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
     """torchvision's ResNet: a bottleneck's stride is in its 3x3 convolution, weights are He's (arXiv:1502.01852)."""
     if network.depth not in DEPTHS:
-        raise Misfit(
+        raise LayerInputError(
             Diagnostic(
                 code="E0212",
                 message=f"there is no residual network of {network.depth} layers",
@@ -240,7 +242,7 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
     """The modules have the names of `transformers`."""
     length = source.input.shape[0] if source.input is not None and source.input.dtype == "int64" else None
     if length is not None and length > network.context:
-        raise Misfit(
+        raise LayerInputError(
             Diagnostic(
                 code="E0209",
                 message=f"a context of {network.context} is shorter than the data's sequences of {length}",

@@ -35,7 +35,7 @@ from dslc.dsl.source import Span, short_line
 Initialise = Callable[[str, Shape, str, float, float], tuple[str, float, float]]
 
 
-class Misfit(Exception):
+class LayerInputError(Exception):
     """A layer cannot take its input. Later layers have no shape, so nothing is reported for them."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
@@ -260,7 +260,7 @@ class Tape:
         notes: Iterable[Note] = (),
         help: str = "",
     ) -> NoReturn:
-        raise Misfit(self.diagnostic(code, message, spec, argument, label=label, notes=notes, help=help))
+        raise LayerInputError(self.diagnostic(code, message, spec, argument, label=label, notes=notes, help=help))
 
     def warn(self, code: str, message: str, spec: Call, argument: str = "", *, help: str = "") -> None:
         self.around.warnings.append(self.diagnostic(code, message, spec, argument, help=help))
@@ -416,7 +416,7 @@ def _like(x: Value) -> tuple[object, ...]:
 
 
 def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
-    """Runs one layer of the model's list under its full name, and records its node and module. Raises Misfit.
+    """Runs one layer of the model's list under its full name, and records its node and module. Raises LayerInputError.
 
     A block like the one before it is not run again; its record is copied.
     """
@@ -470,17 +470,17 @@ def unroll(around: Surroundings, layers: Iterable[Call], x: Value, run: Callable
         if not isinstance(spec, Repeat):
             around.layers += 1
             if around.layers > MOST_LAYERS.most:
-                raise Misfit(too_many(spec.span))
+                raise LayerInputError(too_many(spec.span))
             x = run(spec, x)
             continue
         for number in range(spec.count):
             before = x
             try:
                 x = unroll(around, spec.layers, x, run)
-            except Misfit as misfit:
+            except LayerInputError as misfit:
                 if number == 0 or misfit.diagnostic.code in ("E0211", "E0221"):
                     raise
-                raise Misfit(_next_round(spec, number + 1, before, misfit.diagnostic)) from misfit
+                raise LayerInputError(_next_round(spec, number + 1, before, misfit.diagnostic)) from misfit
     return x
 
 

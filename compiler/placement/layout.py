@@ -20,7 +20,7 @@ from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.language.calls import Free
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call, Range
-from dslc.dsl.language.suggest import near
+from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import listed, plural
 
@@ -198,7 +198,7 @@ def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Ha
     found = catalogue.get(kind)
     if found is None:
         sizes = [name for name in catalogue if name.startswith(f"{kind.lower()}_")]  # `a100` has two
-        likely = sizes or [name for name in (near(kind, catalogue),) if name]
+        likely = sizes or [name for name in (nearest_choice(kind, catalogue),) if name]
         report.add(
             "E0407",
             f"`{kind}` is not in the hardware catalogue",

@@ -56,7 +56,7 @@ PUBLISHED: Mapping[str, TensorStyle | None] = {
 
 
 @record
-class Fault(Record):
+class TensorPlanFault(Record):
     """Why the plan cannot be used. `entry` is the one at fault; "" in the library's own plan. `unknown` is its pattern
     if that names no module.
     """
@@ -76,12 +76,12 @@ class TensorPlanStyles:
 
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    ignored: list[Fault] = field(default_factory=list)
+    faults: list[TensorPlanFault] = field(default_factory=list)
+    ignored: list[TensorPlanFault] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
 
 
-class Entry(NamedTuple):
+class PlanEntry(NamedTuple):
     """An entry of a plan: a pattern, its style, and the sizes of the parts of a column, in any unit."""
 
     pattern: str
@@ -89,11 +89,11 @@ class Entry(NamedTuple):
     parts: tuple[int, ...] = ()
 
 
-def parse_entry(entry: str) -> Entry | Fault:
+def parse_entry(entry: str) -> PlanEntry | TensorPlanFault:
     """Returns an entry of `tensor_plan`."""
     pattern, colon, style = (part.strip() for part in entry.rpartition(":"))
     if not colon or not pattern or not style:
-        return Fault(
+        return TensorPlanFault(
             code="E0426",
             entry=entry,
             message=f"`{entry}` is not a pattern with a style",
@@ -101,11 +101,11 @@ def parse_entry(entry: str) -> Entry | Fault:
         )
     found = next((each for each in STYLES if each == style), None)
     if found is not None:
-        return Entry(pattern, found)
+        return PlanEntry(pattern, found)
     in_parts = _IN_PARTS.fullmatch(style)
     if in_parts is None:
         words = ", ".join(f"`{word}`" for word in STYLES)
-        return Fault(
+        return TensorPlanFault(
             code="E0426",
             entry=entry,
             message=f"`{style}` is not a style of the tensor axis",
@@ -114,13 +114,13 @@ def parse_entry(entry: str) -> Entry | Fault:
     count, sizes = in_parts.groups()
     parts = (1,) * int(count) if count else tuple(int(size) for size in sizes.replace(",", " ").split())
     if len(parts) < 2 or 0 in parts:
-        return Fault(
+        return TensorPlanFault(
             code="E0426",
             entry=entry,
             message=f"`{style}` has {plural(len(parts), 'part')}" + (", one of size 0" if 0 in parts else ""),
             help="two parts or more, or `column`",
         )
-    return Entry(pattern, TensorStyle.COLUMN, parts)
+    return PlanEntry(pattern, TensorStyle.COLUMN, parts)
 
 
 def resolve_styles(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> TensorPlanStyles:
@@ -137,7 +137,9 @@ def resolve_styles(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) ->
         wrong = _misfit(module, style) or _misfit_of_parts(module, parts)
         if wrong:
             code = "E0427" if plan is None else "E0426"
-            found.faults.append(Fault(code=code, entry=entry, message=wrong, help=_instead(module, style, modules)))
+            found.faults.append(
+                TensorPlanFault(code=code, entry=entry, message=wrong, help=_instead(module, style, modules))
+            )
             continue
         found.styles.append((name, style))
         if parts:
@@ -159,7 +161,7 @@ def _styles_of_plan(
     unknown: list[tuple[str, str]] = []
     for entry in plan:
         parts = parse_entry(entry)
-        if isinstance(parts, Fault):
+        if isinstance(parts, TensorPlanFault):
             found.faults.append(parts)
             continue
         pattern, style, sizes = parts
@@ -172,12 +174,14 @@ def _styles_of_plan(
                 found.parts[name] = sizes
             if before != style or found.parts.get(name, ()) != sizes:
                 message = f"`{name}` is a `{before}` by `{by}`, and a `{style}` by `{entry}`"
-                found.faults.append(Fault(code="E0426", entry=entry, message=message, help="one style for each module"))
+                found.faults.append(
+                    TensorPlanFault(code="E0426", entry=entry, message=message, help="one style for each module")
+                )
                 break
     for entry, pattern in unknown:
         message, code = f"no module is called `{pattern}`", "W0426" if named else "E0426"
         (found.ignored if named else found.faults).append(
-            Fault(code=code, entry=entry, message=message, unknown=pattern)
+            TensorPlanFault(code=code, entry=entry, message=message, unknown=pattern)
         )
     return named
 
@@ -190,7 +194,7 @@ def _published(
         ours = PUBLISHED.get(style)
         if style not in PUBLISHED or (ours and name not in modules):
             found.faults.append(
-                Fault(
+                TensorPlanFault(
                     code="E0427",
                     entry="",
                     message=f"the model's own plan has `{name}` as `{style}`, which dslc cannot carry out",
@@ -272,7 +276,7 @@ def _ties(
             continue
         owner = one.rpartition(".")[0] if first else other.rpartition(".")[0]
         found.faults.append(
-            Fault(
+            TensorPlanFault(
                 code="E0429",
                 entry=named[owner][1],
                 message=f"`{one}` and `{other}` are one weight, and the one is {_worded(first)}, the other "

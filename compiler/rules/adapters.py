@@ -16,7 +16,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Lora
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.words import first_of
+from dslc.dsl.words import shorten_list
 
 
 def check_adapter(job: JobSpec, model: ModelGraph | None, report: Report) -> None:
@@ -92,7 +92,7 @@ def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: R
     ):
         wrong = [layer for layer in layers if layer in found]
         if wrong:
-            said = message.replace("@", first_of(quoted(wrong)))
+            said = message.replace("@", shorten_list(quoted(wrong)))
             report.add("E0728", said, adapter.at("targets"), help=help)
 
 

@@ -50,7 +50,7 @@ from dslc.compiler.rules import (
     weights as rules_weights,
 )
 from dslc.compiler.rules.adapters import check_adapter
-from dslc.compiler.rules.analysis import Analysis, Pipeline
+from dslc.compiler.rules.analysis import Analysis, PipelinePlan
 from dslc.compiler.rules.hosts import check_hosts, check_launch_texts
 from dslc.compiler.rules.mixtures import each_source
 from dslc.compiler.rules.network import check_network
@@ -233,13 +233,13 @@ def _pipeline(
     facts: Facts,
     reuse: Reuse,
     report: Report,
-) -> Pipeline | None:
+) -> PipelinePlan | None:
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
     if not rules_pipeline.check_size(job, layout, len(model.layers), report):
         return None
     if ranks == 1:
         whole = cut(job, layout, model, report)
-        return Pipeline(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
+        return PipelinePlan(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
     if not rules_pipeline.check_traced(job, model, report):
         return None
     fine = rules_pipeline.check_schedule(job, layout, report)
@@ -250,7 +250,7 @@ def _pipeline(
         return None
     rules_pipeline.check_stages(job, layout, model, stages, schedule, report)
     time = played(model, stages, schedule)
-    return Pipeline(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
+    return PipelinePlan(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
 
 
 def played(model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable) -> Timeline:

@@ -6,7 +6,7 @@ from dataclasses import field
 from functools import cached_property
 
 from dslc.compiler.cost.cost import RankCost
-from dslc.compiler.cost.estimate import Estimate
+from dslc.compiler.cost.estimate import StepEstimate
 from dslc.compiler.cost.schedule_cost import Timeline
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
@@ -20,7 +20,7 @@ from dslc.dsl.record import Record, record
 
 
 @record
-class Pipeline(Record):
+class PipelinePlan(Record):
     """The stages, their schedule and its time in units of the mean stage's forward and backward."""
 
     stages: tuple[range, ...]
@@ -40,9 +40,9 @@ class Analysis(Record):
     layout: Layout
     workload: Workload
     model: ModelGraph | None
-    pipeline: Pipeline | None
+    pipeline: PipelinePlan | None
     costs: tuple[RankCost, ...]  # by pipeline coordinate
-    estimate: Estimate | None
+    estimate: StepEstimate | None
     staging: Staging | None  # None without a model
     facts: Facts = field(default_factory=Facts)  # those that were gathered
 

@@ -114,8 +114,8 @@ def _tell_why_none(job: JobSpec, told: Mapping[int, Report], report: Report) -> 
         report.extend(told[max(told)].found)  # only the machine that runs the job can tell
         return
     too_few = _too_few_hosts(job, report)
-    said = [{each.said() for each in errors} for errors in of_all]
-    common: list[Diagnostic] = [each for each in of_all[0] if all(each.said() in others for others in said)]
+    said = [{each.text_key() for each in errors} for errors in of_all]
+    common: list[Diagnostic] = [each for each in of_all[0] if all(each.text_key() in others for others in said)]
     if common:
         report.extend(common)
         return

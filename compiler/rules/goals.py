@@ -15,7 +15,7 @@ from dslc.dsl.language.goals import Goal
 from dslc.dsl.language.job import JobSpec, goals_of
 from dslc.dsl.language.lr_schedules import Plateau
 from dslc.dsl.language.registry import Call
-from dslc.dsl.language.suggest import near
+from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.source import Span
 from dslc.dsl.words import listed
 
@@ -76,7 +76,7 @@ def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str], re
     name = m.name_of(metric)
     for field, goal in goals_of(job):
         if goal.metric not in numbers and (goal.metric == name or _within(goal.metric, {name: metric})):
-            meant = near(goal.metric, numbers)
+            meant = nearest_choice(goal.metric, numbers)
             report.add(
                 "E0317",
                 f"`{field}` looks for a number `{goal.metric}`, which `{metric.function}` does not give",
@@ -96,7 +96,7 @@ def _is_list(metric: Call) -> bool:
 
 
 def _report_missing(job: JobSpec, field: str, name: str, span: Span | None, names: list[str], report: Report) -> None:
-    meant = near(name, names)
+    meant = nearest_choice(name, names)
     report.add(
         "E0317",
         f"`{field}` looks at `{name}`, which is not among the metrics of the evaluations",

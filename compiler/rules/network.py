@@ -12,7 +12,7 @@ from itertools import islice
 
 from dslc.compiler.common.units import time_text
 from dslc.compiler.cost.cost import RankCost
-from dslc.compiler.cost.estimate import Estimate, estimate
+from dslc.compiler.cost.estimate import StepEstimate, estimate
 from dslc.compiler.cost.traffic import place_of, traffic
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.exchange import exchange_of
@@ -32,7 +32,7 @@ MOST = 4  # exchanges named
 TRIED: tuple[x.Exchange, ...] = (x.Bf16Gradients(), x.ByteGrad(), x.PowerSGD(), x.LocalSGD(), x.DiLoCo())
 
 
-def check_network(staging: Staging, costs: tuple[RankCost, ...], found: Estimate, report: Report) -> None:
+def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEstimate, report: Report) -> None:
     """Adds the note, if the plan waits for its network, or exchanges otherwise than exactly."""
     job, layout, step = staging.job, staging.layout, found.step_time
     if not step or layout.sizes["data"] == 1 or job.train.step is not None:
@@ -91,7 +91,7 @@ def _allowed(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
     return exchange_of(job, layout) is not None and not told.errors
 
 
-def _time(staging: Staging, job: JobSpec, costs: tuple[RankCost, ...]) -> Estimate | None:
+def _time(staging: Staging, job: JobSpec, costs: tuple[RankCost, ...]) -> StepEstimate | None:
     """Returns the estimate of the same work with another exchange."""
     other = replace(staging, job=job)
     again = tuple(replace(cost, traffic=tuple(traffic(place_of(other, p)))) for p, cost in enumerate(costs))

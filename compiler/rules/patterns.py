@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from itertools import islice
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.suggest import near
+from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.source import Span
-from dslc.dsl.words import first_of
+from dslc.dsl.words import shorten_list
 
 LIKELY = 2_000  # patterns to compare with one that matches nothing,
 MEANT = 20  # and how many may be meant
@@ -43,12 +43,12 @@ def report_unmatched(
     likely = list(islice(likely_patterns(names), LIKELY)) if found else []
     letter = "E" if len(found) == len(patterns) else "W"
     for number, pattern in enumerate(found):
-        meant = near(pattern, likely) if number < MEANT else None
+        meant = nearest_choice(pattern, likely) if number < MEANT else None
         report.add(
             letter + code,
             message.replace("@", f"`{pattern}`"),
             entry_at(span, pattern),
-            help=f"did you mean `{meant}`?" if meant else f"{what} are called {first_of(quoted(names))}",
+            help=f"did you mean `{meant}`?" if meant else f"{what} are called {shorten_list(quoted(names))}",
         )
     return found
 

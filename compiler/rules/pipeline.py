@@ -18,7 +18,7 @@ from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
-from dslc.dsl.words import either, first_of, plural
+from dslc.dsl.words import either, plural, shorten_list
 
 
 def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
@@ -161,7 +161,7 @@ def check_stages(
     if idle:
         report.add(
             "E0432",
-            f"the ranks at pipeline coordinate{'s' if len(idle) > 1 else ''} {first_of(list(map(str, idle)), 8)} "
+            f"the ranks at pipeline coordinate{'s' if len(idle) > 1 else ''} {shorten_list(list(map(str, idle)), 8)} "
             f"have nothing to train: {_named([stage for mine in idle.values() for stage in mine], model)}",
             span,
             help="fewer stages, or others by hand: `stages = […]`",
@@ -208,7 +208,7 @@ def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: 
         return
     last, reason = model.layers[wrong[0]], unsendable(model, wrong[0])
     others = [_name(model.layers[n]) for n in wrong[1:]]
-    label = f"nor with {first_of(others)}" if others else ""
+    label = f"nor with {shorten_list(others)}" if others else ""
     if model.traced is None:
         report.add(
             "E0432",
@@ -233,7 +233,7 @@ def _places(model: ModelGraph) -> str:
     ends = [_name(layer) for n, layer in enumerate(model.layers[:-1]) if not unsendable(model, n)]
     if not ends:
         return "no cut of it is possible: make it a sequence of blocks, with one tensor between them"
-    return f"stages can end with {first_of(ends, 6)}"
+    return f"stages can end with {shorten_list(ends, 6)}"
 
 
 def _named(stages: Sequence[range], model: ModelGraph) -> str:
@@ -241,7 +241,7 @@ def _named(stages: Sequence[range], model: ModelGraph) -> str:
         for stage in stages:
             yield from (_name(model.layers[n]) for n in stage)
 
-    return first_of(list(names()))
+    return shorten_list(list(names()))
 
 
 def _name(layer: LayerNode) -> str:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.placement.tensor_patterns import Fault, TensorPlanStyles, parse_entry, resolve_styles
+from dslc.compiler.placement.tensor_patterns import TensorPlanFault, TensorPlanStyles, parse_entry, resolve_styles
 from dslc.compiler.rules.patterns import entry_at, likely_patterns
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.language.calls import CrossEntropy
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import Call
-from dslc.dsl.language.suggest import near
+from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
         return
     if facts is None:
         for parts in map(parse_entry, plan or ()):
-            if isinstance(parts, Fault):
+            if isinstance(parts, TensorPlanFault):
                 _report_fault(job, parts, None, report)
         return
     found = resolve_styles(plan, facts, ranks)
@@ -55,14 +55,14 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
         _report_shares(job, ranks, facts, facts.shares, report)
 
 
-def _report_fault(job: JobSpec, fault: Fault, facts: ModelFacts | None, report: Report) -> None:
+def _report_fault(job: JobSpec, fault: TensorPlanFault, facts: ModelFacts | None, report: Report) -> None:
     where = entry_at(job.parallelism.at("tensor_plan"), fault.entry) if fault.entry else job.parallelism.at("tensor")
     advice = fault.help
     if fault.code == "E0427":
         advice = f"a plan of your own: {example_plan(facts)}"
     elif fault.unknown and facts is not None:
         names = [module.name for module in facts.modules if module.plain]
-        meant = near(fault.unknown, likely_patterns(names))
+        meant = nearest_choice(fault.unknown, likely_patterns(names))
         advice = f"did you mean `{meant}`?" if meant else "what `named_modules` of the network calls them"
     report.add(
         fault.code,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from dslc.compiler.common.adapters import base_name, is_of_adapter, without_adapters
-from dslc.compiler.common.weights_fit import Fit, Shapes, faults, fit, matcher, renames_any, stars
+from dslc.compiler.common.weights_fit import Shapes, WeightMatch, faults, fit, matcher, renames_any, stars
 from dslc.compiler.facts.weights_file import Unreadable, entries_of, files_of
 from dslc.compiler.ir.facts import TensorEntry
 from dslc.compiler.ir.nodes import ModelGraph
@@ -20,8 +20,8 @@ from dslc.compiler.rules.patterns import LIKELY, any_of, entry_at, likely_patter
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.suggest import near
-from dslc.dsl.words import first_of
+from dslc.dsl.language.suggest import nearest_choice
+from dslc.dsl.words import shorten_list
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3  # names of a kind that a message lists, at most
@@ -64,7 +64,7 @@ def _ties(model: ModelGraph) -> dict[str, str]:
     return {base_name(name): base_name(whose) for name, whose in model.ties} if model.adapted else dict(model.ties)
 
 
-def fit_of(start: Pretrained, found: Shapes, wanted: Shapes, ties: Mapping[str, str]) -> Fit:
+def fit_of(start: Pretrained, found: Shapes, wanted: Shapes, ties: Mapping[str, str]) -> WeightMatch:
     """Returns the fit that the patterns of `start` ask for."""
     return fit(
         found,
@@ -145,7 +145,7 @@ def _check_fit(
             "E0713",
             f"{file} does not hold the weights of this network",
             start.at("path"),
-            notes=[Note(message=f"the file {what} {first_of(names)}") for what, names in said],
+            notes=[Note(message=f"the file {what} {shorten_list(names)}") for what, names in said],
             help=_remedy(made, wanted),
         )
     elif model.adapted and _report_random_parameters(made, model, start, report):
@@ -155,13 +155,13 @@ def _check_fit(
             "E0725",
             f"{file} gives this network none of its tensors",
             start.at("path"),
-            notes=[Note(message=f"the tensors of the {what} are called {first_of(quoted(names))}")
+            notes=[Note(message=f"the tensors of the {what} are called {shorten_list(quoted(names))}")
                    for what, names in (("file", list(found)), ("network", list(wanted)))],
             help="`rename` gives the tensors of the file the names of the network's; without `weights` all begin anew",
         )  # fmt: skip
 
 
-def _report_random_parameters(made: Fit, model: ModelGraph, start: Pretrained, report: Report) -> bool:
+def _report_random_parameters(made: WeightMatch, model: ModelGraph, start: Pretrained, report: Report) -> bool:
     """Reports parameters of a network with adapters that would keep random numbers: neither loaded nor trained."""
     still = {base_name(q.name) for layer in model.layers for q in layer.parameters if not q.trains}
     held = [name for name in made.initial if name in still]
@@ -169,15 +169,15 @@ def _report_random_parameters(made: Fit, model: ModelGraph, start: Pretrained, r
         owner = held[0].rpartition(".")[0]
         report.add(
             "E0729",
-            f"{first_of(quoted(held))} would keep {'its' if len(held) == 1 else 'their'} random numbers: the file does "
-            "not give them, and the adapter freezes them",
+            f"{shorten_list(quoted(held))} would keep {'its' if len(held) == 1 else 'their'} random numbers: the file "
+            "does not give them, and the adapter freezes them",
             start.span or start.at("path"),
             help=f'`save = ["{owner}"]` in the adapter trains it whole',
         )
     return bool(held)
 
 
-def _remedy(made: Fit, wanted: Shapes) -> str:
+def _remedy(made: WeightMatch, wanted: Shapes) -> str:
     """Returns the pattern that would mend the fit, as far as one can tell."""
     for name in made.missing[:_SHOWN]:
         longer = next((other for other in made.unused if other.endswith(f".{name}")), None)
@@ -187,7 +187,7 @@ def _remedy(made: Fit, wanted: Shapes) -> str:
         if shorter is not None:
             rename = _numbered(shorter, name) if made.taken else f"* -> {name.removesuffix(shorter)}*"
             return _pretrained(f"`{shorter}` may be `{name}`", "rename", rename)
-        other = near(name, made.unused[:LIKELY])
+        other = nearest_choice(name, made.unused[:LIKELY])
         if other is not None:
             return _pretrained(f"`{other}` of the file may be `{name}`", "rename", _numbered(other, name))
     without = [*made.missing, *(name for name, _ in made.unlike)]

@@ -207,7 +207,7 @@ def ranks_text(ranks: list[int]) -> str:
 
 
 @record
-class Part(Record):
+class SampleRange(Record):
     """Data ranks `first` to `last`, each with `samples` of a batch; the first of them from entry `start` on."""
 
     first: int
@@ -225,12 +225,12 @@ class Part(Record):
         return start, start + self.samples - 1
 
 
-def parts(shares: Sequence[ShareNode]) -> list[Part]:
+def parts(shares: Sequence[ShareNode]) -> list[SampleRange]:
     """Returns the shares of a batch in order, each with its first entry."""
     found, start = [], 0
     for share in sorted(shares, key=lambda s: s.first_rank):
         found.append(
-            Part(
+            SampleRange(
                 first=share.first_rank,
                 last=share.first_rank + share.ranks - 1,
                 start=start,

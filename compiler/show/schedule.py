@@ -48,7 +48,7 @@ NAMES = {
 
 
 @record
-class Piece(Record):
+class ScheduleBox(Record):
     """One box of a row, times in units of the mean forward."""
 
     kind: str
@@ -145,7 +145,7 @@ def _caption(plan: PlanView) -> str:
     return f"{pieces} of {plan.data.microbatch}, one after another, no bubble"
 
 
-def _pipeline_rows(plan: PlanView) -> list[list[Piece]]:
+def _pipeline_rows(plan: PlanView) -> list[list[ScheduleBox]]:
     schedule = plan.schedule
     assert schedule is not None
     made = table(schedule.name, len(schedule.rows), plan.data.microbatches, schedule.virtual_stages)
@@ -153,23 +153,23 @@ def _pipeline_rows(plan: PlanView) -> list[list[Piece]]:
     forward = [stage.flops / 3 / mean if mean else 1.0 for stage in plan.stages]
     time = timeline(made, forward, [2 * f for f in forward])
     return [
-        [Piece(kind=a.kind, stage=a.stage, text=str(a.microbatch), start=s, end=e) for a, s, e in spans]
+        [ScheduleBox(kind=a.kind, stage=a.stage, text=str(a.microbatch), start=s, end=e) for a, s, e in spans]
         for spans in time.spans
     ]
 
 
-def _one_row(plan: PlanView) -> list[Piece]:
+def _one_row(plan: PlanView) -> list[ScheduleBox]:
     count = plan.data.microbatches
     ahead = range(count if plan.data.ahead else 0)
-    row = [Piece(kind="E", stage=0, text=str(m), start=float(m), end=m + 1.0) for m in ahead]
+    row = [ScheduleBox(kind="E", stage=0, text=str(m), start=float(m), end=m + 1.0) for m in ahead]
     for m in range(count):
         start = len(ahead) + 3.0 * m
-        row.append(Piece(kind="F", stage=0, text=str(m), start=start, end=start + 1))
-        row.append(Piece(kind="B", stage=0, text=str(m), start=start + 1, end=start + 3))
+        row.append(ScheduleBox(kind="F", stage=0, text=str(m), start=start, end=start + 1))
+        row.append(ScheduleBox(kind="B", stage=0, text=str(m), start=start + 1, end=start + 3))
     return row
 
 
-def _held_activations(plan: PlanView, row: list[Piece]) -> list[HeldActivations]:
+def _held_activations(plan: PlanView, row: list[ScheduleBox]) -> list[HeldActivations]:
     """Returns the activations of a rank from moment to moment, to the end of its row."""
     kept = [stage.kept for stage in plan.stages] or [0]
     changes = []
@@ -187,20 +187,20 @@ def _held_activations(plan: PlanView, row: list[Piece]) -> list[HeldActivations]
     return found
 
 
-def _update_pieces(plan: PlanView, pipeline: int, start: float) -> list[Piece]:
+def _update_pieces(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
     """Returns the pieces after the last backward, at a fixed length."""
     node = next((n for n in plan.ranks if n.pipeline == pipeline), None)
     size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0
     length = 2.5
-    pieces = [Piece(kind="update", stage=0, text="update", start=start + (length if size else 0), end=0)]
+    pieces = [ScheduleBox(kind="update", stage=0, text="update", start=start + (length if size else 0), end=0)]
     if size:
-        pieces.insert(0, Piece(kind="exchange", stage=0, text=byte_text(size), start=start, end=start + length))
+        pieces.insert(0, ScheduleBox(kind="exchange", stage=0, text=byte_text(size), start=start, end=start + length))
     last = pieces[-1]
-    pieces[-1] = Piece(kind=last.kind, stage=0, text=last.text, start=last.start, end=last.start + length)
+    pieces[-1] = ScheduleBox(kind=last.kind, stage=0, text=last.text, start=last.start, end=last.start + length)
     return pieces
 
 
-def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[Piece], y: float, window: _Window) -> None:
+def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[ScheduleBox], y: float, window: _Window) -> None:
     each = plan.world_size // axis_of(plan, "pipeline").size
     first, last = number * each, (number + 1) * each - 1
     name = f"pipeline {number}" if plan.schedule else "each rank"
@@ -249,7 +249,7 @@ def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[HeldActivati
         canvas.write(f"row {number} holds", x, y + ROW + 4, BESIDE - 8, text, size=9.5)
 
 
-def _legend(canvas: Canvas, rows: list[list[Piece]], most: int, y: float) -> None:
+def _legend(canvas: Canvas, rows: list[list[ScheduleBox]], most: int, y: float) -> None:
     kinds = {piece.kind for row in rows for piece in row}
     split = "I" in kinds
     names = NAMES | {"exchange": "exchange of gradients (not to scale)", "update": "update (not to scale)"}

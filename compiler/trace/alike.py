@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.trace.attributes import State, Unread, by_structure, differences, values_of
 from dslc.compiler.trace.batch import Example
 from dslc.compiler.trace.cut import Cut
-from dslc.compiler.trace.recorded import Output, Record
+from dslc.compiler.trace.recorded import BlockRecorder, Output
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +70,7 @@ def find_repeated_blocks(
         for one, name in differences(cut.layers[paths[0]], cut.layers[path])
     }
     unread = Unread(differing)
-    run = Record(model, cut, fake, input, {path for paths in groups.values() for path in paths})
+    run = BlockRecorder(model, cut, fake, input, {path for paths in groups.values() for path in paths})
     with unread.watched():
         output = run.forward()
     if before.changed(model):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Call:
+class _FirstCall:
     """The first call of a block."""
 
     given: object
@@ -49,7 +49,7 @@ def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
     """
     import torch
 
-    calls: dict[str, _Call] = {}
+    calls: dict[str, _FirstCall] = {}
     with ExitStack() as around:
         for path in sorted(run.cut.blocks & run.cut.layers.keys()):
             module = run.cut.layers[path]
@@ -76,14 +76,14 @@ def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def _entering(calls: dict[str, _Call], path: str) -> Callable[..., None]:
+def _entering(calls: dict[str, _FirstCall], path: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        calls.setdefault(path, _Call((args, kwargs)))
+        calls.setdefault(path, _FirstCall((args, kwargs)))
 
     return hook
 
 
-def _leaving(calls: dict[str, _Call], path: str) -> Callable[..., None]:
+def _leaving(calls: dict[str, _FirstCall], path: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         calls[path].output = calls[path].output or tensors_of(output)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dslc.compiler.trace.private_torch import Operator
 
 
-class Share(NamedTuple):
+class TensorShare(NamedTuple):
     """A share along `dim`, of size `outer` x `size` x the rest: each rank has an equal part of `size`. With `parts` the
     dim consists of parts of these sizes, of each of which a rank has an equal piece; `outer` is 1, `size` the whole.
     """
@@ -38,11 +38,11 @@ class Share(NamedTuple):
         return all(size % ranks == 0 for size in self.parts or (self.size,))
 
 
-def share_of_parts(dim: int, sizes: Sequence[int]) -> Share:
+def share_of_parts(dim: int, sizes: Sequence[int]) -> TensorShare:
     """Returns the share of parts that lie side by side along `dim`."""
     if len(set(sizes)) == 1:
-        return Share(dim, len(sizes), sizes[0])
-    return Share(dim, 1, sum(sizes), tuple(sizes))
+        return TensorShare(dim, len(sizes), sizes[0])
+    return TensorShare(dim, 1, sum(sizes), tuple(sizes))
 
 
 def start_of(tensor: torch.Tensor, view: torch.Tensor, dim: int) -> int:
@@ -58,11 +58,11 @@ class ShareError(Exception):
         self.text, self.module, self.help = text, module, help
 
 
-class Operation:
+class TensorOperation:
     """A call of one of torch's operations, its arguments by name, and the shares among them."""
 
     def __init__(
-        self, func: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Mapping[int, Share]
+        self, func: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Mapping[int, TensorShare]
     ) -> None:
         import torch
 
@@ -76,15 +76,15 @@ class Operation:
         self.shares = [(t, shared[id(t)]) for t in tensors if id(t) in shared]
         self.wholes = [t for t in tensors if id(t) not in shared]
 
-    def share(self, name: str) -> Share | None:
+    def share(self, name: str) -> TensorShare | None:
         return self._shared.get(id(self.arguments.get(name)))
 
     @property
-    def first_share(self) -> tuple[torch.Tensor, Share]:
+    def first_share(self) -> tuple[torch.Tensor, TensorShare]:
         return self.shares[0]
 
 
-def follow(operation: Operation, out: torch.Tensor) -> Share | None:
+def follow(operation: TensorOperation, out: torch.Tensor) -> TensorShare | None:
     """Returns the share that `out`, a result of an operation on a share, is; None: whole."""
     rule: _Rule | None = _aligned if operation.pointwise else _RULES.get(operation.name)
     if rule is None:
@@ -92,14 +92,14 @@ def follow(operation: Operation, out: torch.Tensor) -> Share | None:
     return rule(operation, out)
 
 
-def _across(operation: Operation) -> ShareError:
+def _across(operation: TensorOperation) -> ShareError:
     tensor, share = operation.first_share
     return ShareError(
         f"`{operation.name}` works across dim {share.dim} of {tuple(tensor.shape)}, of which ranks have shares"
     )
 
 
-def _common(shares: Sequence[Share | None]) -> Share | None:
+def _common(shares: Sequence[TensorShare | None]) -> TensorShare | None:
     """Returns the share that all of these are, of dims of one size; None if they are cut differently. Heads that are
     repeated for several queries are fewer units in the same places.
     """
@@ -109,7 +109,7 @@ def _common(shares: Sequence[Share | None]) -> Share | None:
     return first._replace(size=gcd(*(s.size for s in shares if s is not None)))
 
 
-def _aligned(operation: Operation, out: torch.Tensor) -> Share:
+def _aligned(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Elementwise operations, dims aligned at the end."""
     share = _common([s._replace(dim=s.dim + out.dim() - t.dim()) for t, s in operation.shares])
     if share is None or any(t.shape[s.dim] != out.shape[share.dim] for t, s in operation.shares):
@@ -120,7 +120,7 @@ def _aligned(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _viewed(operation: Operation, out: torch.Tensor) -> Share:
+def _viewed(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Views: the same numbers in the same order under another shape."""
     tensor, share = operation.first_share
     if share.parts:
@@ -133,12 +133,12 @@ def _viewed(operation: Operation, out: torch.Tensor) -> Share:
             fits = left % before == 0 and size % outer == 0 and (rest % share.size == 0 or share.size % rest == 0)
             if not fits:
                 break
-            return Share(dim, outer, min(rest, share.size))
+            return TensorShare(dim, outer, min(rest, share.size))
         before *= size
     raise ShareError(f"the shares of {tuple(tensor.shape)} are none of {tuple(out.shape)}")
 
 
-def _share_of_view(operation: Operation, out: torch.Tensor) -> Share:
+def _share_of_view(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Views that leave the dim of the share as it is."""
     tensor, share = operation.first_share
     size, before = tensor.shape[share.dim], prod(tensor.shape[: share.dim])
@@ -149,7 +149,7 @@ def _share_of_view(operation: Operation, out: torch.Tensor) -> Share:
     return share._replace(dim=dim)
 
 
-def _moved(operation: Operation, out: torch.Tensor) -> Share:
+def _moved(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     tensor, share = operation.first_share
     order = list(range(tensor.dim()))
     if operation.name == "permute":
@@ -160,12 +160,12 @@ def _moved(operation: Operation, out: torch.Tensor) -> Share:
     return share._replace(dim=order.index(share.dim))
 
 
-def _expanded(operation: Operation, out: torch.Tensor) -> Share:
+def _expanded(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     tensor, share = operation.first_share
     return share._replace(dim=share.dim + out.dim() - tensor.dim())
 
 
-def _along(operation: Operation, out: torch.Tensor) -> Share:
+def _along(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Operations along one dim or several, which may not be that of the share."""
     tensor, share = operation.first_share
     given = operation.arguments.get("dim", operation.arguments.get("dims", _UNSAID.get(operation.name)))
@@ -179,7 +179,7 @@ def _along(operation: Operation, out: torch.Tensor) -> Share:
     return share._replace(dim=share.dim - (sum(dim < share.dim for dim in dims) if lost else 0))
 
 
-def _some_parts(operation: Operation, out: torch.Tensor) -> Share:
+def _some_parts(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """A slice along the share's dim: it takes some of the parts that lie side by side there."""
     tensor, share = operation.first_share
     if out.shape == tensor.shape:
@@ -194,7 +194,7 @@ def _some_parts(operation: Operation, out: torch.Tensor) -> Share:
     return share_of_parts(share.dim, taken) if share.parts else share._replace(outer=len(taken))
 
 
-def _share_of_concatenation(operation: Operation, out: torch.Tensor) -> Share:
+def _share_of_concatenation(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     share = operation.first_share[1]
     stacks = operation.name == "stack"
     dim = operation.arguments.get("dim", 0) % out.dim()
@@ -210,7 +210,7 @@ _FACTORS = {"mm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "mv": ("self", "v
 _FACTORS |= {"bmm": ("self", "mat2"), "baddbmm": ("batch1", "batch2")} | dict.fromkeys(_DISTANCES, ("x1", "x2"))
 
 
-def _product(operation: Operation, out: torch.Tensor) -> Share:
+def _product(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Matrix products, of which at least one factor is a share, not along the summed dim; what is added fits it."""
     first, second = (operation.arguments[name] for name in _FACTORS[operation.name])
     a, b = (operation.share(name) for name in _FACTORS[operation.name])
@@ -231,7 +231,7 @@ def _product(operation: Operation, out: torch.Tensor) -> Share:
     return found
 
 
-def _check_added(operation: Operation, share: Share, out: torch.Tensor) -> None:
+def _check_added(operation: TensorOperation, share: TensorShare, out: torch.Tensor) -> None:
     """Checks that the tensor that is added to a product has the product's share, or is the same all along it."""
     added, own = operation.arguments["self"], operation.share("self")
     dim = share.dim - out.dim() + added.dim()
@@ -243,7 +243,7 @@ def _check_added(operation: Operation, share: Share, out: torch.Tensor) -> None:
         raise ShareError(f"`{operation.name}` adds to a share what is cut differently")
 
 
-def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
+def _attended(operation: TensorOperation, out: torch.Tensor) -> TensorShare | None:
     """Attention with sharded heads or samples; keys and values may have fewer heads."""
     query = operation.arguments["query"]
     shares = [operation.share(name) for name in ("query", "key", "value")]
@@ -258,21 +258,21 @@ def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
     return share if out.dim() > share.dim else None
 
 
-def _normed(operation: Operation, out: torch.Tensor) -> Share:
+def _normed(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     tensor, share = operation.first_share
     if share.dim >= tensor.dim() - len(operation.arguments["normalized_shape"]):
         raise _across(operation)
     return share
 
 
-def _compared(operation: Operation, out: torch.Tensor) -> Share | None:
+def _compared(operation: TensorOperation, out: torch.Tensor) -> TensorShare | None:
     """A loss for each number."""
     if operation.arguments["reduction"] != 0:
         raise _across(operation)
     return _aligned(operation, out)
 
 
-def _classified(operation: Operation, out: torch.Tensor) -> Share | None:
+def _classified(operation: TensorOperation, out: torch.Tensor) -> TensorShare | None:
     """A loss for each target, of scores with the classes in their second dim."""
     scores, targets = operation.share("self"), operation.share("target")
     if operation.arguments["reduction"] != 0 or scores is None or scores.dim == 1:
@@ -283,7 +283,7 @@ def _classified(operation: Operation, out: torch.Tensor) -> Share | None:
     return share if out.dim() else None  # beside the losses it gives the sum of their weights
 
 
-def _looked_up(operation: Operation, out: torch.Tensor) -> Share:
+def _looked_up(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Rows of a table, which is whole, by their numbers."""
     share = operation.share("indices")
     if operation.share("weight") is not None or share is None:
@@ -291,7 +291,7 @@ def _looked_up(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _indexed(operation: Operation, out: torch.Tensor) -> Share:
+def _indexed(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """One index that is a share, of a tensor that is whole; or a share, by indices of its other dims."""
     indices = operation.arguments["indices"]
     dims = [n for n, index in enumerate(indices) if index is not None]
@@ -312,7 +312,7 @@ def _indexed(operation: Operation, out: torch.Tensor) -> Share:
     return share._replace(dim=before + (new if after else 0))
 
 
-def _selected(operation: Operation, out: torch.Tensor) -> Share:
+def _selected(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Entries along one dim by their numbers, of which the tensor or the numbers are a share."""
     share, dim = operation.share("self"), operation.arguments["dim"] % out.dim()
     if share is None:
@@ -322,7 +322,7 @@ def _selected(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _gathered(operation: Operation, out: torch.Tensor) -> Share:
+def _gathered(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     share, dim = operation.share("index"), operation.arguments["dim"] % out.dim()
     own = operation.share("self")
     if share is None or (share.dim != dim if own is None else own != share or share.dim == dim):
@@ -332,7 +332,7 @@ def _gathered(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _scattered(operation: Operation, out: torch.Tensor) -> Share:
+def _scattered(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Writes along one dim, by numbers that say where; all that has the dim of the share has the share."""
     share, dim = operation.first_share[1], operation.arguments["dim"] % out.dim()
     names = ("index", "src", "source") if operation.name.startswith("scatter") else ("src", "source")
@@ -347,7 +347,7 @@ def _scattered(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _made_like(operation: Operation, out: torch.Tensor) -> Share | None:
+def _made_like(operation: TensorOperation, out: torch.Tensor) -> TensorShare | None:
     """Tensors of one number and of sizes that are given. Of the same shape it is a share too; sizes that follow from
     that of a share otherwise are seen by their shapes.
     """
@@ -355,7 +355,7 @@ def _made_like(operation: Operation, out: torch.Tensor) -> Share | None:
     return share if out.shape == tensor.shape else None
 
 
-def _complex(operation: Operation, out: torch.Tensor) -> Share:
+def _complex(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Pairs of numbers in the last dim as complex ones, and these as pairs."""
     share = operation.first_share[1]
     if share.dim >= out.dim():
@@ -363,7 +363,7 @@ def _complex(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _repeated(operation: Operation, out: torch.Tensor) -> Share:
+def _repeated(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     tensor, share = operation.first_share
     dim = share.dim + out.dim() - tensor.dim()
     times = operation.arguments["repeats"][dim]
@@ -377,7 +377,7 @@ def _repeated(operation: Operation, out: torch.Tensor) -> Share:
 def _leading_dims_rule(count: int) -> _Rule:
     """Returns the rule of operations that work on the last `count` dims."""
 
-    def rule(operation: Operation, out: torch.Tensor) -> Share:
+    def rule(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
         tensor, share = operation.first_share
         if share.dim >= tensor.dim() - count or operation.wholes or len(operation.shares) > 1:
             raise _across(operation)
@@ -386,7 +386,7 @@ def _leading_dims_rule(count: int) -> _Rule:
     return rule
 
 
-def _padded(operation: Operation, out: torch.Tensor) -> Share:
+def _padded(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Padding of the last dims, two numbers each; the share's has none."""
     tensor, share = operation.first_share
     place = 2 * (tensor.dim() - 1 - share.dim)
@@ -395,7 +395,7 @@ def _padded(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _windowed(operation: Operation, out: torch.Tensor) -> Share:
+def _windowed(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Windows along a dim, which may not be that of the share."""
     tensor, share = operation.first_share
     if operation.arguments["dimension"] % tensor.dim() == share.dim:
@@ -403,7 +403,7 @@ def _windowed(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _diagonal(operation: Operation, out: torch.Tensor) -> Share:
+def _diagonal(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     tensor, share = operation.first_share
     dims = [operation.arguments.get(name, n) % tensor.dim() for n, name in enumerate(("dim1", "dim2"))]
     if share.dim in dims:
@@ -411,7 +411,7 @@ def _diagonal(operation: Operation, out: torch.Tensor) -> Share:
     return share._replace(dim=share.dim - sum(dim < share.dim for dim in dims))
 
 
-def _convolved(operation: Operation, out: torch.Tensor) -> Share:
+def _convolved(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Convolutions of samples, or with a window of one number, which works on each position by itself."""
     tensor, share = operation.first_share
     weight, dim = operation.arguments["weight"], share.dim
@@ -425,7 +425,7 @@ def _convolved(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-def _sought(operation: Operation, out: torch.Tensor) -> Share:
+def _sought(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
     """Compares each number with those of a tensor that is whole."""
     share = operation.share("elements" if operation.name == "isin" else "self")
     if (
@@ -437,7 +437,7 @@ def _sought(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
-_Rule = Callable[[Operation, "torch.Tensor"], "Share | None"]
+_Rule = Callable[[TensorOperation, "torch.Tensor"], "TensorShare | None"]
 CUTS = ("slice", "split", "split_with_sizes")  # views that begin somewhere along a dim
 # The default dim of operations with a dim.
 _UNSAID = {"glu": -1, "sort": -1, "topk": -1, "kthvalue": -1, "mode": -1} | dict.fromkeys((*CUTS, "unbind"), 0)
@@ -485,7 +485,7 @@ _SUMS = (
 )
 
 
-def sums_positions(operation: Operation, made: Sequence[torch.Tensor]) -> bool:
+def sums_positions(operation: TensorOperation, made: Sequence[torch.Tensor]) -> bool:
     """True if an operation makes one number of all positions: a sum, a mean, or a loss that is one of them."""
     if operation.name not in _SUMS or any(tensor.dim() for tensor in made):
         return False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dslc.compiler.trace.operators import Share
+from dslc.compiler.trace.operators import TensorShare
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ POSITIONS = "position_ids"  # the argument of `forward` that takes them
 MIXES, ATTENDS, PLACES, DIFFERS = "E0440", "E0441", "E0442", "E0443"
 
 
-class Fault(Exception):
+class ContextParallelError(Exception):
     """Why the module cannot be run on pieces: the diagnostic's code, the reason in one line, and the remedy."""
 
     def __init__(self, code: str, text: str, help: str = "") -> None:
@@ -24,20 +24,20 @@ class Fault(Exception):
 
 
 @dataclass(kw_only=True)
-class Record:
+class OperationRecord:
     """An operation that is no constant: inputs and outputs by shape, with their shares, and the constants among the
     inputs, with their numbers; the other arguments.
     """
 
     name: str
     where: str
-    shapes: list[tuple[tuple[int, ...], Share | None]]
+    shapes: list[tuple[tuple[int, ...], TensorShare | None]]
     constants: list[tuple[int, torch.Tensor]]  # with their places among the inputs
     numbers: tuple[str, ...]
 
 
 @dataclass(kw_only=True)
-class Constant:
+class ConstantResult:
     """The results of an operation on constants."""
 
     name: str
@@ -49,8 +49,8 @@ class Constant:
 class TraceRecords:
     """The records of a run."""
 
-    records: list[Record] = field(default_factory=list)
-    constants: list[Constant] = field(default_factory=list)
+    records: list[OperationRecord] = field(default_factory=list)
+    constants: list[ConstantResult] = field(default_factory=list)
     failed: str = ""
     where: str = ""
 
@@ -62,10 +62,10 @@ def same_pieces(whole: TraceRecords, piece: TraceRecords, ranks: int, rank: int)
     """Checks that the run on a piece did what that on the whole did, on its pieces."""
     for one, other in zip(whole.records, piece.records, strict=False):
         if one.name != other.name or len(one.shapes) != len(other.shapes):
-            raise Fault(DIFFERS, f"{one.where} does something else on a piece{because(piece)}")
+            raise ContextParallelError(DIFFERS, f"{one.where} does something else on a piece{because(piece)}")
         for (shape, share), (own, _) in zip(one.shapes, other.shapes, strict=True):
             if own != _shape_of_piece(shape, share, ranks):
-                raise Fault(
+                raise ContextParallelError(
                     DIFFERS,
                     f"{one.where}: on a piece `{one.name}` works with a tensor of shape {own}, which is not a piece of "
                     f"{shape}",
@@ -73,13 +73,13 @@ def same_pieces(whole: TraceRecords, piece: TraceRecords, ranks: int, rank: int)
                 )
         mine = [(place, _of_rank(value, one.shapes[place][1], ranks, rank)) for place, value in one.constants]
         if not _equal_lists(mine, other.constants):
-            raise Fault(DIFFERS, f"{one.where}: `{one.name}` works with another constant on a piece")
+            raise ContextParallelError(DIFFERS, f"{one.where}: `{one.name}` works with another constant on a piece")
         if one.numbers != other.numbers:
             text = f"{one.where}: `{one.name}` computes with a number that depends on the length of a piece"
-            raise Fault(DIFFERS, text, "a number that does not depend on it")
+            raise ContextParallelError(DIFFERS, text, "a number that does not depend on it")
     if len(whole.records) != len(piece.records) or len(whole.constants) != len(piece.constants):
         ends = whole.records[-1].where if whole.records else "its forward"
-        raise Fault(
+        raise ContextParallelError(
             DIFFERS,
             f"it fails on a piece: {piece.failed}{_place_suffix(piece.where)}"
             if piece.failed
@@ -92,15 +92,17 @@ def same_positions(plain: TraceRecords, told: TraceRecords) -> None:
     """Checks that the module does the same with positions as without."""
     fault = f"without `{POSITIONS}` it computes with other positions than 0, 1, 2, …"
     if plain.failed or len(plain.records) != len(told.records):
-        raise Fault(PLACES, fault, "positions that begin at 0 and count every token")
+        raise ContextParallelError(PLACES, fault, "positions that begin at 0 and count every token")
     for one, other in zip(plain.records, told.records, strict=True):
         same = one.name == other.name and one.numbers == other.numbers
         same = same and [shape for shape, _ in one.shapes] == [shape for shape, _ in other.shapes]
         if not same or not _equal_lists(one.constants, other.constants):
-            raise Fault(PLACES, f"{other.where}: {fault}", "positions that begin at 0 and count every token")
+            raise ContextParallelError(
+                PLACES, f"{other.where}: {fault}", "positions that begin at 0 and count every token"
+            )
 
 
-def piece_among(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Share | bool:
+def piece_among(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> TensorShare | bool:
     """Returns the share of which `pieces` are the ranks' parts; True if they are alike, False if neither."""
     if not pieces:
         return True
@@ -111,11 +113,11 @@ def piece_among(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Share | 
             continue
         parts = whole.chunk(len(pieces), dim)
         same = len(parts) == len(pieces) and all(map(_equal, parts, pieces))
-        return Share(dim, 1, size) if same else False
+        return TensorShare(dim, 1, size) if same else False
     return False
 
 
-def _of_rank(value: torch.Tensor, share: Share | None, ranks: int, rank: int) -> torch.Tensor:
+def _of_rank(value: torch.Tensor, share: TensorShare | None, ranks: int, rank: int) -> torch.Tensor:
     return value if share is None else value.chunk(ranks, share.dim)[rank]
 
 
@@ -129,7 +131,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and one.equal(other)
 
 
-def _shape_of_piece(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int, ...]:
+def _shape_of_piece(shape: tuple[int, ...], share: TensorShare | None, ranks: int) -> tuple[int, ...]:
     if share is None:
         return shape
     return (*shape[: share.dim], shape[share.dim] // ranks, *shape[share.dim + 1 :])

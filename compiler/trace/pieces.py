@@ -34,16 +34,16 @@ from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
 from dslc.compiler.trace.cut import Cut
-from dslc.compiler.trace.operators import Operation, Share, ShareError, follow, sums_positions
+from dslc.compiler.trace.operators import ShareError, TensorOperation, TensorShare, follow, sums_positions
 from dslc.compiler.trace.piece_records import (
     ATTENDS,
     DIFFERS,
     MIXES,
     PLACES,
     POSITIONS,
-    Constant,
-    Fault,
-    Record,
+    ConstantResult,
+    ContextParallelError,
+    OperationRecord,
     TraceRecords,
     at_line,
     because,
@@ -101,13 +101,13 @@ def with_pieces(
             runs = _Runs(model, cut, fake, input, ranks, takes, training, asked, loss)
             try:
                 found = runs.compare(known)
-            except Fault as fault:
+            except ContextParallelError as fault:
                 if fault.code != PLACES or known or not any(not b.is_floating_point() for b in model.buffers()):
                     raise
                 known = buffers()
                 found = runs.compare(known)
             calls = calls or found
-    except Fault as fault:
+    except ContextParallelError as fault:
         return replace(
             facts, pieces=PieceFacts(ranks=ranks, code=fault.code, fault=fault.text, help=fault.help, positions=takes)
         )
@@ -133,7 +133,7 @@ class _Runs:
         self._ranks, self._takes, self._training, self._asked = ranks, takes, training, asked
 
     def compare(self, buffers: Buffers) -> list[AttentionFacts]:
-        """Returns the calls of attention. Raises `Fault`."""
+        """Returns the calls of attention. Raises `ContextParallelError`."""
         length = length_of(self._input)
         own = length // self._ranks
         runs = [self._run(piece_of(self._input, n * own, own), buffers, None, self._ranks) for n in range(self._ranks)]
@@ -141,11 +141,11 @@ class _Runs:
         whole = self._run(self._input, buffers, pieces, self._ranks)
         told = whole.go(self._positions(0, length), self._training, self._asked)
         if told.failed:
-            raise Fault(DIFFERS, f"it fails when it is given `{POSITIONS}`: {told.failed}")
+            raise ContextParallelError(DIFFERS, f"it fails when it is given `{POSITIONS}`: {told.failed}")
         for rank, piece in enumerate(pieces):
             same_pieces(told, piece, self._ranks, rank)
         if whole.number is not None and sum(run.number or 0 for run in runs) != whole.number:
-            raise Fault(
+            raise ContextParallelError(
                 MIXES,
                 "its loss is a mean, and does not say of which positions",
                 '`own(mean_of = "labels")`, or a loss that is (sum, count)',
@@ -186,10 +186,10 @@ class _Sequence(Run):
         self._target = without_numbers(input.target(SMALL), fake) if isinstance(input, Example) else None
         self._sums: set[int] = set()  # numbers that are sums or means over the positions, by identity
         self.number: int | None = None  # of what the loss is a sum of, if it follows from shapes alone
-        self._shares: dict[int, Share] = {}  # by identity
+        self._shares: dict[int, TensorShare] = {}  # by identity
         self._values: dict[int, torch.Tensor] = {}  # of constants, by identity
         self._of_memory: dict[int, set[int]] = {}  # the identities of constants, by memory
-        self._astray: dict[int, Fault] = {}  # constants that are neither pieces nor alike
+        self._astray: dict[int, ContextParallelError] = {}  # constants that are neither pieces nor alike
         self._alive: list[object] = []  # kept alive so that no identity is used again
         self._path: list[str] = []
         self._attending = False
@@ -198,7 +198,7 @@ class _Sequence(Run):
                 self._know(buffer, buffers[name])
         if self._pieces:
             for tensor in tensors_of((self.input, self._target)):
-                self._mark(tensor, Share(1, 1, self._length))
+                self._mark(tensor, TensorShare(1, 1, self._length))
 
     def go(self, positions: range | None, training: bool, asked: Asked) -> TraceRecords:
         """Runs the module, and returns what it did; a run on a piece may fail."""
@@ -215,8 +215,8 @@ class _Sequence(Run):
                 with self.fake:
                     given[POSITIONS] = torch.empty(numbers.shape, dtype=torch.int64)
                 self._know(given[POSITIONS], numbers)
-                self._judge(0, Constant(name=POSITIONS, where="", values=[numbers]), [given[POSITIONS]])
-                self.told.constants.append(Constant(name=POSITIONS, where="", values=[numbers]))
+                self._judge(0, ConstantResult(name=POSITIONS, where="", values=[numbers]), [given[POSITIONS]])
+                self.told.constants.append(ConstantResult(name=POSITIONS, where="", values=[numbers]))
             with self._hooked(), asked(lambda tensor: id(tensor) in self._values), torch.set_grad_enabled(training):
                 output = self.called(**given)
                 sums = self._sums_of_loss(output)
@@ -243,7 +243,7 @@ class _Sequence(Run):
             of_positions = share is not None and (share.dim, share.outer, share.size) == (1, 1, self._length)
             if not of_positions and id(tensor) not in self._sums:
                 part = f"`{place}` of its output" if place else "its output"
-                raise Fault(MIXES, f"{part} is not one for each position", "use the data axis")
+                raise ContextParallelError(MIXES, f"{part} is not one for each position", "use the data axis")
 
     def _sums_of_loss(self, output: object) -> Sequence[object]:
         if self._loss is None:
@@ -251,15 +251,17 @@ class _Sequence(Run):
         try:
             return self._loss(output, self._target)
         except _no_numbers() as error:
-            if isinstance(error, Fault):
+            if isinstance(error, ContextParallelError):
                 raise
             reason = f"the loss reads numbers out of tensors{_line_suffix(_line_of(error))}, as `losses[mask]` does"
-            raise Fault(MIXES, reason, "`losses.masked_fill(~mask, 0).sum()`, which has the same sum") from error
+            raise ContextParallelError(
+                MIXES, reason, "`losses.masked_fill(~mask, 0).sum()`, which has the same sum"
+            ) from error
 
     def _check_sums(self, sums: Sequence[object]) -> None:
         for each, what in zip(sums, ("loss", "number of its losses"), strict=False):
             if not isinstance(each, int) and id(each) not in self._sums:
-                raise Fault(MIXES, f"its {what} is no sum over the positions", "use the data axis")
+                raise ContextParallelError(MIXES, f"its {what} is no sum over the positions", "use the data axis")
 
     # ---------------------------------------------------------------------------------------------- watching
 
@@ -323,7 +325,7 @@ class _Sequence(Run):
             return
         if not any(id(tensor) in self._shares for tensor in given):
             return
-        operation = Operation(func, args, kwargs, self._shares)
+        operation = TensorOperation(func, args, kwargs, self._shares)
         if self._loss is not None and sums_positions(operation, made):
             self._note_sums(made)
             return
@@ -335,23 +337,23 @@ class _Sequence(Run):
         except ShareError as refused:
             where = self._current_place()
             if name.startswith("_scaled_dot_product"):
-                raise Fault(
+                raise ContextParallelError(
                     ATTENDS,
                     f"{where}: attention that is not called as `torch.nn.functional.scaled_dot_product_attention` "
                     "cannot be given the keys of other pieces",
                     "`import torch.nn.functional as F` and `F.scaled_dot_product_attention(…)`",
                 ) from None
             if operation.pointwise and any(self._length in tensor.shape for tensor in operation.wholes):
-                raise Fault(
+                raise ContextParallelError(
                     PLACES,
                     f"{where}: `{name}` combines a rank's piece with a tensor of all {self._length} positions",
                     _TAKE_POSITIONS,
                 ) from None
-            raise Fault(MIXES, f"{where}: {refused.text}", "use the data axis") from None
+            raise ContextParallelError(MIXES, f"{where}: {refused.text}", "use the data axis") from None
 
     def _follow_sum(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Follows a number that is a sum or a mean over the positions: it may be scaled, added to others, and divided
-        by a count. Raises `Fault` for anything else.
+        by a count. Raises `ContextParallelError` for anything else.
         """
         sums = [tensor for tensor in given if id(tensor) in self._sums]
         losses = [tensor for tensor in sums if tensor.requires_grad]
@@ -363,7 +365,7 @@ class _Sequence(Run):
             or (name in _OF_COUNTS and not losses)
         )
         if not fits:
-            raise Fault(
+            raise ContextParallelError(
                 MIXES,
                 f"{self._current_place()}: `{name}` of a number that all positions make is another on a rank's piece",
                 "use the data axis",
@@ -396,7 +398,7 @@ class _Sequence(Run):
             finally:
                 self._attending = False
             if self._pieces and id(query) in self._shares:
-                self._mark(made, Share(made.dim() - 2, 1, self._length))
+                self._mark(made, TensorShare(made.dim() - 2, 1, self._length))
             self._note("attention", given, [made], (repr((dropout_p, is_causal, scale, enable_gqa)),))
             return made
 
@@ -405,13 +407,15 @@ class _Sequence(Run):
     def _check_attention(self, given: list[torch.Tensor], mask: torch.Tensor | None, causal: bool) -> None:
         shares, where = [self._shares.get(id(tensor)) for tensor in given], self._current_place()
         if not any(shares) and (mask is None or id(mask) not in self._shares):
-            raise Fault(ATTENDS, f"{where}: attention among tensors that every rank has whole", "use the data axis")
-        if any(s != Share(t.dim() - 2, 1, self._length) for t, s in zip(given, shares, strict=True)):
-            raise Fault(
+            raise ContextParallelError(
+                ATTENDS, f"{where}: attention among tensors that every rank has whole", "use the data axis"
+            )
+        if any(s != TensorShare(t.dim() - 2, 1, self._length) for t, s in zip(given, shares, strict=True)):
+            raise ContextParallelError(
                 ATTENDS, f"{where}: attention whose queries, keys and values are not all of the sequence's positions"
             )
         if mask is not None:
-            raise Fault(
+            raise ContextParallelError(
                 ATTENDS,
                 f"{where}: attention is given a mask, of which a rank has no piece",
                 "attention without a mask, or with `is_causal = True`",
@@ -456,7 +460,7 @@ class _Sequence(Run):
 
         with unset_fake_temporarily(), torch.no_grad():
             values = tensors_of(func(*real(args), **real(kwargs)))
-        constant = Constant(name=name, where=_line(), values=values)
+        constant = ConstantResult(name=name, where=_line(), values=values)
         for tensor, value in zip(made, values, strict=True):
             self._know(tensor, value)
         cause = next((self._astray[id(tensor)] for tensor in given if id(tensor) in self._astray), None)
@@ -464,7 +468,9 @@ class _Sequence(Run):
         self.told.constants.append(constant)
         return True
 
-    def _judge(self, number: int, constant: Constant, made: list[torch.Tensor], cause: Fault | None = None) -> None:
+    def _judge(
+        self, number: int, constant: ConstantResult, made: list[torch.Tensor], cause: ContextParallelError | None = None
+    ) -> None:
         """Finds out whether constants of the whole are pieces or alike on the ranks, by those of the runs on pieces.
         `cause` is the fault of a constant that they follow from.
         """
@@ -475,15 +481,17 @@ class _Sequence(Run):
             for piece in self._pieces:
                 if number >= len(piece.constants) or piece.constants[number].name != constant.name:
                     where = piece.where if number >= len(piece.constants) and piece.failed else constant.where
-                    raise Fault(DIFFERS, f"{at_line(where)} does something else on a piece{because(piece)}")
+                    raise ContextParallelError(
+                        DIFFERS, f"{at_line(where)} does something else on a piece{because(piece)}"
+                    )
                 others.append(piece.constants[number].values[n])
             with unset_fake_temporarily():
                 found = piece_among(constant.values[n], others)
-            if isinstance(found, Share):
+            if isinstance(found, TensorShare):
                 self._mark(tensor, found)
             elif others and not found:
                 self._alive.append(tensor)
-                self._astray[id(tensor)] = cause or Fault(
+                self._astray[id(tensor)] = cause or ContextParallelError(
                     PLACES,
                     f"{at_line(constant.where)}: `{constant.name}` makes numbers that on a piece are others than in "
                     "one process, such as positions that are counted from 0",
@@ -495,7 +503,7 @@ class _Sequence(Run):
         self._values[id(tensor)] = value
         self._of_memory.setdefault(storage(tensor), set()).add(id(tensor))
 
-    def _mark(self, tensor: torch.Tensor, share: Share) -> None:
+    def _mark(self, tensor: torch.Tensor, share: TensorShare) -> None:
         self._alive.append(tensor)
         self._shares[id(tensor)] = share
 
@@ -506,7 +514,7 @@ class _Sequence(Run):
         self._alive += made
         plain = name in (*_VIEWS, "expand")
         self.told.records.append(
-            Record(
+            OperationRecord(
                 name="view" if name in _VIEWS else name,
                 where=self._current_place(),
                 shapes=[(tuple(tensor.shape), self._shares.get(id(tensor))) for tensor in (*given, *made)],
@@ -540,7 +548,7 @@ def _no_numbers() -> tuple[type[Exception], ...]:
     """Returns the exceptions that are no failures of the module's."""
     from dslc.compiler.trace.private_torch import DataDependentOutputException, DynamicOutputShapeException
 
-    return Fault, DataDependentOutputException, DynamicOutputShapeException
+    return ContextParallelError, DataDependentOutputException, DynamicOutputShapeException
 
 
 # ------------------------------------------------------------------------------------------------------ lines

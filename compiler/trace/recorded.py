@@ -35,7 +35,7 @@ class Output:
 
 
 @dataclass
-class Call:
+class BlockCall:
     """A call of a block. `given` and `made` are its inputs and outputs in terms that are the same for blocks alike."""
 
     path: str
@@ -52,7 +52,7 @@ class Call:
         return self.given, tuple(self.operations), self.made
 
 
-class Record(Run):
+class BlockRecorder(Run):
     """A run that records the operations of blocks. All tensors stay alive, so that each keeps its identity."""
 
     def __init__(
@@ -60,13 +60,13 @@ class Record(Run):
     ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self._blocks = blocks
-        self._calls: list[Call] = []
-        self._of: dict[str, Call] = {}
+        self._calls: list[BlockCall] = []
+        self._of: dict[str, BlockCall] = {}
         self._alive: list[Any] = []
         self._gap = True  # something has happened since the last block
         self._refs: dict[int, Any] = {}  # in the running block: a tensor's place
-        self._makers: dict[int, Call] = {}  # of a tensor: the block that made it
-        self._results: dict[int, tuple[Call, int]] = {}  # of a tensor: the block whose output it is, and the leaf
+        self._makers: dict[int, BlockCall] = {}  # of a tensor: the block that made it
+        self._results: dict[int, tuple[BlockCall, int]] = {}  # of a tensor: the block whose output it is, and the leaf
         self._last: list[int] = []  # the output of the last block: identities of its leaves
         self._inputs: list[Any] = []
         self._known: set[int] = set()  # memory of the running block's own results
@@ -91,7 +91,7 @@ class Record(Run):
         with self.running():
             return self.called()
 
-    def finished(self, output: object) -> list[Call]:
+    def finished(self, output: object) -> list[BlockCall]:
         """Returns the calls in order, after a look at the module's own output."""
         for tensor in tensors_of(output):
             self._used_outside(tensor)
@@ -109,7 +109,7 @@ class Record(Run):
         if path not in self._blocks:
             self._gap = True
             return
-        call = Call(path, follows=not self._gap and bool(self._calls))
+        call = BlockCall(path, follows=not self._gap and bool(self._calls))
         if path in self._of:  # called again
             call.strange = self._of[path].strange = True
         self._of.setdefault(path, call)
@@ -187,7 +187,7 @@ class Record(Run):
         self._look_for_writing(func, args, kwargs, call)
         self._known |= {storage(tensor) for tensor in results} - self.own
 
-    def _look_for_writing(self, func: Operator, args: Any, kwargs: Mapping[str, Any], call: Call) -> None:
+    def _look_for_writing(self, func: Operator, args: Any, kwargs: Mapping[str, Any], call: BlockCall) -> None:
         from dslc.compiler.trace.private_torch import schema_of
 
         for n, argument in enumerate(schema_of(func).arguments):
@@ -196,7 +196,7 @@ class Record(Run):
                 if any(storage(tensor) not in self._known for tensor in tensors_of(given)):
                     call.strange = True
 
-    def _encoded(self, value: Any, call: Call) -> Any:
+    def _encoded(self, value: Any, call: BlockCall) -> Any:
         if isinstance(value, tuple | list):
             return tuple(self._encoded(each, call) for each in value)
         if not is_tensor(value):
@@ -229,7 +229,7 @@ class Record(Run):
             self._of[path].strange = True
 
 
-def _plain(value: Any, call: Call) -> Any:
+def _plain(value: Any, call: BlockCall) -> Any:
     """Returns a value of no tensor so that equal ones compare equal; a block that is given another is strange."""
     found = content(value)
     call.strange |= found is None

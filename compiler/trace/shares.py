@@ -33,7 +33,15 @@ from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.compiler.trace.batch import SMALL, Example
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
-from dslc.compiler.trace.operators import CUTS, Operation, Share, ShareError, follow, share_of_parts, start_of
+from dslc.compiler.trace.operators import (
+    CUTS,
+    ShareError,
+    TensorOperation,
+    TensorShare,
+    follow,
+    share_of_parts,
+    start_of,
+)
 from dslc.compiler.trace.run import Run, storage, tensors_of
 from dslc.compiler.trace.skipped import BlockReuse
 
@@ -72,7 +80,7 @@ def with_shares(
     common: dict[str, Any] = {"ranks": ranks, "styles": tuple(found.styles), "parts": tuple(found.parts.items())}
     try:
         whole.forward()
-        part = _Part(model, cut, fake, input, dict(found.styles), ranks)
+        part = _ShardedRun(model, cut, fake, input, dict(found.styles), ranks)
         failed = part.forward()
         _compare(whole, part, ranks, ended=failed is None)
         if failed is not None:
@@ -132,14 +140,14 @@ def _counts(model: nn.Module) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in found.items() if isinstance(count, int))
 
 
-class Record(NamedTuple):
+class OperationShapes(NamedTuple):
     """An operation: its inputs and outputs by shape, with their shares; and its numbers. `starts` are of slices:
     the dim, the step, and where each begins.
     """
 
     name: str
     module: str
-    shapes: tuple[tuple[tuple[int, ...], Share | None], ...]
+    shapes: tuple[tuple[tuple[int, ...], TensorShare | None], ...]
     numbers: tuple[str, ...]
     starts: tuple[int, ...] = ()
 
@@ -157,9 +165,9 @@ class _Watched(Run):
     ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self.styles = styles
-        self.records: list[Record] = []
+        self.records: list[OperationShapes] = []
         self.summed: list[str] = []  # modules of that style, as they are called
-        self.shared: dict[int, Share] = {}  # by identity
+        self.shared: dict[int, TensorShare] = {}  # by identity
         self.alive: list[torch.Tensor] = []  # kept alive so that no identity is used again
         self.path: list[str] = []
         self.cutting = ""  # the running cut module, whose operations are left to torch
@@ -223,7 +231,7 @@ class _Watched(Run):
         plain = cut or name in (*_VIEWS, "expand")
         starts = _starts(name, args, kwargs, takes[0], gives) if cut else ()
         numbers = () if plain else _numbers(args, kwargs)
-        self.records.append(Record("view" if name in _VIEWS else name, self.module, shapes, numbers, starts))
+        self.records.append(OperationShapes("view" if name in _VIEWS else name, self.module, shapes, numbers, starts))
 
 
 class _UnshardedRun(_Watched):
@@ -298,7 +306,7 @@ class _UnshardedRun(_Watched):
             self._add_up(given, tensors_of(result))
         else:
             self._train_alike(given)
-            operation = Operation(func, args, kwargs, self.shared)
+            operation = TensorOperation(func, args, kwargs, self.shared)
             try:
                 for tensor in tensors_of(result):
                     self._share(tensor, follow(operation, tensor))
@@ -321,7 +329,7 @@ class _UnshardedRun(_Watched):
             self.alive += made
             self._distributed |= {id(tensor) for tensor in made}
 
-    def _share(self, tensor: torch.Tensor, share: Share | None) -> None:
+    def _share(self, tensor: torch.Tensor, share: TensorShare | None) -> None:
         if share is not None:
             self.shared[id(tensor)] = share
             self.alive.append(tensor)
@@ -357,7 +365,7 @@ class _UnshardedRun(_Watched):
             )
 
 
-class _Part(_Watched):
+class _ShardedRun(_Watched):
     """The second run, with the parameters of one rank."""
 
     def __init__(
@@ -432,7 +440,7 @@ class _Part(_Watched):
 _WHOLE = "`gathered` in the place of the last `column`"
 
 
-def _compare(whole: _UnshardedRun, part: _Part, ranks: int, *, ended: bool) -> None:
+def _compare(whole: _UnshardedRun, part: _ShardedRun, ranks: int, *, ended: bool) -> None:
     """Checks that `part` ran the operations of `whole`, on its shares; unless it `ended`, up to where it failed."""
     for one, other in zip(whole.records, part.records, strict=False):
         where = _named(one.module)
@@ -455,7 +463,7 @@ def _compare(whole: _UnshardedRun, part: _Part, ranks: int, *, ended: bool) -> N
         raise ShareError(f"{_named(module)} does more or fewer operations where its modules are cut", module, _FREE)
 
 
-def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int, ...] | None:
+def _part(shape: tuple[int, ...], share: TensorShare | None, ranks: int) -> tuple[int, ...] | None:
     """Returns the shape of one of the shares; None if the pieces are not equal."""
     if share is None:
         return shape
@@ -474,7 +482,7 @@ def _starts(
     return (dim, step, *(start_of(tensor, view, dim) for view in views))
 
 
-def _starts_of_part(record: Record, ranks: int) -> tuple[int, ...]:
+def _starts_of_part(record: OperationShapes, ranks: int) -> tuple[int, ...]:
     """Returns where the slices begin on a rank."""
     share = record.shapes[0][1] if record.starts else None
     if share is None or share.dim != record.starts[0]:

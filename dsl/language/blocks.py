@@ -19,12 +19,12 @@ from dslc.dsl.language.registry import (
     Call,
     Float,
     Int,
+    IntRange,
     ListOf,
     Name,
     Path,
     Quantity,
     Range,
-    Span1,
     Str,
     arg,
     block,
@@ -134,7 +134,7 @@ class DevicesSpec(Block):
     """The devices to train on: nodes, and the processes of each."""
 
     exclusive: ClassVar = (("gpus", "cpus"),)
-    nodes: int | Range = arg(either(Span1(), _COUNT), "a count, or a range `1..4`: elastic", default=1)
+    nodes: int | Range = arg(either(IntRange(), _COUNT), "a count, or a range `1..4`: elastic", default=1)
     gpus: int | tuple[int, ...] | str | Call | None = arg(
         either(
             calls("gpus"),

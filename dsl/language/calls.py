@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.language.augmentations import AUGMENT, AUGMENT_DOC, NORMALIZE, NORMALIZE_DOC
 from dslc.dsl.language.registry import (
-    Anything,
+    AnyValue,
     Bool,
     Call,
     Float,
@@ -38,7 +38,7 @@ class PythonCall(Call):
     """A function of the user's: `python("module:function", …)`, whose further arguments are the function's."""
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
+    arguments: tuple[tuple[str, Any], ...] = arg(AnyValue(), _ARGUMENTS_DOC, default=())
 
 
 # ------------------------------------------------------------------------------------------------ initial weights
@@ -316,7 +316,7 @@ class Datasets(Call):
     augment: tuple[Call, ...] | None = _augment()
     transform: Call | None = _transform()
     normalize: str | Call | None = _normalize()
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further arguments of `load_dataset`", default=())
+    arguments: tuple[tuple[str, Any], ...] = arg(AnyValue(), "further arguments of `load_dataset`", default=())
 
 
 @call("source")

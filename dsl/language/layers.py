@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dslc.dsl.language.calls import PythonCall
-from dslc.dsl.language.registry import Anything, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
+from dslc.dsl.language.registry import AnyValue, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
 
 _SIZE = Int(min=1)
 _BIAS_DOC = "learn and add a bias"
@@ -468,5 +468,5 @@ class TransformersNetwork(Call):
         word(*TASKS), "the head, `AutoModelFor…`", default=None, shown="the data's, else the configuration's"
     )
     arguments: tuple[tuple[str, Any], ...] = arg(
-        Anything(), "values that override those of the configuration", default=()
+        AnyValue(), "values that override those of the configuration", default=()
     )

@@ -11,7 +11,7 @@ A `Kind` describes the values that a field takes, and their types in Python:
     Measure("bytes")                    one dimension: a plain number in base units (bytes, seconds, steps, epochs,
                                         a ratio as a fraction, bytes per second, FLOP/s)
     Measure("steps", "epochs")          several dimensions: a `Quantity`
-    Span1 (`1..4`)                      a `Range`
+    IntRange (`1..4`)                   a `Range`
     ListOf(k)                           a tuple
     CallOf("optimizer")                 an instance of the dataclass that declares the call
     Either(k1, k2)                      the first kind that fits the form of the value
@@ -136,7 +136,7 @@ class Measure(Kind):
 
 
 @positional
-class Span1(Kind):
+class IntRange(Kind):
     """A range of whole numbers `1..4`."""
 
     min: int = 1
@@ -169,7 +169,7 @@ class Either(Kind):
 
 
 @positional
-class Anything(Kind):
+class AnyValue(Kind):
     """Any plain value: number, text, boolean, none, list. For arguments of a user's own function."""
 
 

@@ -32,7 +32,7 @@ def distance(one: str, other: str, limit: int = 4) -> int:
     return min(last[-1], limit)
 
 
-def near(word: str, choices: Iterable[str]) -> str | None:
+def nearest_choice(word: str, choices: Iterable[str]) -> str | None:
     """Returns the choice that was probably meant, or None. Letters' case, `-` and `_` weigh little."""
     best: tuple[int, str] | None = None
     plain = word.lower().replace("-", "_")[:64]
@@ -47,7 +47,7 @@ def near(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    found = near(word, choices)
+    found = nearest_choice(word, choices)
     return f"did you mean `{found}`?" if found else ""
 
 
@@ -86,30 +86,30 @@ def words_of(declaration: type[Node]) -> list[str]:
     return [f.word for f in fields(declaration) if f.word not in hidden]
 
 
-class Meant(NamedTuple):
+class NameSuggestion(NamedTuple):
     """Advice for an unknown name; `path` is the block or the field (`data.batch`) that is suggested, if one is."""
 
     said: str
     path: str = ""
 
 
-def for_block(name: str) -> Meant:
+def for_block(name: str) -> NameSuggestion:
     """Suggests a block for an unknown one."""
     blocks = [*BLOCKS, "expect", "sweep"]
     place, note = FIELDS.get(_plain(name), ("", ""))
     place = elsewhere.BLOCKS.get(_plain(name), place)
     if place:
         return _place_suggestion(place, "" if place in BLOCKS else note)
-    found = near(name, blocks)
+    found = nearest_choice(name, blocks)
     if found:
-        return Meant(f"did you mean `{found}`?", found)
+        return NameSuggestion(f"did you mean `{found}`?", found)
     if _plain(name) in ABSENT:
-        return Meant(ABSENT[_plain(name)])
+        return NameSuggestion(ABSENT[_plain(name)])
     meant = _elsewhere(name)
-    return meant if meant.said else Meant(f"the blocks are {listed(blocks)}")
+    return meant if meant.said else NameSuggestion(f"the blocks are {listed(blocks)}")
 
 
-def for_field(block: str, name: str) -> Meant:
+def for_field(block: str, name: str) -> NameSuggestion:
     """Suggests a field for one that the block does not have."""
     own = words_of(BLOCKS[block])
     place, note = FIELDS.get(_plain(name), ("", ""))
@@ -118,28 +118,28 @@ def for_field(block: str, name: str) -> Meant:
     meant = _argument(block, name)
     if meant.said:
         return meant
-    found = near(name, own) or next((word for word in own if word.endswith(f"_{name}")), None)
+    found = nearest_choice(name, own) or next((word for word in own if word.endswith(f"_{name}")), None)
     if found:
-        return Meant(f"did you mean `{found}`?", f"{block}.{found}")
+        return NameSuggestion(f"did you mean `{found}`?", f"{block}.{found}")
     if _plain(name) in ABSENT:
-        return Meant(ABSENT[_plain(name)])
+        return NameSuggestion(ABSENT[_plain(name)])
     meant = _elsewhere(name)
-    return meant if meant.said else Meant(f"`{block}` has {listed(own)}")
+    return meant if meant.said else NameSuggestion(f"`{block}` has {listed(own)}")
 
 
 def for_argument(name: str, own: list[str]) -> str | None:
     """Suggests an argument for one that a call with the arguments `own` does not have."""
     meant = FIELDS.get(_plain(name), ("", ""))[0].rpartition(".")[2]
-    return meant if meant in own else near(name, own)
+    return meant if meant in own else nearest_choice(name, own)
 
 
 def for_word(word: str, choices: Iterable[str]) -> str | None:
     """Suggests a word or call for a value that is none of the choices."""
     known = list(choices)
-    return said_here(word, known) or near(word, known)
+    return translated_choice(word, known) or nearest_choice(word, known)
 
 
-def said_here(word: str, choices: Iterable[str]) -> str | None:
+def translated_choice(word: str, choices: Iterable[str]) -> str | None:
     """Returns the choice that others call `word`."""
     meant = VALUES.get(_spelling(word), [])
     return next((choice for choice in choices if choice in meant), None)
@@ -157,16 +157,16 @@ def _spelling(word: str) -> str:
     return "".join(char for char in word.lower() if char not in "_-. ")
 
 
-def for_path(name: str) -> Meant:
+def for_path(name: str) -> NameSuggestion:
     """Suggests a path for one of a single name, which `--set` and `sweep` take for a param."""
     place, note = FIELDS.get(_plain(name), ("", ""))
     if place:
         path = place.partition(" ")[0]
-        return Meant(f"that is `{path}` here{f': {note}' if note else ''}", path)
+        return NameSuggestion(f"that is `{path}` here{f': {note}' if note else ''}", path)
     block = next((block for block, declaration in BLOCKS.items() if name in words_of(declaration)), "")
     if block:
-        return Meant(f"did you mean `{block}.{name}`?", f"{block}.{name}")
-    return Meant(ABSENT.get(_plain(name), ""))
+        return NameSuggestion(f"did you mean `{block}.{name}`?", f"{block}.{name}")
+    return NameSuggestion(ABSENT.get(_plain(name), ""))
 
 
 class Place(NamedTuple):
@@ -212,7 +212,7 @@ def for_option(name: str) -> str:
 def for_command(name: str, choices: Iterable[str]) -> str:
     """Returns the advice for an unknown command."""
     known = list(choices)
-    found = near(name, known)
+    found = nearest_choice(name, known)
     said = elsewhere.COMMANDS.get(_plain(name)) or (f"did you mean `dslc {found}`?" if found else "")
     return said or f"the commands are {listed(known)}"
 
@@ -221,26 +221,26 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _place_suggestion(place: str, note: str, inside: str = "") -> Meant:
+def _place_suggestion(place: str, note: str, inside: str = "") -> NameSuggestion:
     """Returns the place of the table, as it is written; `inside` is the block that the reader is in."""
     path, _, value = place.partition(" = ")
     block, _, rest = path.partition(".")
     field, _, argument = rest.partition(".")
     after = f" ({note})" if note else ""
     if not field and block == inside:
-        return Meant(f"`{block}` has {listed(words_of(BLOCKS[block]))}")
+        return NameSuggestion(f"`{block}` has {listed(words_of(BLOCKS[block]))}")
     if not field:
-        return Meant(f"that is the block `{block}` here{after}", block)
+        return NameSuggestion(f"that is the block `{block}` here{after}", block)
     if argument:
         meant = _argument(block, argument, field)
-        return Meant((meant.said if block == inside else f"in `{block}`, {meant.said}") + after, meant.path)
+        return NameSuggestion((meant.said if block == inside else f"in `{block}`, {meant.said}") + after, meant.path)
     if block == inside:
         said = f"write `{field} = {value}`" if value else f"did you mean `{field}`?"
     elif value:
         said = f"that is `{block} {{ {field} = {value} }}` here"
     else:
         said = f"that is `{path}` here: `{block} {{ {field} = … }}`"
-    return Meant(said + after, path)
+    return NameSuggestion(said + after, path)
 
 
 # The example of each category.
@@ -248,7 +248,7 @@ _USUAL = frozenset({"adamw", "warmup_cosine", "text", "gpt", "cross_entropy", "s
 _OWNERS = {"optimizer": "the optimizer", "source": "the source", "network": "the network", "layer": "the network"}
 
 
-def _argument(block: str, name: str, of: str = "") -> Meant:
+def _argument(block: str, name: str, of: str = "") -> NameSuggestion:
     """Suggests the argument of a call in the block, or in its field `of`: `lr` in `train` is an argument of the
     optimizer.
     """
@@ -264,22 +264,22 @@ def _argument(block: str, name: str, of: str = "") -> Meant:
         call = (usual or having)[0]
         shown = f"[{call.word}({name} = …)]" if call.category == "layer" else f"{call.word}({name} = …)"
         owner = _OWNERS.get(call.category, f"`{field.word}`")
-        return Meant(f"`{name}` is an argument of {owner}: `{field.word} = {shown}`", f"{block}.{field.word}")
-    return Meant("")
+        return NameSuggestion(f"`{name}` is an argument of {owner}: `{field.word} = {shown}`", f"{block}.{field.word}")
+    return NameSuggestion("")
 
 
-def _elsewhere(name: str) -> Meant:
+def _elsewhere(name: str) -> NameSuggestion:
     """Suggests a field of this name, or a name near it, in another block."""
     for block, declaration in BLOCKS.items():
         if name in words_of(declaration):
-            return Meant(f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`", f"{block}.{name}")
+            return NameSuggestion(f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`", f"{block}.{name}")
     for block in ("train", "model", "data"):
         meant = _argument(block, name)
         if meant.said:
-            return Meant(f"in `{block}`, {meant.said}", meant.path)
+            return NameSuggestion(f"in `{block}`, {meant.said}", meant.path)
     if len(name) > 4:
         for block, declaration in BLOCKS.items():
-            found = near(name, [word for word in words_of(declaration) if len(word) > 4])
+            found = nearest_choice(name, [word for word in words_of(declaration) if len(word) > 4])
             if found:
-                return Meant(f"did you mean `{block}.{found}`?", f"{block}.{found}")
-    return Meant("")
+                return NameSuggestion(f"did you mean `{block}.{found}`?", f"{block}.{found}")
+    return NameSuggestion("")

@@ -2,7 +2,7 @@
 
 Base units are bytes, seconds, steps, epochs, a fraction, bytes per second and FLOP/s. A unit is a ratio of two whole
 numbers, so that `100ms` is 0.1 and `20%` is 0.2 to the last bit. Units are case-sensitive: `kB` is 1000 bytes, `KiB`
-1024, and `Gbps` counts bits. `write` is the inverse of `measured`: what it writes reads back as the same number.
+1024, and `Gbps` counts bits. `write` is the inverse of `in_base_units`: what it writes reads back as the same number.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SPELT = {
 }  # fmt: skip
 
 
-def measured(value: int | float, unit: str) -> Quantity | None:
+def in_base_units(value: int | float, unit: str) -> Quantity | None:
     """Returns the quantity in base units, or None if the unit is unknown. Bytes are rounded to whole ones."""
     found = UNITS.get(unit)
     if found is None:
@@ -87,9 +87,9 @@ def write(value: int | float, dimension: Dimension) -> str:
     for unit, (of, over, under) in UNITS.items():
         if of == dimension:
             count = value * under / over
-            if Quantity(value, dimension) == measured(round(count), unit):
+            if Quantity(value, dimension) == in_base_units(round(count), unit):
                 whole.append((abs(round(count)), f"{number(round(count))}{unit}"))
-            elif Quantity(value, dimension) == measured(count, unit):
+            elif Quantity(value, dimension) == in_base_units(count, unit):
                 broken.append((0, f"{number(count)}{unit}"))
     # The smallest whole count of a unit, else the shortest text: 90min, 0.1s.
     if whole:

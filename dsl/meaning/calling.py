@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dslc.dsl.diagnostics import Note
-from dslc.dsl.language.registry import CALLS, Anything, Bool, Call, CallOf, Either, Field, Node, Place, fields
+from dslc.dsl.language.registry import CALLS, AnyValue, Bool, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, words_of
 from dslc.dsl.meaning.describe import CATEGORIES, category, describe, form
-from dslc.dsl.meaning.evaluate import BAD, Bad, Evaluator
+from dslc.dsl.meaning.evaluate import BAD, BadValue, Evaluator
 from dslc.dsl.meaning.layering import Setting
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
@@ -18,7 +18,7 @@ from dslc.dsl.words import listed, plural
 EXTRA = "arguments"  # the field of an open call that holds its further arguments
 
 
-def call(ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Mapping[str, Setting]) -> Call | Bad:
+def call(ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Mapping[str, Setting]) -> Call | BadValue:
     """Returns the call, with the arguments that later layers set in it."""
     written: Sequence[tree.Argument] = ()
     match expr:
@@ -37,7 +37,7 @@ def call(ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Map
     return made if isinstance(made, Call) else BAD
 
 
-def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: CallOf, path: str) -> Bad:
+def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: CallOf, path: str) -> BadValue:
     """Reports that no call of this name is of these categories."""
     if name in RESERVED:
         return ev.fail("E0108", f"`{name}` is reserved for a later version of the language", span)
@@ -163,7 +163,7 @@ def _override(
 def build(
     ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], path: str, span: Span | None,
     sound: bool = True, extra: Mapping[str, Setting] | None = None,
-) -> Node | Bad:  # fmt: skip
+) -> Node | BadValue:  # fmt: skip
     """Returns the block or call with its values, and the places of both; BAD if something required is missing or wrong.
 
     A wrong optional value counts as not given, and its path as broken, so that more of the job can be read.
@@ -187,7 +187,7 @@ def build(
             value = with_arguments(ev, setting, field, f"{path}.{field.word}")
         else:
             value = ev.value(setting.value, field.kind, f"{path}.{field.word}")
-        if isinstance(value, Bad):
+        if isinstance(value, BadValue):
             ev.broken.add(f"{path}.{field.word}")
             complete = complete and not field.required
             continue
@@ -201,8 +201,8 @@ def build(
 def _extra(ev: Evaluator, extra: Mapping[str, Setting], path: str, places: dict[str, Place]) -> tuple[Any, ...]:
     found = []
     for name, setting in extra.items():
-        value = ev.value(setting.value, Anything(), f"{path}.{name}")
-        if isinstance(value, Bad):
+        value = ev.value(setting.value, AnyValue(), f"{path}.{name}")
+        if isinstance(value, BadValue):
             ev.broken.add(f"{path}.{name}")
             continue
         found.append((name, value))
@@ -263,7 +263,7 @@ def end_of(ev: Evaluator) -> Span:
 def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> Any:
     """Returns a call in which later layers set arguments: `--set train.optimizer.lr=0.1`."""
     expr = ev.behind(setting.value)
-    if isinstance(expr, tree.Broken) or ev.is_lost(setting.value):
+    if isinstance(expr, tree.UnreadValue) or ev.is_lost(setting.value):
         return BAD
     first = next(iter(setting.arguments.values())).name
     kinds = _call_kinds(field)
@@ -281,7 +281,7 @@ def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> 
     for kind in kinds:
         if isinstance(expr, tree.CallOf) or any(name in CALLS[c] for c in kind.categories):
             return call(ev, expr, kind, path, setting.arguments)
-    if isinstance(ev.value(setting.value, field.kind, path), Bad):
+    if isinstance(ev.value(setting.value, field.kind, path), BadValue):
         return BAD
     return ev.fail(
         "E0111", f"`{path}` is {f'the word `{name}`' if name else form(expr)}, not a call with arguments", first,

@@ -6,13 +6,14 @@ from typing import Any
 
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import (
-    Anything,
+    AnyValue,
     Bool,
     Call,
     CallOf,
     Either,
     Float,
     Int,
+    IntRange,
     Kind,
     ListOf,
     Measure,
@@ -20,7 +21,6 @@ from dslc.dsl.language.registry import (
     Path,
     Quantity,
     Range,
-    Span1,
     Str,
     Word,
 )
@@ -69,7 +69,7 @@ def describe(kind: Kind) -> str:
             return listed(kind.choices)
         case Measure():
             return measure_in_words(kind)
-        case Span1():
+        case IntRange():
             return "a range of whole numbers such as `1..4`"
         case ListOf():
             return list_in_words(kind)
@@ -77,7 +77,7 @@ def describe(kind: Kind) -> str:
             return " or ".join(category(c) for c in kind.categories)
         case Either():
             return kind.words or ", or ".join(describe(inner) for inner in kind.kinds)
-        case Anything():
+        case AnyValue():
             return "a plain value: number, text, truth value, `none` or a list of them"
         case _:
             raise AssertionError(kind)
@@ -129,7 +129,7 @@ def form(expr: tree.Expr) -> str:
         case tree.Number():
             return "a number" if isinstance(expr.value, int) else f"the number {expr.text}"
         case tree.Measured():
-            found = units.measured(1, expr.unit)
+            found = units.in_base_units(1, expr.unit)
             return units.NAMES[found.dimension] if found else "a quantity"
         case tree.Text():
             return "text"

@@ -18,15 +18,16 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from dslc.dsl.bounds import OPENED, VALUES
-from dslc.dsl.diagnostics import Full, Note, Report
+from dslc.dsl.diagnostics import Note, Report, TooManyErrors
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import (
-    Anything,
+    AnyValue,
     Bool,
     CallOf,
     Either,
     Float,
     Int,
+    IntRange,
     Kind,
     ListOf,
     Measure,
@@ -34,11 +35,18 @@ from dslc.dsl.language.registry import (
     Path,
     Quantity,
     Range,
-    Span1,
     Str,
     Word,
 )
-from dslc.dsl.language.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, meaning, near
+from dslc.dsl.language.suggest import (
+    RESERVED,
+    can_be_none,
+    did_you_mean,
+    for_word,
+    function_meant,
+    meaning,
+    nearest_choice,
+)
 from dslc.dsl.meaning import arithmetic
 from dslc.dsl.meaning.arithmetic import Amount, Impossible
 from dslc.dsl.meaning.describe import describe, form, limits
@@ -54,7 +62,7 @@ from dslc.dsl.meaning.forms import (
     words_in,
 )
 from dslc.dsl.meaning.layering import Merged, Setting, names_in
-from dslc.dsl.paths import Located, is_path
+from dslc.dsl.paths import ResolvedPath, is_path
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed
@@ -65,11 +73,11 @@ def _change_of(count: int) -> str:
     return f"write {count:,} more" if count > 0 else f"leave out {-count:,} of them"
 
 
-class Bad:
+class BadValue:
     """A value that could not be computed."""
 
 
-BAD: Final = Bad()
+BAD: Final = BadValue()
 
 
 Calling: TypeAlias = "Callable[[Evaluator, tree.Expr, CallOf, str, Mapping[str, Setting]], Any]"
@@ -93,13 +101,13 @@ class Evaluator:
 
     def fail(
         self, code: str, message: str, span: Span, *, label: str = "", help: str = "", notes: Iterable[Note] = ()
-    ) -> Bad:
+    ) -> BadValue:
         # The value is in the first param's text, but the reader looks for its use.
         used = [Note(message=f"used here, as `{name}`", span=span) for name, span in self.trail[:1]]
         self.report.add(code, message, span, label=label, help=help, notes=[*notes, *used])
         return BAD
 
-    def mismatch(self, expr: tree.Expr, kind: Kind, path: str, help: str = "") -> Bad:
+    def mismatch(self, expr: tree.Expr, kind: Kind, path: str, help: str = "") -> BadValue:
         """Reports a value of another form than the field takes."""
         inner = inside(expr)
         if isinstance(inner, tree.Name) and not rewrite(inner, kind):
@@ -113,7 +121,7 @@ class Evaluator:
             help = f"write `--set '{path}={help.split('`')[1]}'`"
         return self.fail("E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help)
 
-    def unknown_name(self, name: tree.Name, kind: Kind, path: str) -> Bad:
+    def unknown_name(self, name: tree.Name, kind: Kind, path: str) -> BadValue:
         word = name.name
         if word in RESERVED:
             return self.fail("E0108", f"`{word}` is reserved for a later version of the language", name.span)
@@ -124,7 +132,7 @@ class Evaluator:
         words = words_in(kind)
         found = for_word(word, [*words, *self.params])
         wants = f"`{path}` takes {listed(words) if words else describe(kind)}"
-        if not found and accepts(kind, Str, Path, Anything):
+        if not found and accepts(kind, Str, Path, AnyValue):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
                              help=f'write `"{word}"` if it is text')  # fmt: skip
         return self.fail(
@@ -190,7 +198,7 @@ class Evaluator:
 
     def enter(self, expr: tree.Expr) -> bool:
         """Counts one more value, inside those being evaluated. Returns false, with the reason reported, if it is nested
-        too deep; a caller that was admitted leaves by `depth -= 1`. Raises Full if there are too many in all.
+        too deep; a caller that was admitted leaves by `depth -= 1`. Raises TooManyErrors if there are too many in all.
         """
         self.values += 1
         place = self.trail[0][1] if self.trail else expr.span
@@ -198,7 +206,7 @@ class Evaluator:
             message = f"the params of the job expand to more than {VALUES.most:,} values"
             help = "each use of a param counts with all the values in it: use fewer of them inside one another"
             self.report.add(VALUES.code, message, place, help=help)
-            raise Full
+            raise TooManyErrors
         if self.depth >= OPENED.most:
             message = f"this value is nested more than {OPENED.most} deep, in params that name params"
             self.report.add(OPENED.code, message, place, help="give some of them a plain value")
@@ -221,7 +229,7 @@ class Evaluator:
     def is_lost(self, expr: tree.Expr) -> bool:
         """True if the value is missing for a reason that is reported already."""
         inner = self.behind(expr)
-        return isinstance(inner, tree.Broken) or (isinstance(inner, tree.Name) and inner.name in self.circular)
+        return isinstance(inner, tree.UnreadValue) or (isinstance(inner, tree.Name) and inner.name in self.circular)
 
     # --------------------------------------------------------------------------------------------------- values
 
@@ -235,7 +243,7 @@ class Evaluator:
             self.depth -= 1
 
     def _value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:
-        if isinstance(expr, tree.Broken):
+        if isinstance(expr, tree.UnreadValue):
             return BAD
         if isinstance(expr, tree.Group):
             return self.value(expr.inner, kind, path)
@@ -251,7 +259,7 @@ class Evaluator:
                 chosen = self.choose(expr, kind)
                 return self.mismatch(expr, kind, path) if chosen is None else self._value(expr, chosen, path)
             case Int():
-                return self.whole(expr, kind, path)
+                return self.integer(expr, kind, path)
             case Float():
                 return self.real(expr, kind, path)
             case Measure():
@@ -264,21 +272,21 @@ class Evaluator:
                 return self.text(expr, kind, path)
             case Word() | Name():
                 return self.word(expr, kind, path)
-            case Span1():
+            case IntRange():
                 return self.range(expr, kind, path)
             case ListOf():
                 return self.list(expr, kind, path)
             case CallOf():
                 return self._call(self, expr, kind, path, {})
-            case Anything():
-                return self.anything(expr, path)
+            case AnyValue():
+                return self.plain_value(expr, path)
             case _:
                 raise AssertionError(kind)
 
     def choose(self, expr: tree.Expr, kind: Either) -> Kind | None:
         """Returns the first of the kinds that fits the form of the value."""
         inner = self.behind(expr)
-        if isinstance(inner, tree.Broken) or self.is_lost(inner):
+        if isinstance(inner, tree.UnreadValue) or self.is_lost(inner):
             return kind.kinds[0]
         return next((k for k in kind.kinds if fits(inner, k)), None)
 
@@ -293,7 +301,7 @@ class Evaluator:
 
     # -------------------------------------------------------------------------------------------------- numbers
 
-    def amount(self, expr: tree.Expr) -> Amount | Bad:
+    def amount(self, expr: tree.Expr) -> Amount | BadValue:
         """Returns a number or a quantity; reports anything else."""
         if not self.enter(expr):
             return BAD
@@ -302,7 +310,7 @@ class Evaluator:
         finally:
             self.depth -= 1
 
-    def _amount(self, expr: tree.Expr) -> Amount | Bad:
+    def _amount(self, expr: tree.Expr) -> Amount | BadValue:
         match expr:
             case tree.Number():
                 return self._computed(expr, lambda: arithmetic.finite(expr.value))
@@ -318,51 +326,51 @@ class Evaluator:
                                  help=did_you_mean(expr.name, self.params))  # fmt: skip
             case tree.Unary():
                 operand = self.amount(expr.operand)
-                return operand if isinstance(operand, Bad) else arithmetic.unary(expr.operator, operand)
+                return operand if isinstance(operand, BadValue) else arithmetic.unary(expr.operator, operand)
             case tree.Binary():
                 left, right = self.amount(expr.left), self.amount(expr.right)
-                if isinstance(left, Bad) or isinstance(right, Bad):
+                if isinstance(left, BadValue) or isinstance(right, BadValue):
                     return BAD
                 return self._computed(expr, lambda: arithmetic.binary(expr.operator, left, right))
-            case tree.Broken():
+            case tree.UnreadValue():
                 return BAD
             case _:
                 return self.fail("E0127", f"a calculation takes numbers and quantities, not {form(expr)}", expr.span)
 
-    def _computed(self, expr: tree.Expr, compute: Any) -> Amount | Bad:
+    def _computed(self, expr: tree.Expr, compute: Any) -> Amount | BadValue:
         try:
             return compute()
         except Impossible as why:
             return self.fail("E0127" if why.unlike else "E0126", why.reason, expr.span, help=why.help)
 
-    def _quantity(self, expr: tree.Measured) -> Amount | Bad:
+    def _quantity(self, expr: tree.Measured) -> Amount | BadValue:
         try:
             arithmetic.finite(expr.value)
-            found = units.measured(expr.value, expr.unit)
+            found = units.in_base_units(expr.value, expr.unit)
             if found is not None:
                 return arithmetic.finite(found)
         except (Impossible, OverflowError):
             return self.fail("E0126", "this number is too large", expr.span)
         same = next((unit for unit in units.UNITS if unit.lower() == expr.unit.lower()), None)
-        meant = units.SPELT.get(expr.unit) or same or near(expr.unit, units.UNITS)
+        meant = units.SPELT.get(expr.unit) or same or nearest_choice(expr.unit, units.UNITS)
         return self.fail(
             "E0123", f"there is no unit `{expr.unit}`", expr.unit_span,
             label="units are case-sensitive" if same else "",
             help=f"did you mean `{meant}`?" if meant else f"the units are {', '.join(units.UNITS)}",
         )  # fmt: skip
 
-    def amount_for(self, expr: tree.Expr, kind: Kind, path: str) -> Amount | Bad:
+    def amount_for(self, expr: tree.Expr, kind: Kind, path: str) -> Amount | BadValue:
         """Returns the number or quantity of a field that takes one."""
         return self.amount(expr) if numeric(expr) else self.mismatch(expr, kind, path)
 
-    def number_for(self, expr: tree.Expr, kind: Int | Float, path: str) -> int | float | Bad:
+    def number_for(self, expr: tree.Expr, kind: Int | Float, path: str) -> int | float | BadValue:
         """Returns the number of a field that takes one without a unit."""
         found = self.amount_for(expr, kind, path)
         return self.wrong_dimension(expr, found, kind, path) if isinstance(found, Quantity) else found
 
-    def whole(self, expr: tree.Expr, kind: Int, path: str) -> int | Bad:
+    def integer(self, expr: tree.Expr, kind: Int, path: str) -> int | BadValue:
         found = self.number_for(expr, kind, path)
-        if isinstance(found, Bad):
+        if isinstance(found, BadValue):
             return BAD
         if isinstance(found, float):
             if found != int(found) or not isinstance(inside(expr), tree.Binary):
@@ -377,15 +385,15 @@ class Evaluator:
             return self.fail("E0125", f"`{path}` is {describe(kind)}, not {found}", expr.span)
         return self.within(expr, found, kind.min, kind.max, None, None, units.number(found), path)
 
-    def real(self, expr: tree.Expr, kind: Float, path: str) -> float | Bad:
+    def real(self, expr: tree.Expr, kind: Float, path: str) -> float | BadValue:
         found = self.number_for(expr, kind, path)
-        if isinstance(found, Bad):
+        if isinstance(found, BadValue):
             return BAD
         return self.within(expr, float(found), kind.min, kind.max, kind.above, kind.below, units.number(found), path)
 
     def measure(self, expr: tree.Expr, kind: Measure, path: str) -> Any:
         found = self.amount_for(expr, kind, path)
-        if isinstance(found, Bad):
+        if isinstance(found, BadValue):
             return BAD
         first = kind.dimensions[0]
         bare = not isinstance(found, Quantity)
@@ -401,7 +409,7 @@ class Evaluator:
         shown = units.number(found.value) if bare else units.write(found.value, found.dimension)
         percent = f"write `{shown}%`" if bare and first == "ratio" and 1 < found.value <= 100 else ""
         number = self.within(expr, found.value, kind.min, kind.max, kind.above, kind.below, shown, path, percent)
-        if isinstance(number, Bad):
+        if isinstance(number, BadValue):
             return BAD
         whole = found.dimension in ("bytes", "steps") or (found.dimension == "epochs" and len(kind.dimensions) == 1)
         if not whole:
@@ -440,7 +448,7 @@ class Evaluator:
             return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)
         return found
 
-    def wrong_dimension(self, expr: tree.Expr, found: Quantity, kind: Kind, path: str) -> Bad:
+    def wrong_dimension(self, expr: tree.Expr, found: Quantity, kind: Kind, path: str) -> BadValue:
         shown = units.write(found.value, found.dimension)
         help = ""
         if isinstance(kind, Int | Float):
@@ -452,7 +460,7 @@ class Evaluator:
 
     # ----------------------------------------------------------------------------------------------- other kinds
 
-    def text(self, expr: tree.Expr, kind: Str, path: str) -> str | Bad:
+    def text(self, expr: tree.Expr, kind: Str, path: str) -> str | BadValue:
         if not isinstance(expr, tree.Text):
             return self.mismatch(expr, kind, path)
         if kind.max_length is not None and len(expr.value) > kind.max_length:
@@ -466,7 +474,7 @@ class Evaluator:
             )
         return expr.value
 
-    def file(self, expr: tree.Expr, kind: Path, path: str) -> str | Bad:
+    def file(self, expr: tree.Expr, kind: Path, path: str) -> str | BadValue:
         """Returns an absolute path: a file to read is relative to the file that names it, a file to write to the
         current folder.
         """
@@ -478,11 +486,11 @@ class Evaluator:
             return expr.value
         folder = self.merged.folders.get(id(expr.span.source), "") if kind.use == "read" else ""
         full = os.path.normpath(os.path.join(folder or os.getcwd(), os.path.expanduser(expr.value)))
-        found = Located(full, expr.value)
+        found = ResolvedPath(full, expr.value)
         self.paths[expr.span] = found
         return found
 
-    def word(self, expr: tree.Expr, kind: Word | Name, path: str) -> str | Bad:
+    def word(self, expr: tree.Expr, kind: Word | Name, path: str) -> str | BadValue:
         word = spelt(expr)
         if isinstance(kind, Name):
             name = expr.value if isinstance(expr, tree.Text) else word
@@ -496,21 +504,21 @@ class Evaluator:
                              label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{found}`?")  # fmt: skip
         return self.mismatch(expr, kind, path)
 
-    def range(self, expr: tree.Expr, kind: Span1, path: str) -> Range | Bad:
+    def range(self, expr: tree.Expr, kind: IntRange, path: str) -> Range | BadValue:
         if not isinstance(expr, tree.RangeOf):
             return self.mismatch(expr, kind, path)
         first = self.value(expr.first, Int(min=kind.min), path)
         last = self.value(expr.last, Int(min=kind.min), path)
-        if isinstance(first, Bad) or isinstance(last, Bad):
+        if isinstance(first, BadValue) or isinstance(last, BadValue):
             return BAD
         if first > last:
             return self.fail("E0137", f"the range {first}..{last} is empty", expr.span, help=f"write `{last}..{first}`")
         return Range(first, last)
 
-    def list(self, expr: tree.Expr, kind: ListOf, path: str) -> tuple[Any, ...] | Bad:
+    def list(self, expr: tree.Expr, kind: ListOf, path: str) -> tuple[Any, ...] | BadValue:
         if kind.single and fits(expr, kind.item):
             item = self.value(expr, kind.item, path)
-            return BAD if isinstance(item, Bad) else (item,)
+            return BAD if isinstance(item, BadValue) else (item,)
         if not isinstance(expr, tree.List):
             return self.mismatch(expr, kind, path)
         count = len(expr.items)
@@ -525,11 +533,11 @@ class Evaluator:
             found = f"not {count:,}" if count else "and the list is empty"
             what = f"`{path}` takes at least {kind.min_length}, {found}"
             return self.fail("E0136", what, expr.span, help=_change_of(kind.min_length - count))
-        return BAD if any(isinstance(item, Bad) for item in items) else tuple(items)
+        return BAD if any(isinstance(item, BadValue) for item in items) else tuple(items)
 
-    def anything(self, expr: tree.Expr, path: str) -> Any:
+    def plain_value(self, expr: tree.Expr, path: str) -> Any:
         """Returns a plain value, for a function of the user's."""
-        kind = Anything()
+        kind = AnyValue()
         match expr:
             case tree.Text() | tree.Boolean():
                 return expr.value
@@ -537,7 +545,7 @@ class Evaluator:
                 return None
             case tree.List():
                 items = tuple(self.value(item, kind, f"{path}[{i}]") for i, item in enumerate(expr.items))
-                return BAD if any(isinstance(item, Bad) for item in items) else items
+                return BAD if any(isinstance(item, BadValue) for item in items) else items
             case tree.Name() | tree.CallOf() | tree.RangeOf():
                 return self.mismatch(expr, kind, path)
         found = self.amount(expr)

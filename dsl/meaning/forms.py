@@ -15,16 +15,16 @@ from dslc.dsl.language.registry import (
     Either,
     Float,
     Int,
+    IntRange,
     Kind,
     ListOf,
     Measure,
     Name,
     Path,
-    Span1,
     Str,
     Word,
 )
-from dslc.dsl.language.suggest import said_here
+from dslc.dsl.language.suggest import translated_choice
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import quoted
 
@@ -60,7 +60,7 @@ def fits(expr: tree.Expr, kind: Kind) -> bool:
             return spelt(expr) in kind.choices
         case Name():
             return isinstance(expr, tree.Text) or bool(spelt(expr))
-        case Span1():
+        case IntRange():
             return isinstance(expr, tree.RangeOf)
         case ListOf():
             return isinstance(expr, tree.List) or (kind.single and fits(expr, kind.item))
@@ -135,7 +135,7 @@ def rewrite(expr: tree.Expr, kind: Kind) -> str:
     if isinstance(kind, ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
         more = ", …" if (kind.length or kind.min_length) > 1 else ""
         return f"write `[{text}{more}]`"
-    if not isinstance(expr, tree.Name) and (meant := said_here(text.strip('"'), words_in(kind))):
+    if not isinstance(expr, tree.Name) and (meant := translated_choice(text.strip('"'), words_in(kind))):
         return f"write `{meant}`"
     if isinstance(expr, tree.List) and len(expr.items) == 1 and fits(expr.items[0], kind):
         return f"write `{expr.items[0].span.text()}`"

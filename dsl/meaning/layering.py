@@ -89,7 +89,7 @@ def _add(merged: Merged, document: tree.Document, report: Report) -> None:
                     merged.spoken.update(name.name for name in names_in(statement.value))
                 if not _repeated(("param", statement.name), statement.name_span, seen, report):
                     _declare(merged, statement)
-            case tree.Whole():
+            case tree.BlockValue():
                 _apply_block_value(merged, statement, seen, report)
             case tree.Block():
                 block = block_meant(statement.name, statement.name_span, report)
@@ -128,7 +128,9 @@ def _repeated(key: tuple[str, ...], name: Span, seen: dict[tuple[str, ...], Span
     return True
 
 
-def _apply_block_value(merged: Merged, whole: tree.Whole, seen: dict[tuple[str, ...], Span], report: Report) -> None:
+def _apply_block_value(
+    merged: Merged, whole: tree.BlockValue, seen: dict[tuple[str, ...], Span], report: Report
+) -> None:
     """Applies `parallelism = auto`: a field that excludes all others of its block."""
     word = BLOCKS[whole.name].whole if whole.name in BLOCKS else ""
     if not word:
@@ -298,7 +300,7 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
         merged.params[name] = ParamSetting(name=name, declared=param.declared, setting=setting, default=param.default)
         return True
     if name in BLOCKS:
-        whole = tree.Whole(span=setting.name.to(setting.value.span), name=name, name_span=setting.name,
+        whole = tree.BlockValue(span=setting.name.to(setting.value.span), name=name, name_span=setting.name,
                            value=setting.value)  # fmt: skip
         before = len(report.found)
         _apply_block_value(merged, whole, {}, report)

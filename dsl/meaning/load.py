@@ -15,10 +15,10 @@ from dataclasses import field, replace
 from itertools import islice
 
 from dslc.dsl.bounds import BYTES, IMPORT_DEPTH, IMPORTS, SETTING_BYTES, SETTINGS, WORDS
-from dslc.dsl.diagnostics import Full, Note, Report
+from dslc.dsl.diagnostics import Note, Report, TooManyErrors
 from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.registry import BLOCKS, CALLS, Anything, CallOf, Kind, ListOf, Name, Path, Str, fields
+from dslc.dsl.language.registry import BLOCKS, CALLS, AnyValue, CallOf, Kind, ListOf, Name, Path, Str, fields
 from dslc.dsl.language.suggest import did_you_mean
 from dslc.dsl.meaning.forms import accepts, words_in
 from dslc.dsl.meaning.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
@@ -33,7 +33,7 @@ _COMPARED = re.compile(r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)")
 
 
 @record
-class Loaded(Record):
+class LoadResult(Record):
     """The result of loading a job file.
 
     `job` is None if one cannot be built, because something required is missing or wrong. With errors in the report it
@@ -61,12 +61,12 @@ class Loaded(Record):
     looks: int = 1
 
 
-def load(path: str, settings: Sequence[str] = ()) -> Loaded:
+def load(path: str, settings: Sequence[str] = ()) -> LoadResult:
     """Loads the job in the file at `path`, with `settings` laid over it. Never raises for a mistake in a job."""
     return _apply_settings(_file(path), settings)
 
 
-def load_each(path: str, settings: Sequence[str] = ()) -> tuple[Loaded, list[Loaded]]:
+def load_each(path: str, settings: Sequence[str] = ()) -> tuple[LoadResult, list[LoadResult]]:
     """Returns the job, and one job for each combination of its `sweep` (the job itself if there is none)."""
     read = _file(path)
     loaded = _apply_settings(read, settings)
@@ -76,14 +76,14 @@ def load_each(path: str, settings: Sequence[str] = ()) -> tuple[Loaded, list[Loa
     return loaded, [replace(each, looks=len(chosen)) for each in chosen]
 
 
-def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequence[str] = ()) -> Loaded:
+def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequence[str] = ()) -> LoadResult:
     """Loads a text. `name` is its name in messages; relative paths start in `folder`, or the current one."""
     full = os.path.join(os.path.abspath(folder), os.path.basename(name))
     return _apply_settings(_read_sources(Source(name, text), full, Report()), settings)
 
 
-def load_kept(texts: Mapping[str, str], path: str, settings: Sequence[str], folder: str) -> Loaded:
-    """Loads a job from the `texts` of a `Loaded`, as if its file were at `path`; nothing is read from the disk.
+def load_kept(texts: Mapping[str, str], path: str, settings: Sequence[str], folder: str) -> LoadResult:
+    """Loads a job from the `texts` of a `LoadResult`, as if its file were at `path`; nothing is read from the disk.
 
     Paths in `settings` are relative to `folder`.
     """
@@ -113,7 +113,7 @@ def _file(path: str) -> _SourceFiles:
 
 
 def _read_sources(source: Source, full: str, report: Report, kept: Mapping[str, str] | None = None) -> _SourceFiles:
-    reader = _Reader(report, kept)
+    reader = _FileReader(report, kept)
     document: tree.Document | None = None
     merged: Merged | None = None
     try:
@@ -121,16 +121,16 @@ def _read_sources(source: Source, full: str, report: Report, kept: Mapping[str, 
         if document is not None:
             merged = merge(reader.documents, document, reader.folders, report)
             merged.complete = reader.complete
-    except Full:
+    except TooManyErrors:
         merged = None
     files = tuple(reader.files)
     return _SourceFiles(report=report, full=full, document=document, merged=merged, files=files, texts=reader.texts)
 
 
-def _apply_settings(read: _SourceFiles, settings: Sequence[str], folder: str = "") -> Loaded:
+def _apply_settings(read: _SourceFiles, settings: Sequence[str], folder: str = "") -> LoadResult:
     """Lays `settings` over the files that were read; their paths are relative to `folder`, or the current one."""
     report = Report()
-    nothing = Loaded(
+    nothing = LoadResult(
         report=report,
         document=read.document,
         files=read.files,
@@ -150,7 +150,7 @@ def _apply_settings(read: _SourceFiles, settings: Sequence[str], folder: str = "
             _set(merged, source, report)
         name = os.path.basename(read.full).removesuffix(".plt")
         found = resolve(merged, report, name, os.path.dirname(read.full))
-    except Full:
+    except TooManyErrors:
         return nothing
     return replace(
         nothing, job=found.job, origins=found.origins, combinations=found.combinations, broken=found.broken
@@ -160,7 +160,7 @@ def _apply_settings(read: _SourceFiles, settings: Sequence[str], folder: str = "
 # ---------------------------------------------------------------------------------------------------------- files
 
 
-class _Reader:
+class _FileReader:
     """Reads files and their imports, each once, in order of increasing precedence."""
 
     def __init__(self, report: Report, kept: Mapping[str, str] | None = None) -> None:
@@ -337,7 +337,7 @@ def _no_text(name: str, found: bytes, error: UnicodeDecodeError, span: Span | No
 
 def _language(statement: tree.Language, report: Report) -> None:
     value = statement.value
-    if isinstance(value, tree.Broken):
+    if isinstance(value, tree.UnreadValue):
         return
     if not isinstance(value, tree.Number) or value.value != 1 or isinstance(value.value, float):
         report.add("E0112", "this dslc reads version 1 of the language", value.span, help="write `language = 1`")
@@ -414,7 +414,7 @@ def _targets(merged: Merged, path: tuple[str, ...]) -> list[Kind]:
         for f in fields(declaration)
         if f.word == path[2]
     ]
-    return [f.kind for f in declared] or ([Anything()] if call in ("python", "transformers", "datasets") else [])
+    return [f.kind for f in declared] or ([AnyValue()] if call in ("python", "transformers", "datasets") else [])
 
 
 def _call_at(merged: Merged, block: str, name: str, default: object) -> str:
@@ -462,7 +462,7 @@ def _takes_text(merged: Merged, path: tuple[str, ...]) -> bool:
     if len(path) == 1:
         param = merged.params.get(path[0])
         return param is not None and (param.default is None or isinstance(param.default, tree.Text))
-    return any(accepts(kind, Str, Path, Name, Anything) for kind in _targets(merged, path))
+    return any(accepts(kind, Str, Path, Name, AnyValue) for kind in _targets(merged, path))
 
 
 def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
-from dslc.dsl.diagnostics import Full, Report
+from dslc.dsl.diagnostics import Report, TooManyErrors
 from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.language.effects import EFFECTS
 from dslc.dsl.language.job import JobSpec, Promise
@@ -22,7 +22,7 @@ from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, Measure, fields
 from dslc.dsl.language.registry import Float as FloatKind
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
 from dslc.dsl.meaning.calling import build, call, end_of, origin
-from dslc.dsl.meaning.evaluate import Bad, Evaluator
+from dslc.dsl.meaning.evaluate import BadValue, Evaluator
 from dslc.dsl.meaning.layering import Merged, Setting, put
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
@@ -91,12 +91,12 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     # A mistake of one alternative is a mistake; a field without effect in one may have an effect in another.
     for attempt in attempts:
         report.extend(d for d in attempt.report.found if d.severity == "error" or d.code != "W0103")
-    common = set.intersection(*({d.said() for d in attempt.report.found} for attempt in attempts))
-    report.extend(d for d in base.report.found if d.said() in common)
+    common = set.intersection(*({d.text_key() for d in attempt.report.found} for attempt in attempts))
+    report.extend(d for d in base.report.found if d.text_key() in common)
     paths = {span: path for attempt in attempts for span, path in attempt.evaluator.paths.items()}
     texts = {".".join(path): tuple(_text(item, paths) for item in items) for path, items in lists.items()}
     job = None
-    if all(not isinstance(made, Bad) for made in base.blocks.values()):
+    if all(not isinstance(made, BadValue) for made in base.blocks.values()):
         job = JobSpec(name=name, folder=folder, source=merged.main.source, **base.blocks, expect=base.promises,
                       sweep=texts)  # fmt: skip
         checkpoint = job.checkpoint
@@ -144,16 +144,16 @@ def _attempt(merged: Merged) -> _Attempt:
     try:
         _blocks(evaluator, report, made)
         promises = _promises(evaluator)
-        if not any(isinstance(block, Bad) for block in made.values()):
+        if not any(isinstance(block, BadValue) for block in made.values()):
             for effect in EFFECTS:
                 report.extend(effect(made, evaluator.broken))
-    except Full:
-        made = dict.fromkeys(BLOCKS, Bad())
+    except TooManyErrors:
+        made = dict.fromkeys(BLOCKS, BadValue())
     return _Attempt(blocks=made, promises=promises, evaluator=evaluator, report=report)
 
 
 def _blocks(evaluator: Evaluator, report: Report, made: dict[str, Any]) -> None:
-    """Puts each block of the job into `made`; `Bad` if it cannot be made."""
+    """Puts each block of the job into `made`; `BadValue` if it cannot be made."""
     merged = evaluator.merged
     _unknown(evaluator, report)
     for word, declaration in BLOCKS.items():
@@ -171,7 +171,7 @@ def _blocks(evaluator: Evaluator, report: Report, made: dict[str, Any]) -> None:
         if word not in merged.headers and required:
             if not all(f"{word}.{name}" in evaluator.broken for group in required for name in group.split("` or `")):
                 _missing_block(evaluator, word, required)
-            made[word] = Bad()
+            made[word] = BadValue()
             continue
         made[word] = build(evaluator, declaration, settings, word, merged.headers.get(word))
 
@@ -241,7 +241,7 @@ def _promises(evaluator: Evaluator) -> tuple[Promise, ...]:
             dimension = PROMISES[name]
             kind: Kind = FloatKind() if dimension is None else Measure((dimension,))
             value = _promised(evaluator, comparison.value, kind, f"expect.{name}")
-            if not isinstance(value, Bad):
+            if not isinstance(value, BadValue):
                 evaluator.origins[f"expect.{name}"] = origin(comparison.name_span)
                 found.append(Promise(name=name, operator=comparison.operator, value=value, span=comparison.span))
     return tuple(found)
@@ -268,7 +268,7 @@ def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple
             report.add("E0142", f"`{shown}` names nothing that could be swept", setting.name, help=problem)
             continue
         value = evaluator.behind(setting.value)
-        if isinstance(value, tree.Broken) or evaluator.is_lost(setting.value):
+        if isinstance(value, tree.UnreadValue) or evaluator.is_lost(setting.value):
             continue
         if not isinstance(value, tree.List):
             report.add(

@@ -17,7 +17,7 @@ from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the r
 from dslc.dsl.language.registry import (
     BLOCKS,
     CALLS,
-    Anything,
+    AnyValue,
     Bool,
     Call,
     CallOf,
@@ -25,13 +25,13 @@ from dslc.dsl.language.registry import (
     Field,
     Float,
     Int,
+    IntRange,
     Kind,
     ListOf,
     Measure,
     Name,
     Node,
     Path,
-    Span1,
     Str,
     Word,
     fields,
@@ -39,7 +39,7 @@ from dslc.dsl.language.registry import (
 from dslc.dsl.language.suggest import RESERVED
 from dslc.dsl.meaning.describe import CATEGORIES, describe
 from dslc.dsl.meaning.resolve import PROMISE_DOCS, PROMISES
-from dslc.dsl.meaning.write import written
+from dslc.dsl.meaning.write import value_text
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -124,7 +124,7 @@ def fragment(kind: Kind) -> dict[str, Json]:
             return {"enum": list(kind.choices)}
         case Measure():
             return _quantity(kind)
-        case Span1():
+        case IntRange():
             return {"type": "string", "pattern": r"^\d+\.\.\d+$"}
         case ListOf():
             sized: dict[str, Json] = {"type": "array", "items": fragment(kind.item)}
@@ -140,7 +140,7 @@ def fragment(kind: Kind) -> dict[str, Json]:
             return found[0] if len(found) == 1 else {"anyOf": found}
         case Either():
             return {"anyOf": [fragment(inner) for inner in kind.kinds]}
-        case Anything():
+        case AnyValue():
             return {"type": ["number", "string", "boolean", "null", "array"]}
     raise AssertionError(kind)
 
@@ -256,7 +256,7 @@ def _calls(calls: Mapping[str, type[Call]]) -> str:
 def _default(field: Field) -> str:
     if field.shown:
         return field.shown
-    return "none" if field.default is None else f"`{written(field.default, field.kind)}`"
+    return "none" if field.default is None else f"`{value_text(field.default, field.kind)}`"
 
 
 def _expect() -> str:

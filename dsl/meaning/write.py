@@ -23,11 +23,12 @@ from dslc.dsl.language.job import JobSpec, with_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import (
     BLOCKS,
-    Anything,
+    AnyValue,
     Block,
     Call,
     CallOf,
     Either,
+    IntRange,
     Kind,
     ListOf,
     Measure,
@@ -35,7 +36,6 @@ from dslc.dsl.language.registry import (
     Path,
     Quantity,
     Range,
-    Span1,
     Str,
     Word,
     fields,
@@ -69,22 +69,22 @@ def anchored(job: JobSpec) -> JobSpec:
     folder are named with it.
     """
 
-    def there(name: str) -> str:
+    def absolute_path(name: str) -> str:
         return os.path.normpath(os.path.join(job.folder, os.path.expanduser(name)))
 
-    def located(call: Call) -> Call:
-        if isinstance(call, TransformersNetwork) and os.path.exists(there(call.path)):
-            return replace(call, path=there(call.path))
+    def with_absolute_paths(call: Call) -> Call:
+        if isinstance(call, TransformersNetwork) and os.path.exists(absolute_path(call.path)):
+            return replace(call, path=absolute_path(call.path))
         if not isinstance(call, PythonCall):
             return call
         inside, _, function = call.function.rpartition("/")
-        folder = there(inside)
+        folder = absolute_path(inside)
         module = os.path.join(folder, function.partition(":")[0].partition(".")[0])
         if not (os.path.isdir(module) or os.path.exists(f"{module}.py")):
             return call
         return replace(call, function=os.path.join(folder, function))
 
-    return with_calls(job, located)
+    return with_calls(job, with_absolute_paths)
 
 
 def _laid_out(text: str) -> str:
@@ -107,15 +107,15 @@ def _block(block: Block) -> str:
     for field in fields(declaration):
         value = getattr(block, field.name)
         if value is not None and field.name != declaration.whole:
-            lines.append(f"  {field.word} = {written(value, field.kind)}\n")
+            lines.append(f"  {field.word} = {value_text(value, field.kind)}\n")
     return f"{declaration.word} {{\n{''.join(lines)}}}\n"
 
 
-def written(value: Any, kind: Kind) -> str:
+def value_text(value: Any, kind: Kind) -> str:
     """Writes a value of this kind in the language."""
     match kind:
         case Either():
-            return written(value, next(inner for inner in kind.kinds if _holds(inner, value)))
+            return value_text(value, next(inner for inner in kind.kinds if _holds(inner, value)))
         case Measure():
             if isinstance(value, Quantity):
                 return units.write(value.value, value.dimension)
@@ -125,7 +125,7 @@ def written(value: Any, kind: Kind) -> str:
         case Name():
             return value if re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) and value not in _WORDS else quoted(value)
         case ListOf():
-            items = [written(item, kind.item) for item in value]
+            items = [value_text(item, kind.item) for item in value]
             if value and isinstance(value[0], Call) and value[0].category == "layer":
                 return "[\n" + "".join(f"    {item},\n" for item in items) + "  ]"
             return f"[{', '.join(items)}]"
@@ -140,9 +140,9 @@ def _call(call: Call) -> str:
     for field in fields(type(call)):
         value = getattr(call, field.name)
         if call.open and field.name == "arguments":
-            arguments.extend(f"{name} = {written(given, Anything())}" for name, given in value)
+            arguments.extend(f"{name} = {value_text(given, AnyValue())}" for name, given in value)
         elif value is not None:
-            arguments.append(f"{field.word} = {written(value, field.kind)}")
+            arguments.append(f"{field.word} = {value_text(value, field.kind)}")
     if not arguments and call.category in _PLAIN:
         return call.word
     return f"{call.word}({', '.join(arguments)})"
@@ -159,7 +159,7 @@ def _holds(kind: Kind, value: Any) -> bool:
             return isinstance(value, tuple)
         case CallOf():
             return isinstance(value, Call) and value.category in kind.categories
-        case Span1():
+        case IntRange():
             return isinstance(value, Range)
         case _:
             return isinstance(value, int | float | Quantity) and not isinstance(value, bool)

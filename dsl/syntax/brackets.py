@@ -1,8 +1,8 @@
 """Matches brackets and splits tokens into units: the line ends that count, and the bounds of each entry.
 
-After `lay_out`, brackets match, line ends are only left where they end something, and every token belongs to a `Unit`:
-one entry or statement with its terminator (a line end, a comma between entries, a brace). So whatever mistake the
-parser finds afterwards lies inside one unit, and the next unit can be read as if nothing had happened.
+After `lay_out`, brackets match, line ends are only left where they end something, and every token belongs to a
+`TokenRange`: one entry or statement with its terminator (a line end, a comma between entries, a brace). So whatever
+mistake the parser finds afterwards lies inside one unit, and the next unit can be read as if nothing had happened.
 
 A bracket that is never closed is reported at its opener; the end of its value is guessed from the lines that follow,
 and the text in between is skipped. A block inside a block is reported and left out. If an entry begins on the line of
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.syntax.lexer import UNREAD
-from dslc.dsl.syntax.mistakes import COMPARISONS, ENDS_VALUE, GaveUp, Mistakes, Token
+from dslc.dsl.syntax.mistakes import COMPARISONS, ENDS_VALUE, Mistakes, ParseAbortedError, Token
 
 PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 OPENERS = {closer: opener for opener, closer in PAIRS.items()}
@@ -23,7 +23,7 @@ OPENERS = {closer: opener for opener, closer in PAIRS.items()}
 GOES_ON = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "RANGE", "_NL", *PAIRS})
 
 
-class Unit(NamedTuple):
+class TokenRange(NamedTuple):
     """Tokens `start` to `end`, of which the last ends it."""
 
     start: int
@@ -31,11 +31,11 @@ class Unit(NamedTuple):
     in_body: bool
 
 
-class Laid(NamedTuple):
+class BracketLayout(NamedTuple):
     """`unit_of` gives each token's index in `units`; `complete` is false if something was left out."""
 
     tokens: list[Token]
-    units: list[Unit]
+    units: list[TokenRange]
     unit_of: list[int]
     complete: bool
 
@@ -48,18 +48,18 @@ class Open(NamedTuple):
     read: int
 
 
-def lay_out(read: list[Token], mistakes: Mistakes, *, one_value: bool = False) -> Laid:
+def lay_out(read: list[Token], mistakes: Mistakes, *, one_value: bool = False) -> BracketLayout:
     """Matches brackets and finds the units. `one_value`: the text is one expression, in which line ends do not
     count.
     """
-    layout = _Layout(read, mistakes, one_value)
+    layout = _BracketMatcher(read, mistakes, one_value)
     layout.run()
     units, unit_of = _units(layout.kept)
-    return Laid(layout.kept, units, unit_of, layout.complete)
+    return BracketLayout(layout.kept, units, unit_of, layout.complete)
 
 
-def _units(tokens: list[Token]) -> tuple[list[Unit], list[int]]:
-    units: list[Unit] = []
+def _units(tokens: list[Token]) -> tuple[list[TokenRange], list[int]]:
+    units: list[TokenRange] = []
     unit_of: list[int] = []
     start, depth, in_body = 0, 0, False
     for index, token in enumerate(tokens):
@@ -67,12 +67,12 @@ def _units(tokens: list[Token]) -> tuple[list[Unit], list[int]]:
         depth += (token.kind in ("LPAR", "LSQB")) - (token.kind in ("RPAR", "RSQB"))
         comma = token.kind == "COMMA" and in_body and depth == 0
         if comma or token.kind in ("_NL", "LBRACE", "RBRACE", "$END"):
-            units.append(Unit(start, index, in_body))
+            units.append(TokenRange(start, index, in_body))
             start, in_body = index + 1, in_body if comma or token.kind == "_NL" else token.kind == "LBRACE"
     return units, unit_of
 
 
-class _Layout:
+class _BracketMatcher:
     def __init__(self, read: list[Token], mistakes: Mistakes, one_value: bool) -> None:
         self.read, self.mistakes, self.one_value = read, mistakes, one_value
         self.kept: list[Token] = []
@@ -153,7 +153,7 @@ class _Layout:
         if not (self.one_value or inside or not self.kept or self.kept[-1].kind == "_NL"):
             self.kept.append(token)
 
-    def written(self, token: Token) -> str:
+    def source_text(self, token: Token) -> str:
         return self.mistakes.source.text[token.start : token.end]
 
     # ------------------------------------------------------------------------------------------------- closers
@@ -201,7 +201,7 @@ class _Layout:
         # Tokens that an earlier closer searched in vain are not searched again.
         first = min(self.looked, max(0, len(self.kept) - 1))
         last = max((i for i in range(first, len(self.kept)) if self.kept[i].kind == "RBRACE"), default=first - 1)
-        at = next((i for i in range(last + 1, len(self.kept)) if self.is_alone(i)), None)
+        at = next((i for i in range(last + 1, len(self.kept)) if self.is_lone_name(i)), None)
         if at is None or self.kept[at].text == UNREAD:
             self.looked = max(first, len(self.kept) - 1)
             return False
@@ -218,7 +218,7 @@ class _Layout:
         self.kept.append(closer)
         return True
 
-    def is_alone(self, at: int) -> bool:
+    def is_lone_name(self, at: int) -> bool:
         """True if a name is alone on its line, or after the end of a block."""
         if self.kept[at].kind != "NAME":
             return False
@@ -255,7 +255,7 @@ class _Layout:
     def unclosed(self, entries: list[Open], at: int, noticed: Token | None) -> int:
         """Reports openers that are never closed, skips their value, and returns the index to continue at."""
         for entry in entries:
-            said = f"this `{self.written(noticed)}` comes first" if noticed else ""
+            said = f"this `{self.source_text(noticed)}` comes first" if noticed else ""
             where = f"write `{_sign(PAIRS[entry.token.kind])}` where it ends"
             self.never_closed(entry.token, noticed, said, where)
         self.ended_early = self.ended_early or (noticed is not None and noticed.kind == "RBRACE")
@@ -338,10 +338,10 @@ class _Layout:
                 self.read[at].end,
                 label="a job is a list of blocks, `name { … }`",
             )
-            raise GaveUp
+            raise ParseAbortedError
         elif len(self.kept) > 1 and self.kept[-1].text in ("=", ":") and self.kept[-2].kind == "NAME":
             sign = self.kept.pop()
-            block = self.written(self.kept[-1])
+            block = self.source_text(self.kept[-1])
             self.mistakes.add(
                 "E0019",
                 f"a block has no `{sign.text}` before its brace",
@@ -373,7 +373,7 @@ class _Layout:
         inner, outer = self.kept.pop(), self.kept[self.open[0].kept - 1]
         if self.kept[-1].kind not in ("LBRACE", "COMMA"):
             self.kept.append(Token("_NL", "", inner.start, inner.start))
-        said, around = self.written(inner), self.written(outer)
+        said, around = self.source_text(inner), self.source_text(outer)
         self.mistakes.add(
             "E0018",
             f"`{said}` is a block inside the block `{around}`: blocks do not nest",
@@ -422,7 +422,7 @@ class _Layout:
 
     def unclosed_brace(self, noticed: Token | None) -> None:
         opener = self.open.pop().token
-        said = f"`{self.written(noticed)}` begins here, still inside of it" if noticed else ""
+        said = f"`{self.source_text(noticed)}` begins here, still inside of it" if noticed else ""
         self.never_closed(opener, noticed, said, "write `}` after the last entry of the block")
         where = noticed.start if noticed else self.end
         if self.kept and self.kept[-1].kind not in ("_NL", "LBRACE"):

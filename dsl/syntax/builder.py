@@ -1,7 +1,7 @@
 """Makes the nodes of the tree, rule by rule, while Lark reads.
 
 `Builder.make` is called for each rule with a result, with its children. An entry in which a mistake was reported gets a
-`Broken` value, so that nothing is reported twice.
+`UnreadValue` value, so that nothing is reported twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SETS = frozenset({"comparison", "entry", "param", "setting"})
 VALUES = NESTS | {"boolean", "measured", "name", "nothing", "number", "text"}
 
 
-class Made(NamedTuple):
+class ParsedItem(NamedTuple):
     """A token or the result of a rule, with its place and its nesting depth."""
 
     what: Any
@@ -45,21 +45,21 @@ class Builder:
         self.mending: int | None = None
         self.dropping = False
 
-    def make(self, rule: str, children: list[lark.Token | Made]) -> Made:
-        parts = [child if isinstance(child, Made) else _token(child) for child in children]
+    def make(self, rule: str, children: list[lark.Token | ParsedItem]) -> ParsedItem:
+        parts = [child if isinstance(child, ParsedItem) else _token(child) for child in children]
         start, end = (parts[0].start, parts[-1].end) if parts else (0, 0)
         if self.mending is not None and rule in SETS:
             end = self.mending
         span = self.mistakes.span(start, end)
         depth = max((part.depth for part in parts), default=0)
         if self.mending is not None and rule in VALUES:
-            return Made(tree.Broken(span=span), start, end, 0)
+            return ParsedItem(tree.UnreadValue(span=span), start, end, 0)
         if depth >= NESTING.most and rule in NESTS:
-            return Made(self.too_deep(span), start, end, 0)
+            return ParsedItem(self.too_deep(span), start, end, 0)
         made = getattr(self, f"make_{rule}")([part.what for part in parts], span)
-        return Made(made, start, end, depth + 1)
+        return ParsedItem(made, start, end, depth + 1)
 
-    def at(self, token: Token) -> Span:
+    def token_span(self, token: Token) -> Span:
         return self.mistakes.span(token.start, token.end)
 
     def unread(self, *names: str) -> bool:
@@ -70,9 +70,9 @@ class Builder:
     def value(self, written: tree.Expr, named: Span, whole: Span) -> tree.Expr:
         """Returns the value of the entry `named`, broken if a mistake lies in the `whole`."""
         if self.mending is not None:
-            return tree.Broken(span=self.mistakes.span(named.end, self.mending))
+            return tree.UnreadValue(span=self.mistakes.span(named.end, self.mending))
         if self.mistakes.offsets and self.mistakes.within(whole.start, whole.end):
-            return tree.Broken(span=written.span)
+            return tree.UnreadValue(span=written.span)
         return written
 
     # ---------------------------------------------------------------------------------------------- statements
@@ -84,22 +84,22 @@ class Builder:
         if self.unread(children[0].text):
             return None
         entries = tuple(child for child in children if isinstance(child, tree.Entry | tree.Comparison))
-        return tree.Block(span=span, name=children[0].text, name_span=self.at(children[0]), entries=entries)
+        return tree.Block(span=span, name=children[0].text, name_span=self.token_span(children[0]), entries=entries)
 
     def make_setting(self, children: list[Any], span: Span) -> tree.Statement | None:
         name, _, value = children
         if self.unread(name.text):
             return None
-        named = self.at(name)
+        named = self.token_span(name)
         if name.text == "language":
             return tree.Language(span=span, value=self.value(value, named, span))
-        return tree.Whole(span=span, name=name.text, name_span=named, value=self.value(value, named, span))
+        return tree.BlockValue(span=span, name=name.text, name_span=named, value=self.value(value, named, span))
 
     def make_param(self, children: list[Any], span: Span) -> tree.Param | None:
         name = children[1]
         if self.unread(name.text):
             return None
-        named = self.at(name)
+        named = self.token_span(name)
         value = self.value(children[3], named, span) if len(children) > 2 else None
         return tree.Param(span=span, name=name.text, name_span=named, value=value)
 
@@ -107,7 +107,7 @@ class Builder:
         if self.dropping or self.mistakes.within(span.start, span.end):
             self.complete = False
             return None
-        return tree.Import(span=span, path=unescaped(children[1].text), path_span=self.at(children[1]))
+        return tree.Import(span=span, path=unescaped(children[1].text), path_span=self.token_span(children[1]))
 
     def make_entry(self, children: list[Any], span: Span) -> tree.Entry | None:
         path, _, value = children
@@ -120,14 +120,14 @@ class Builder:
         name, operator, value = children
         if self.unread(name.text):
             return None
-        named = self.at(name)
+        named = self.token_span(name)
         value = self.value(value, named, span)
         return tree.Comparison(span=span, name=name.text, name_span=named, operator=operator.text, value=value)
 
     def make_path(self, children: list[Any], span: Span) -> tree.List:
         # A list of names, taken apart by the entry: the tree itself has no node for a path.
         names = [child for child in children if child.kind == "NAME" and child.text]  # no text: `a. = 1` is mended
-        items = tuple(tree.Name(span=self.at(name), name=name.text) for name in names)
+        items = tuple(tree.Name(span=self.token_span(name), name=name.text) for name in names)
         return tree.List(span=self.mistakes.span(names[0].start, names[-1].end), items=items)
 
     # --------------------------------------------------------------------------------------------- expressions
@@ -176,13 +176,13 @@ class Builder:
             help_text = "write a `param` and give it with `--set`"
             self.mistakes.add("E0020", message, name.start, name.end, help=help_text)
         arguments = tuple(child for child in children if isinstance(child, tree.Argument))
-        return tree.CallOf(span=span, name=name.text, name_span=self.at(name), arguments=arguments)
+        return tree.CallOf(span=span, name=name.text, name_span=self.token_span(name), arguments=arguments)
 
     def make_argument(self, children: list[Any], span: Span) -> tree.Argument:
         if len(children) == 1:
             return tree.Argument(span=span, name=None, name_span=None, value=children[0])
         name, _, value = children
-        return tree.Argument(span=span, name=name.text, name_span=self.at(name), value=value)
+        return tree.Argument(span=span, name=name.text, name_span=self.token_span(name), value=value)
 
     def make_list(self, children: list[Any], span: Span) -> tree.List:
         return tree.List(span=span, items=tuple(child for child in children if not isinstance(child, Token)))
@@ -199,15 +199,15 @@ class Builder:
     def make_binary(self, children: list[Any], span: Span) -> tree.Binary:
         return tree.Binary(span=span, operator=children[1].text, left=children[0], right=children[2])
 
-    def too_deep(self, span: Span) -> tree.Broken:
+    def too_deep(self, span: Span) -> tree.UnreadValue:
         message = f"this value is nested more than {NESTING.most} deep"
         self.mistakes.add("E0028", message, span.start, span.start, help="take parts of it out into a `param`")
-        return tree.Broken(span=span)
+        return tree.UnreadValue(span=span)
 
 
-def _token(read: lark.Token) -> Made:
+def _token(read: lark.Token) -> ParsedItem:
     start, end = cast(int, read.start_pos), cast(int, read.end_pos)
-    return Made(Token(read.type, read.value, start, end), start, end, 0)
+    return ParsedItem(Token(read.type, read.value, start, end), start, end, 0)
 
 
 def path_of(path: tree.List) -> tuple[tuple[str, ...], Span]:

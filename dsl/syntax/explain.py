@@ -20,9 +20,9 @@ from dslc.dsl.syntax.mistakes import (
     KEYWORDS,
     OPERATORS,
     Mistakes,
-    Place,
+    ParserPosition,
     reserved,
-    said,
+    token_text,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:
     return False
 
 
-def explain(place: Place) -> None:
+def explain(place: ParserPosition) -> None:
     """Reports the mistake at which the parser stopped."""
     questions = (
         _control,
@@ -68,14 +68,14 @@ def explain(place: Place) -> None:
         values.equals_inside,
     )
     if not any(question(place) for question in questions):
-        place.report("E0030", f"{said(place.token)} is not expected here", place.token, label=_expected(place))
+        place.report("E0030", f"{token_text(place.token)} is not expected here", place.token, label=_expected(place))
 
 
-def _expected(place: Place) -> str:
+def _expected(place: ParserPosition) -> str:
     bracket = place.bracket()
-    if bracket and place.before and place.before.kind in ENDS_VALUE:
+    if bracket and place.previous_token and place.previous_token.kind in ENDS_VALUE:
         return f"expected `,` or `{')' if bracket.kind == 'LPAR' else ']'}`"
-    if bracket or (place.before and place.before.kind in (OPERATORS | {"EQUAL"})) or place.one_value:
+    if bracket or (place.previous_token and place.previous_token.kind in (OPERATORS | {"EQUAL"})) or place.one_value:
         return "expected a value"
     return "expected `name = value`" if place.in_body else "expected a block, `name { … }`, a `param` or an `import`"
 
@@ -83,9 +83,9 @@ def _expected(place: Place) -> str:
 # ------------------------------------------------------------------------------- words and signs of other languages
 
 
-def _control(place: Place) -> bool:
+def _control(place: ParserPosition) -> bool:
     """Reports `if`, `for`, `$HOME`: the language has neither conditionals nor loops nor the environment."""
-    token, before, first = place.token, place.before, place.first
+    token, before, first = place.token, place.previous_token, place.first_token
     word = None
     if first.kind == "NAME" and first.text in CONTROL and place.at <= place.start + 2:
         word = first
@@ -106,9 +106,9 @@ def _control(place: Place) -> bool:
     return False
 
 
-def _other_sign(place: Place) -> bool:
+def _other_sign(place: ParserPosition) -> bool:
     """Reports `:`, `==`, `:=`, `+=`, `=>`, `->` in the place of `=`."""
-    token, before = place.token, place.before
+    token, before = place.token, place.previous_token
     if before is None:
         return False
     pair = before.text + token.text if place.adjacent() else ""
@@ -139,8 +139,8 @@ def _other_sign(place: Place) -> bool:
     return place.report("E0015", f"`{token.text}` stands where `=` belongs", token, help=f"write `{before.text} = …`")
 
 
-def _foreign(place: Place) -> bool:
-    token, before = place.token, place.before
+def _foreign(place: ParserPosition) -> bool:
+    token, before = place.token, place.previous_token
     if token.kind != "FOREIGN":
         return False
     if token.text == ";":
@@ -162,7 +162,7 @@ def _foreign(place: Place) -> bool:
 # --------------------------------------------------------------------------------------------- statements and names
 
 
-def _header(place: Place) -> bool:
+def _header(place: ParserPosition) -> bool:
     """Reports text before the brace of a block that is more than its name."""
     header = place.tokens[place.start : place.end]
     if place.in_body or place.one_value or place.tokens[place.end].kind != "LBRACE":
@@ -174,19 +174,19 @@ def _header(place: Place) -> bool:
     if header[0].kind != "NAME":
         return place.report("E0019", "a block begins with its name", header[0], help="write `name {`")
     extra = header[1] if len(header) > 1 else header[0]
-    message = f"a block has one name and then `{{`, but here is {said(extra)}"
+    message = f"a block has one name and then `{{`, but here is {token_text(extra)}"
     return place.report("E0019", message, extra, help=f"write `{header[0].text} {{`")
 
 
-def _statement_word(place: Place) -> bool:
+def _statement_word(place: ParserPosition) -> bool:
     """Reports `param …` and `import …` that do not continue as they must."""
-    token, before, first = place.token, place.before, place.first
+    token, before, first = place.token, place.previous_token, place.first_token
     if place.in_body or place.one_value or before is None:
         return False
     if first.kind == "PARAM" and place.at == place.start + 1:
         if token.kind in KEYWORDS:
             return reserved(place, token)
-        message = "a `param` has a name" if token.kind in ENDS else f"{said(token)} is not a name for a `param`"
+        message = "a `param` has a name" if token.kind in ENDS else f"{token_text(token)} is not a name for a `param`"
         where = before if token.kind in ENDS else token
         return place.report("E0021", message, where, help="for example `param width = 256`")
     if first.kind == "PARAM" and place.at == place.start + 2 and token.kind == "DOT":
@@ -223,7 +223,7 @@ def _statement_word(place: Place) -> bool:
     return False
 
 
-def _beginning(place: Place) -> bool:
+def _beginning(place: ParserPosition) -> bool:
     """Reports tokens that cannot begin an entry or statement."""
     token = place.token
     if place.at != place.start or place.one_value:
@@ -245,7 +245,7 @@ def _beginning(place: Place) -> bool:
         plain = token.text.strip('"')
         return place.report("E0021", "a name stands without quotes", token, help=f"write `{plain} = …`")
     if token.kind in ("NUMBER", "QUANTITY"):
-        return place.report("E0021", f"{said(token)} is not a name", token, label="a name begins with a letter")
+        return place.report("E0021", f"{token_text(token)} is not a name", token, label="a name begins with a letter")
     if (
         token.kind == "LSQB"
         and not place.in_body
@@ -262,9 +262,9 @@ def _beginning(place: Place) -> bool:
     return False
 
 
-def _top_level(place: Place) -> bool:
+def _top_level(place: ParserPosition) -> bool:
     """Reports entries outside of a block."""
-    token, before = place.token, place.before
+    token, before = place.token, place.previous_token
     if place.in_body or place.one_value or before is None or place.at != place.start + 1 or before.kind != "NAME":
         return False
     if token.kind == "DOT":

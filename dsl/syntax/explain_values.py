@@ -18,15 +18,15 @@ from dslc.dsl.syntax.mistakes import (
     KEYWORDS,
     OPERATORS,
     UNITS,
-    Place,
-    said,
+    ParserPosition,
+    token_text,
 )
 
 if TYPE_CHECKING:
     from dslc.dsl.syntax.mistakes import Token
 
 
-def name_alone(place: Place) -> bool:
+def name_alone(place: ParserPosition) -> bool:
     if not place.in_body or place.at != place.path_end() or place.token.kind not in ENDS or place.at == place.start:
         return False
     path = place.path()
@@ -34,8 +34,8 @@ def name_alone(place: Place) -> bool:
     return place.report("E0014", f"`{path}` has no value", where, help=f"write `{path} = …`")
 
 
-def missing_equals(place: Place) -> bool:
-    token, before = place.token, place.before
+def missing_equals(place: ParserPosition) -> bool:
+    token, before = place.token, place.previous_token
     if not place.in_body or before is None or place.at != place.path_end() or token.kind not in BEGINS_VALUE:
         return False
     path = place.path()
@@ -47,8 +47,8 @@ def missing_equals(place: Place) -> bool:
     )
 
 
-def missing_value(place: Place) -> bool:
-    token, before = place.token, place.before
+def missing_value(place: ParserPosition) -> bool:
+    token, before = place.token, place.previous_token
     if token.kind == "COMMA" and before and before.kind in ("COMMA", "LPAR", "LSQB"):
         return place.report(
             "E0014",
@@ -77,21 +77,21 @@ def missing_value(place: Place) -> bool:
 _PATH = re.compile(r"(?:~|\.{1,2})?/[\w./*~-]*")
 
 
-def in_quotes(place: Place) -> str:
+def in_quotes(place: ParserPosition) -> str:
     """Returns the quoted form of a path that begins where a value is missing; "" if there is none."""
     found = _PATH.match(place.mistakes.source.text, place.token.start)
     return f'a path stands in quotes: `"{found[0]}"`' if found and len(found[0]) in range(2, 200) else ""
 
 
-def _no_value(place: Place) -> bool:
+def _no_value(place: ParserPosition) -> bool:
     if place.token.kind == "$END":
         return place.report("E0014", "a value is missing here", place.token)
     return False
 
 
-def two_values(place: Place) -> bool:
+def two_values(place: ParserPosition) -> bool:
     """Reports two values with nothing between them."""
-    token, before = place.token, place.before
+    token, before = place.token, place.previous_token
     if before is None or before.kind not in ENDS_VALUE or token.kind not in (BEGINS_VALUE | KEYWORDS):
         return False
     gap = place.mistakes.source.text[before.end : token.start]
@@ -101,7 +101,9 @@ def two_values(place: Place) -> bool:
         return True
     if before.kind == "QUANTITY" and before.text.endswith("%"):
         message = "`%` is a unit, as in `20%`; there is no remainder"
-        return place.report("E0026", message, before, label=f"a value ends here, and {said(token)} begins another")
+        return place.report(
+            "E0026", message, before, label=f"a value ends here, and {token_text(token)} begins another"
+        )
     if before.kind == "NAME" and token.kind == "STRING" and not gap:
         return place.report(
             "E0006", "a string has no prefix and knows no interpolation", before, help=f"remove `{before.text}`"
@@ -113,16 +115,20 @@ def two_values(place: Place) -> bool:
         what = "items of a list" if bracket.kind == "LSQB" else "arguments" if _is_call(place, bracket) else "values"
         help_text = "write `,` between them" if what != "values" else "a list is written `[a, b]`"
         return place.report_after(
-            "E0016", f"a comma is missing between two {what}", before, label=f"before {said(token)}", help=help_text
+            "E0016",
+            f"a comma is missing between two {what}",
+            before,
+            label=f"before {token_text(token)}",
+            help=help_text,
         )
     starts_entry = token.kind == "NAME" and place.following().kind in ({"EQUAL", "DOT"} | COMPARISONS)
     if not place.one_value and not place.in_body and (starts_entry or token.kind in KEYWORDS):
         return place.report(
-            "E0017", f"{said(token)} begins on the line of another statement", token, help="begin a new line"
+            "E0017", f"{token_text(token)} begins on the line of another statement", token, help="begin a new line"
         )
     return place.report(
         "E0017",
-        f"an entry ends after its value, but here is {said(token)}",
+        f"an entry ends after its value, but here is {token_text(token)}",
         token,
         help="several values are a list: `[a, b]`",
     )
@@ -132,12 +138,12 @@ def _gap_text(gap: str) -> str:
     return "a tab stands here" if "\t" in gap else f"{len(gap)} spaces stand here"
 
 
-def _is_call(place: Place, bracket: Token) -> bool:
+def _is_call(place: ParserPosition, bracket: Token) -> bool:
     index = place.tokens.index(bracket, place.start)
     return index > place.start and place.tokens[index - 1].kind == "NAME"
 
 
-def comma(place: Place) -> bool:
+def comma(place: ParserPosition) -> bool:
     bracket = place.bracket()
     if place.token.kind == "COMMA" and bracket and bracket.kind == "LPAR" and not _is_call(place, bracket):
         message = "brackets without a name hold one value, and here is a comma"
@@ -153,7 +159,7 @@ def comma(place: Place) -> bool:
     )
 
 
-def comparison(place: Place) -> bool:
+def comparison(place: ParserPosition) -> bool:
     token = place.token
     if token.kind not in COMPARISONS:
         return False
@@ -165,10 +171,10 @@ def comparison(place: Place) -> bool:
     return place.report("E0024", message, token, help="a comparison is an entry of the block `expect`: `bubble < 2%`")
 
 
-def equals_inside(place: Place) -> bool:
+def equals_inside(place: ParserPosition) -> bool:
     token, bracket = place.token, place.bracket()
-    if token.kind == "DOT" and place.before and place.before.kind == "NAME":
-        name, after = place.before.text, place.tokens[place.at + 1 : place.at + 3]
+    if token.kind == "DOT" and place.previous_token and place.previous_token.kind == "NAME":
+        name, after = place.previous_token.text, place.tokens[place.at + 1 : place.at + 3]
         help = "text stands in quotes"
         if [part.kind for part in after] == ["NAME", "LPAR"]:
             help = f"a call is one name, without its module: `{after[0].text}(…)`"

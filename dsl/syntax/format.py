@@ -58,7 +58,7 @@ class _Printer:
                 self.lines.append(f"import {statement.path_span.text()}")
             case tree.Language():
                 self.entry("language", statement.value, 0, "setting")
-            case tree.Whole():
+            case tree.BlockValue():
                 self.entry(statement.name, statement.value, 0, "setting")
             case tree.Param(value=None):
                 self.lines.append(f"param {statement.name}")
@@ -69,7 +69,7 @@ class _Printer:
     def block(self, block: tree.Block) -> None:
         self.lines.append(f"{block.name} {{")
         end, close = block.name_span.end, block.span.end - 1
-        if not block.entries and not self.waiting(close):
+        if not block.entries and not self.has_pending_comment(close):
             self.lines[-1] += "}"
             return
         for number, entry in enumerate(block.entries):
@@ -103,7 +103,7 @@ class _Printer:
 
     # ------------------------------------------------------------------------------------------------ comments
 
-    def waiting(self, before: int) -> bool:
+    def has_pending_comment(self, before: int) -> bool:
         """True if a comment that begins before an offset is not printed yet."""
         return self.taken < len(self.comments) and self.comments[self.taken].span.start < before
 
@@ -115,7 +115,7 @@ class _Printer:
         (`last`).
         """
         found = []
-        while self.waiting(start):
+        while self.has_pending_comment(start):
             found.append(self.comments[self.taken])
             self.taken += 1
         if found and not found[0].own_line and self.lines:
@@ -156,7 +156,7 @@ class _Printer:
                 return f"{left} {value.operator} {self.expression(value.right, indent)}"
             case tree.Measured():
                 return f"{value.text}{'' if value.joined else ' '}{value.unit}"
-            case tree.Broken():
+            case tree.UnreadValue():
                 raise AssertionError("a document with mistakes has no layout")
             case _:
                 return value.span.text()
@@ -178,10 +178,10 @@ class _Printer:
         if not any(breaks):
             taken = self.taken
             shown = ", ".join(show(item, indent) for item in items)
-            if not self.waiting(close):
+            if not self.has_pending_comment(close):
                 return f"{opener}{shown}{closer}"
             self.taken = taken  # a comment is in the middle of an item: it needs the end of a line
-        if not items and not self.waiting(close):
+        if not items and not self.has_pending_comment(close):
             return opener + closer
         outer, self.lines = self.lines, [opener]
         inner = indent + INDENT
@@ -194,7 +194,7 @@ class _Printer:
             else:
                 self.lines.append(f"{'':{inner}}{shown},")
             last = number == len(items) - 1
-            begun = not last and not breaks[number + 1] and not self.waiting(begins[number + 1])
+            begun = not last and not breaks[number + 1] and not self.has_pending_comment(begins[number + 1])
             if not begun:
                 self.gap(item.span.end, begins[number + 1], inner, last=last)
         self.lines.append(f"{'':{indent}}{closer}")

@@ -43,7 +43,7 @@ class Words:
             yield lark_token(self.tokens[self.at])
 
 
-class _Reader(Lexer):
+class _TokenReader(Lexer):
     """Gives Lark the tokens of lexer.py and brackets.py, as its own lexer cannot explain mistakes."""
 
     __future_interface__ = 2  # `lex` takes Lark's state, whose `text` is the argument of `parse`
@@ -88,11 +88,11 @@ def load() -> lark.Lark:
     """Returns Lark's parser of the grammar, from the cache if it is there."""
     with open(os.path.join(next(iter(dslc.grammar.__path__)), "plt.lark"), encoding="utf-8") as file:
         grammar = file.read()
-    path = cache.path_of(f"{lark.__version__} {sys.version} {_Reader} {_Rules} {STARTS} {grammar}")
-    kept = cache.read(path) if path else None
+    path = cache.path_of(f"{lark.__version__} {sys.version} {_TokenReader} {_Rules} {STARTS} {grammar}")
+    kept = cache.read_checked(path) if path else None
     if kept:
         return lark.Lark.load(io.BytesIO(kept))
-    made = lark.Lark(grammar, parser="lalr", lexer=_Reader, transformer=_Rules(), start=STARTS)
+    made = lark.Lark(grammar, parser="lalr", lexer=_TokenReader, transformer=_Rules(), start=STARTS)
     if path:
         saved = io.BytesIO()
         made.save(saved)

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 from dslc.dsl.bounds import WORDS
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax.grammar import terminals
-from dslc.dsl.syntax.mistakes import GaveUp, Mistakes, Token
+from dslc.dsl.syntax.mistakes import Mistakes, ParseAbortedError, Token
 from dslc.dsl.syntax.tree import Comment
 
 MAX_DIGITS = 400  # more than any float has, and far below where int() gives up
@@ -62,7 +62,7 @@ SPACES = {
 def lex(source: Source, mistakes: Mistakes, start: int = 0, words: int = WORDS.most) -> Lexed:
     """The tokens of a text from `start` on: every line end is one, comments and spaces are none.
 
-    Raises GaveUp, with what is wrong reported, where there are more `words` (tokens and comments) than that.
+    Raises ParseAbortedError, with what is wrong reported, where there are more `words` (tokens and comments) than that.
     """
     return _Lexer(source, mistakes).run(start, words)
 
@@ -90,7 +90,7 @@ class _Lexer:
             at += 1
         while at < len(text):
             found = self.match(text, at)
-            at = self.other(at) if found is None else self.known(found)
+            at = self.take_unknown_text(at) if found is None else self.take_known_token(found)
             if len(self.tokens) + len(self.comments) > words:
                 self.too_many(at)
         return Lexed(self.tokens, self.comments)
@@ -104,9 +104,9 @@ class _Lexer:
             label="up to here",
             help="a generated list belongs in a file that a `python(…)` source reads",
         )
-        raise GaveUp
+        raise ParseAbortedError
 
-    def known(self, found: re.Match[str]) -> int:
+    def take_known_token(self, found: re.Match[str]) -> int:
         """Takes a token of the grammar; returns the offset to continue at."""
         kind, start, end = found.lastgroup or "", found.start(), found.end()
         following = self.text[end : end + 1]
@@ -222,7 +222,7 @@ class _Lexer:
 
     # ---------------------------------------------------------------------------- what the grammar does not know
 
-    def other(self, at: int) -> int:
+    def take_unknown_text(self, at: int) -> int:
         char = self.text[at]
         if char in "\"'" or char in SMART_QUOTES:
             return self.other_quotes(at)

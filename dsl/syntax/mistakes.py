@@ -1,7 +1,7 @@
 """Syntax mistakes and their places, used by explain.py and explain_values.py.
 
 `Mistakes` collects the reports on one text, so that further mistakes in the same entry count as consequences and are
-not reported. `Place` is the point where the parser stopped, with its surroundings.
+not reported. `ParserPosition` is the point where the parser stopped, with its surroundings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Token(NamedTuple):
     end: int
 
 
-class GaveUp(Exception):
+class ParseAbortedError(Exception):
     """The text is no job, or has more mistakes than anyone would read; the rest is not read. The mistakes are
     reported.
     """
@@ -72,7 +72,7 @@ class Mistakes:
         help: str = "",
     ) -> None:
         if len(self.offsets) == MAX_MISTAKES:
-            raise GaveUp
+            raise ParseAbortedError
         self.report.add(code, message, self.span(start, end), label=label, notes=notes, help=help)
         self.offsets.append(start)
         if code in TANGLES:
@@ -93,7 +93,7 @@ class Mistakes:
         return any(start <= offset <= end for offset in self.tangles)
 
 
-class Place(NamedTuple):
+class ParserPosition(NamedTuple):
     """The point where the parser stopped: `tokens[at]`, in the unit from `start` to `end` (its last token)."""
 
     mistakes: Mistakes
@@ -109,11 +109,11 @@ class Place(NamedTuple):
         return self.tokens[self.at]
 
     @property
-    def before(self) -> Token | None:
+    def previous_token(self) -> Token | None:
         return self.tokens[self.at - 1] if self.at > self.start else None
 
     @property
-    def first(self) -> Token:
+    def first_token(self) -> Token:
         return self.tokens[self.start]
 
     def following(self, ahead: int = 1) -> Token:
@@ -141,7 +141,7 @@ class Place(NamedTuple):
         return "".join(token.text for token in self.tokens[self.start : self.path_end()])
 
     def adjacent(self) -> bool:
-        return self.before is not None and self.before.end == self.token.start
+        return self.previous_token is not None and self.previous_token.end == self.token.start
 
     def report(self, code: str, message: str, where: Token, *, label: str = "", help: str = "") -> bool:
         self.mistakes.add(code, message, where.start, where.end, label=label, help=help)
@@ -153,7 +153,7 @@ class Place(NamedTuple):
         return True
 
 
-def said(token: Token) -> str:
+def token_text(token: Token) -> str:
     """Returns a token as messages name it."""
     if token.kind == "$END":
         return "the end"
@@ -162,7 +162,7 @@ def said(token: Token) -> str:
     return f"`{token.text}`" if len(token.text) <= 40 else f"`{token.text[:40]}…`"
 
 
-def reserved(place: Place, token: Token) -> bool:
+def reserved(place: ParserPosition, token: Token) -> bool:
     if token.kind in ("PARAM", "IMPORT") and place.in_body:
         message = f"`{token.text}` stands outside of blocks"
         return place.report(

@@ -23,12 +23,12 @@ from dslc.dsl.syntax.builder import Builder, path_of
 from dslc.dsl.syntax.explain import other_format
 from dslc.dsl.syntax.grammar import run
 from dslc.dsl.syntax.lexer import lex
-from dslc.dsl.syntax.mistakes import GaveUp, Mistakes
+from dslc.dsl.syntax.mistakes import Mistakes, ParseAbortedError
 from dslc.dsl.syntax.recovery import Recovery
 
 
 @record
-class Setting(Record):
+class SettingText(Record):
     """`train.optimizer.lr = 1e-3`.
 
     `value` is None if the text right of `=` is no expression; `mistakes` has the reasons. If the target takes a string,
@@ -47,12 +47,12 @@ def parse(source: Source, report: Report, words: int = WORDS.most) -> tree.Docum
     """Returns the tree of a job file, or None if the text is no job at all. Mistakes go into `report`.
 
     It may have so many `words`, signs and comments. After mistakes the document is the readable part: an unreadable
-    value is `tree.Broken`, and `complete` is false if something was left out.
+    value is `tree.UnreadValue`, and `complete` is false if something was left out.
     """
     mistakes = Mistakes(source, report)
     try:
         return _document(source, mistakes, words)
-    except GaveUp:
+    except ParseAbortedError:
         return None
 
 
@@ -93,7 +93,7 @@ def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Exp
     return None if mistakes.offsets else made
 
 
-def parse_setting(source: Source, report: Report) -> Setting | None:
+def parse_setting(source: Source, report: Report) -> SettingText | None:
     """Returns one `--set`: its path, and the value right of the first `=`; None if the path is none, with the reason in
     `report`.
     """
@@ -131,7 +131,7 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
     found = Report()
     names, span = path_of(path)
     value = parse_expression(source, found, equals + 1)
-    return Setting(
+    return SettingText(
         path=names,
         path_span=Span(source, span.start, span.end),
         value=value,
@@ -147,6 +147,6 @@ def _one(source: Source, mistakes: Mistakes, start_rule: str, start: int) -> Any
         laid = lay_out(lex(source, mistakes, start).tokens, mistakes, one_value=True)
         recovery = Recovery(laid, mistakes, None)
         made = run(recovery.words, start_rule, Builder(mistakes).make, recovery).what
-    except (GaveUp, UnexpectedInput):
+    except (ParseAbortedError, UnexpectedInput):
         return None
     return None if mistakes.offsets else made

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from lark import UnexpectedToken
 
-from dslc.dsl.syntax.brackets import OPENERS, PAIRS, Laid, Unit
+from dslc.dsl.syntax.brackets import OPENERS, PAIRS, BracketLayout, TokenRange
 from dslc.dsl.syntax.builder import Builder
 from dslc.dsl.syntax.explain import explain
 from dslc.dsl.syntax.grammar import Words, lark_token
-from dslc.dsl.syntax.mistakes import COMPARISONS, Mistakes, Place, Token
+from dslc.dsl.syntax.mistakes import COMPARISONS, Mistakes, ParserPosition, Token
 
 if TYPE_CHECKING:
     from lark import UnexpectedInput
@@ -30,7 +30,7 @@ class Recovery:
     `builder` is None for a text of one value, which is read no further than to the first mistake.
     """
 
-    def __init__(self, laid: Laid, mistakes: Mistakes, builder: Builder | None) -> None:
+    def __init__(self, laid: BracketLayout, mistakes: Mistakes, builder: Builder | None) -> None:
         self.laid, self.mistakes, self.builder = laid, mistakes, builder
         self.words = Words(laid.tokens)
         self.complete = True
@@ -45,7 +45,7 @@ class Recovery:
         number = self.laid.unit_of[at]
         unit, tokens = self.laid.units[number], self.laid.tokens
         if not self.mistakes.within(tokens[unit.start].start, tokens[unit.end].start) and not self.goes_on(at, number):
-            explain(Place(self.mistakes, tokens, at, unit.start, unit.end, unit.in_body, self.builder is None))
+            explain(ParserPosition(self.mistakes, tokens, at, unit.start, unit.end, unit.in_body, self.builder is None))
         if self.builder is None or tokens[unit.start].kind in ("$END", "RBRACE"):
             return False
         drops = at == unit.start or tokens[unit.end].kind == "LBRACE" or not self.has_name(unit)
@@ -54,10 +54,10 @@ class Recovery:
             self.builder.mending, self.builder.dropping = tokens[unit.end - 1].end, drops
             self.finish(error.interactive_parser, unit, at)
             self.builder.mending, self.builder.dropping = None, False
-        self.words.at = self.last_of(unit, at > unit.start)
+        self.words.at = self.last_token_of_unit(unit, at > unit.start)
         return True
 
-    def finish(self, parser: InteractiveParser, unit: Unit, at: int) -> None:
+    def finish(self, parser: InteractiveParser, unit: TokenRange, at: int) -> None:
         """Gives Lark the missing tokens of a unit of which it has read the tokens before `at`."""
         tokens = self.laid.tokens
         where = tokens[unit.end - 1].end
@@ -69,7 +69,7 @@ class Recovery:
         for end in ends:
             parser.feed_token(lark_token(end))
 
-    def last_of(self, unit: Unit, finished: bool) -> int:
+    def last_token_of_unit(self, unit: TokenRange, finished: bool) -> int:
         """Returns the last token of a unit and of the part that is left out with it; Lark continues with the next."""
         tokens, last = self.laid.tokens, unit.end
         if tokens[last].kind == "LBRACE":
@@ -82,7 +82,7 @@ class Recovery:
             return last + (tokens[last + 1].kind == "_NL")
         return last - 1
 
-    def has_name(self, unit: Unit) -> bool:
+    def has_name(self, unit: TokenRange) -> bool:
         """True if the entry or statement is worth keeping: if the name that it sets or imports is known."""
         kinds = [token.kind for token in self.laid.tokens[unit.start : unit.end]]
         if unit.in_body:
@@ -111,7 +111,7 @@ class Recovery:
             self.tangled.add(number)
         return (tangled and not begins) or (odd and self.mistakes.within(start, end))
 
-    def begins_entry(self, unit: Unit) -> bool:
+    def begins_entry(self, unit: TokenRange) -> bool:
         kinds = [token.kind for token in self.laid.tokens[unit.start : unit.end + 1]]
         while kinds[:2] == ["NAME", "DOT"]:
             del kinds[:2]

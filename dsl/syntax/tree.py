@@ -114,11 +114,13 @@ class Group(Node):
 
 
 @record
-class Broken(Node):
+class UnreadValue(Node):
     """A value that could not be read. The mistake is reported already, and nothing more is reported for it."""
 
 
-Expr = Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | CallOf | Unary | Binary | Group | Broken
+Expr = (
+    Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | CallOf | Unary | Binary | Group | UnreadValue
+)
 
 
 # ------------------------------------------------------------------------------------------------------ statements
@@ -151,7 +153,7 @@ class Block(Node):
 
 
 @record
-class Whole(Node):
+class BlockValue(Node):
     """`parallelism = auto`: a block set as a whole."""
 
     name: str
@@ -181,7 +183,7 @@ class Language(Node):
     value: Expr
 
 
-Statement = Language | Import | Param | Block | Whole
+Statement = Language | Import | Param | Block | BlockValue
 
 
 @record

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.common.adapters import base_name, is_of_adapter, without_adapters
-from dslc.compiler.common.weights_fit import Fit, Shapes, faults, fit
+from dslc.compiler.common.weights_fit import Shapes, WeightMatch, faults, fit
 from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.trace.private_torch import part_in_whole
 from dslc.runtime.model.names import named_tensors
@@ -93,7 +93,7 @@ def load(
         _tell(fits, path, tell)
 
 
-def _put(fits: Fit, read: Read, tensors: Mapping[str, Tensor], what: str) -> None:
+def _put(fits: WeightMatch, read: Read, tensors: Mapping[str, Tensor], what: str) -> None:
     for name, there in fits.taken:
         if name in tensors:
             for local, part in _runs(name, tensors[name]):
@@ -116,7 +116,7 @@ def _runs(name: str, tensor: Tensor) -> Iterator[tuple[Tensor, Part]]:
         yield local[own], (rows, *part[1:])
 
 
-def _tell(fits: Fit, path: str, tell: Tell) -> None:
+def _tell(fits: WeightMatch, path: str, tell: Tell) -> None:
     """Tells of the tensors that were not loaded."""
     count = len(fits.initial) + len(fits.taken)
     kinds = (

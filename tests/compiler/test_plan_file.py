@@ -23,7 +23,7 @@ from dslc.compiler.plan_file import PlanFile, PlanFileError, read_plan
 from dslc.compiler.show.explain import explain
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load, load_kept
-from dslc.dsl.paths import Located, portable, resolved
+from dslc.dsl.paths import ResolvedPath, portable, resolved
 from dslc.front import inspect
 from dslc.runs import file_of
 
@@ -229,7 +229,7 @@ def test_a_fingerprint_of_a_folder_is_of_the_names_in_it(tmp_path: Path) -> None
     ],
 )
 def test_a_path_is_kept_as_it_was_written_and_found_where_the_job_is(path: str, text: str, kept: str) -> None:
-    assert portable(Located(path, text), "/jobs/a") == kept
+    assert portable(ResolvedPath(path, text), "/jobs/a") == kept
     assert resolved(kept, "/jobs/a") == path
     assert resolved(kept, "/other/b") == (path if text.startswith("/") else path.replace("/jobs/a", "/other/b")) or (
         ".." in kept
@@ -238,14 +238,14 @@ def test_a_path_is_kept_as_it_was_written_and_found_where_the_job_is(path: str, 
 
 def test_a_path_in_the_home_folder_is_of_whoever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/users/me")
-    assert portable(Located("/users/me/x", "~/x"), "/jobs") == "~/x"
+    assert portable(ResolvedPath("/users/me/x", "~/x"), "/jobs") == "~/x"
     monkeypatch.setenv("HOME", "/users/you")
     assert resolved("~/x", "/jobs") == "/users/you/x"
 
 
 def test_what_a_path_of_the_job_led_to_is_kept_as_that_is() -> None:
-    assert portable("/jobs/a/t/1.bin", "/jobs/a", Located("/jobs/a/t/*.bin", "t/*.bin")) == "./t/1.bin"
-    assert portable("/data/t/1.bin", "/data", Located("/data/t/*.bin", "/data/t/*.bin")) == "/data/t/1.bin"
+    assert portable("/jobs/a/t/1.bin", "/jobs/a", ResolvedPath("/jobs/a/t/*.bin", "t/*.bin")) == "./t/1.bin"
+    assert portable("/data/t/1.bin", "/data", ResolvedPath("/data/t/*.bin", "/data/t/*.bin")) == "/data/t/1.bin"
 
 
 JOB = """

@@ -19,7 +19,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import (
     BLOCKS,
     CALLS,
-    Anything,
+    AnyValue,
     Bool,
     Call,
     CallOf,
@@ -28,13 +28,13 @@ from dslc.dsl.language.registry import (
     Field,
     Float,
     Int,
+    IntRange,
     Kind,
     ListOf,
     Measure,
     Name,
     Node,
     Path,
-    Span1,
     Str,
     Word,
     fields,
@@ -84,7 +84,7 @@ def values(kind: Kind, depth: int = 0) -> st.SearchStrategy[str]:
             return st.one_of(st.sampled_from(["h100", "cpu"]), _texts.filter(bool).map(quoted))
         case Measure():
             return st.sampled_from(kind.dimensions).flatmap(lambda dimension: _quantity(kind, dimension))
-        case Span1():
+        case IntRange():
             return st.tuples(st.integers(kind.min, 5), st.integers(0, 5)).map(lambda p: f"{p[0]}..{p[0] + p[1]}")
         case ListOf():
             size = kind.length
@@ -99,7 +99,7 @@ def values(kind: Kind, depth: int = 0) -> st.SearchStrategy[str]:
             return st.sampled_from(options).flatmap(lambda call: calls(call, depth + 1))
         case Either():
             return st.one_of([values(inner, depth) for inner in kind.kinds])
-        case Anything():
+        case AnyValue():
             leaf = st.one_of(
                 _texts.map(quoted), st.sampled_from(["true", "false", "none"]), st.integers(-9, 99).map(units.number),
                 st.floats(allow_nan=False, allow_infinity=False).map(units.number),
@@ -166,7 +166,7 @@ def calls(draw: st.DrawFn, declaration: type[Call], depth: int = 0) -> str:
         bare += 1
     written = [text if i < bare else f"{name} = {text}" for i, (name, text) in enumerate(given.items())]
     if declaration.open:
-        extra = draw(st.dictionaries(_words.filter(lambda word: word not in names), values(Anything()), max_size=2))
+        extra = draw(st.dictionaries(_words.filter(lambda word: word not in names), values(AnyValue()), max_size=2))
         written += [f"{name} = {text}" for name, text in extra.items()]
     if not written and draw(st.booleans()):
         return declaration.word

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.common.weights_fit import Fit, faults, fit
+from dslc.compiler.common.weights_fit import WeightMatch, faults, fit
 
 NETWORK = {"embedding.weight": (8, 4), "blocks.0.up.weight": (4, 4), "norm.weight": (4,)}
 TIES = {"head.weight": "embedding.weight"}
 
 
-def fitted(found: Mapping[str, tuple[int, ...]], **patterns: Any) -> Fit:
+def fitted(found: Mapping[str, tuple[int, ...]], **patterns: Any) -> WeightMatch:
     return fit(found, NETWORK, TIES, **patterns)
 
 

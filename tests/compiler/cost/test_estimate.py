@@ -10,7 +10,7 @@ from helpers.planning import compiled
 
 from dslc.compiler.common.units import time_text
 from dslc.compiler.compile import Compiled
-from dslc.compiler.cost.estimate import Estimate
+from dslc.compiler.cost.estimate import StepEstimate
 from dslc.compiler.show.explain import explain
 
 GPT = """
@@ -44,7 +44,7 @@ network = "40GBps"
 """
 
 
-def planned(folder: Path, *settings: str, cards: str = CARDS) -> tuple[Compiled, Estimate]:
+def planned(folder: Path, *settings: str, cards: str = CARDS) -> tuple[Compiled, StepEstimate]:
     (folder / "job.plt").write_text(GPT.replace("cards.toml", str(folder / "cards.toml")))
     (folder / "cards.toml").write_text(cards)
     job = compiled(folder / "job.plt", *settings)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.ir.module_facts import ShareFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.operators import Operation, Share, ShareError, follow
+from dslc.compiler.trace.operators import ShareError, TensorOperation, TensorShare, follow
 from dslc.compiler.trace.run import tensors_of
 from dslc.compiler.trace.trace import trace_model
 
@@ -105,7 +105,7 @@ FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
 
 
 class Following(TorchDispatchMode):
-    def __init__(self, shares: dict[int, Share]) -> None:
+    def __init__(self, shares: dict[int, TensorShare]) -> None:
         super().__init__()
         self.shares = shares
         self.alive: list[Tensor] = []
@@ -113,7 +113,7 @@ class Following(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if any(id(tensor) in self.shares for tensor in tensors_of((args, kwargs))):
-            operation = Operation(func, args, kwargs or {}, self.shares)
+            operation = TensorOperation(func, args, kwargs or {}, self.shares)
             for tensor in tensors_of(result):
                 share = follow(operation, tensor)
                 self.alive.append(tensor)
@@ -122,7 +122,7 @@ class Following(TorchDispatchMode):
         return result
 
 
-def piece(whole: Tensor, share: Share, rank: int) -> Tensor:
+def piece(whole: Tensor, share: TensorShare, rank: int) -> Tensor:
     """Returns a rank's part of `whole`."""
     apart = whole.unflatten(share.dim, (share.outer, share.size, -1))
     return apart.chunk(RANKS, share.dim + 1)[rank].flatten(share.dim, share.dim + 2)
@@ -133,7 +133,7 @@ def test_what_is_followed_is_what_ranks_have(name: str) -> None:
     function, allowed = FOLLOWED[name]
     whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     for dim in range(whole.dim()):
-        given = Share(dim, 1, whole.shape[dim])
+        given = TensorShare(dim, 1, whole.shape[dim])
         following = Following({id(whole): given})
         try:
             with following:

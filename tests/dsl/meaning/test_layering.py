@@ -11,7 +11,7 @@ import pytest
 from dslc.dsl.language.calls import Slurm, Text
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import SGD, Adam, AdamW
-from dslc.dsl.meaning.load import Loaded, load, load_text
+from dslc.dsl.meaning.load import LoadResult, load, load_text
 
 BASE = """\
 param rate = 0.1
@@ -21,13 +21,13 @@ train { epochs = 2, optimizer = sgd(rate, momentum = 0.9) }
 """
 
 
-def good(loaded: Loaded) -> JobSpec:
+def good(loaded: LoadResult) -> JobSpec:
     assert not loaded.report, [f"{d.code} {d.message}" for d in loaded.report]
     assert loaded.job is not None
     return loaded.job
 
 
-def codes(loaded: Loaded) -> list[str]:
+def codes(loaded: LoadResult) -> list[str]:
     return [f"{d.code} {d.span}" for d in loaded.report]
 
 

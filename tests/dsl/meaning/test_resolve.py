@@ -22,9 +22,9 @@ from dslc.dsl.language.lr_schedules import (
 )
 from dslc.dsl.language.optimizers import AdamW
 from dslc.dsl.language.registry import Quantity, Range
-from dslc.dsl.language.suggest import distance, near
+from dslc.dsl.language.suggest import distance, nearest_choice
 from dslc.dsl.meaning.arithmetic import Impossible, binary
-from dslc.dsl.meaning.load import Loaded, load_text
+from dslc.dsl.meaning.load import LoadResult, load_text
 from dslc.dsl.meaning.resolve import PROMISES
 
 BASE = """\
@@ -34,7 +34,7 @@ train { epochs = 2, optimizer = sgd }
 """
 
 
-def set_to(path: str, value: str, before: str = "") -> Loaded:
+def set_to(path: str, value: str, before: str = "") -> LoadResult:
     """Returns the job with one more entry."""
     block, name = path.split(".")
     text = BASE
@@ -339,9 +339,9 @@ def test_the_distance_of_words_is_a_distance(one: str, other: str) -> None:
 
 
 def test_near_words() -> None:
-    assert near("bacth", ["batch", "bath"]) == "batch"
-    assert near("LR-Schedule", ["lr_schedule"]) == "lr_schedule"
-    assert near("x", ["y", "xy"]) is None and near("zzz", ["batch"]) is None
+    assert nearest_choice("bacth", ["batch", "bath"]) == "batch"
+    assert nearest_choice("LR-Schedule", ["lr_schedule"]) == "lr_schedule"
+    assert nearest_choice("x", ["y", "xy"]) is None and nearest_choice("zzz", ["batch"]) is None
 
 
 # ------------------------------------------------------------------------------------------------------- arithmetic

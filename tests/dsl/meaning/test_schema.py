@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 
 from dslc.dsl.language.registry import BLOCKS, CALLS, Call, Node, fields
 from dslc.dsl.meaning.schema import reference, schema
-from dslc.dsl.meaning.write import written
+from dslc.dsl.meaning.write import value_text
 
 PAGE = ROOT / "docs" / "reference.md"
 DECLARATIONS = [*BLOCKS.values(), *(call for calls in CALLS.values() for call in calls.values())]
@@ -29,7 +29,7 @@ def test_every_field_has_a_kind_a_sentence_and_a_default_of_its_kind(declaration
         assert field.doc and not field.doc.endswith("."), field.name
         assert f"`{field.word}`" in page or field.name in ("arguments", getattr(declaration, "whole", "")), field.name
         if not field.required and field.default is not None and field.name != "arguments":
-            assert written(field.default, field.kind)
+            assert value_text(field.default, field.kind)
     assert declaration.doc.endswith(".")
     if issubclass(declaration, Call) and declaration.open:
         assert "arguments" in [field.name for field in fields(declaration)]

@@ -33,8 +33,8 @@ from dslc.dsl.source import Source
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.brackets import lay_out
 from dslc.dsl.syntax.lexer import UNREAD, lex
-from dslc.dsl.syntax.mistakes import MAX_MISTAKES, GaveUp, Mistakes
-from dslc.dsl.syntax.parser import Setting, parse, parse_expression, parse_setting
+from dslc.dsl.syntax.mistakes import MAX_MISTAKES, Mistakes, ParseAbortedError
+from dslc.dsl.syntax.parser import SettingText, parse, parse_expression, parse_setting
 
 GRAMMAR = Path(next(iter(dslc.grammar.__path__)))
 MALFORMED = sorted((GRAMMAR / "malformed").glob("*.plt"))
@@ -75,7 +75,7 @@ def shape(node: object) -> Any:
 def test_a_file_has_all_kinds_of_statements() -> None:
     text = 'language = 1\nimport "a.plt"\nparam x = 2\nparam y\nparallelism = auto\nmodel {\n  a = 1\n}\n'
     kinds = [type(statement) for statement in good(text).statements]
-    assert kinds == [tree.Language, tree.Import, tree.Param, tree.Param, tree.Whole, tree.Block]
+    assert kinds == [tree.Language, tree.Import, tree.Param, tree.Param, tree.BlockValue, tree.Block]
 
 
 @pytest.mark.parametrize(
@@ -259,9 +259,9 @@ def test_an_entry_with_a_mistake_keeps_its_name() -> None:
     assert isinstance(data, tree.Block)
     assert isinstance(expect, tree.Block)
     read_as = [(e.path[0], type(e.value)) for e in data.entries if isinstance(e, tree.Entry)]
-    assert read_as == [("batch", tree.Broken), ("workers", tree.Broken), ("source", tree.CallOf)]
+    assert read_as == [("batch", tree.UnreadValue), ("workers", tree.UnreadValue), ("source", tree.CallOf)]
     assert isinstance(expect.entries[0], tree.Comparison)
-    assert isinstance(expect.entries[0].value, tree.Broken)
+    assert isinstance(expect.entries[0].value, tree.UnreadValue)
 
 
 def test_what_is_left_out_is_told() -> None:
@@ -330,7 +330,7 @@ def check_anything(text: str) -> None:
 def test_a_setting_has_its_path_and_its_value() -> None:
     source = Source("<--set 2>", "train.optimizer.lr = 1e-3")
     setting = parse_setting(source, Report())
-    assert isinstance(setting, Setting)
+    assert isinstance(setting, SettingText)
     assert setting.path == ("train", "optimizer", "lr")
     assert setting.path_span.text() == "train.optimizer.lr"
     assert isinstance(setting.value, tree.Number)
@@ -379,7 +379,7 @@ class OurTokens(LarkLexer):
         mistakes = Mistakes(Source("job.plt", data), Report())
         try:
             laid = lay_out(lex(mistakes.source, mistakes).tokens, mistakes)
-        except GaveUp:
+        except ParseAbortedError:
             laid = None
         if laid is None or mistakes.offsets:
             raise lark.exceptions.LexError
@@ -513,4 +513,4 @@ def test_what_follows_from_a_mistake_before_it_is_broken_and_said_nothing_of() -
     assert document is not None
     (block,) = document.statements
     assert isinstance(block, tree.Block)
-    assert [type(entry.value) for entry in block.entries] == [tree.Broken]
+    assert [type(entry.value) for entry in block.entries] == [tree.UnreadValue]
