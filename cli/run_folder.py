@@ -77,7 +77,7 @@ def claim_folder(folder: str, program: JobProgram | None, *, goes_on: bool = Fal
         if not goes_on:
             refuse_run(folder, program)  # now that no other run can begin
         checkpoint = program.checkpoint
-        if checkpoint.folder and checkpoint.written:
+        if checkpoint.folder and checkpoint.is_enabled:
             locks.enter_context(_locked(checkpoint.folder, "checkpoint.dir"))
         yield
 

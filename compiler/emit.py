@@ -149,7 +149,7 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
         stages.append(
             p.StageStep(
                 index=stage.index,
-                rank=plan.at(process, Process).pipeline,
+                rank=plan.node_record(process, Process).pipeline,
                 modules=stage.modules,
                 inputs=stage.inputs,
                 outputs=stage.outputs,
@@ -157,7 +157,7 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
         )
     lines, broken = plan.lines()
     assert not broken, broken
-    rows = tuple(passes_in([plan.at(name, Action) for name in lines[process]]) for process in sorted(lines))
+    rows = tuple(passes_in([plan.node_record(name, Action) for name in lines[process]]) for process in sorted(lines))
     return p.PipelineStep(
         schedule=schedule.name, stages=tuple(stages), rows=rows, whole_backward=schedule.whole_backward
     )

@@ -40,7 +40,7 @@ class Restarts:
     """The restarts of one training, of which the board counts the starts."""
 
     def __init__(self, program: JobProgram, run_dir: str, board: Board) -> None:
-        once = not isinstance(program.mode, TrainMode) or not program.checkpoint.written
+        once = not isinstance(program.mode, TrainMode) or not program.checkpoint.is_enabled
         self._once, self._most, self._board = once, 0 if once else program.restarts, board
         self.changes = 0  # how many of the starts were no restarts
         self._program, self._run_dir = program, run_dir

@@ -85,7 +85,7 @@ def _prepared(
     """Returns the trainings of a job, which go on where they were when they are started again."""
     loaded, combinations = load_each(path, settings)
     first = combinations[0].job
-    if first is not None and first.checkpoint.resume is None and first.checkpoint.written:
+    if first is not None and first.checkpoint.resume is None and first.checkpoint.is_enabled:
         loaded, combinations = load_each(path, [*settings, _AUTO])
     runs = []
     for chosen in combinations:
@@ -121,7 +121,7 @@ def _check(runs: Sequence[Ready], report: Report) -> None:
             help=f"copy it to `checkpoints/` in the run directory, and say `resume = auto`: {job.checkpoint.resume}",
         )
     call = job.launch.with_
-    if isinstance(call, Slurm) and call.time is not None and runs[0].program.checkpoint.written:
+    if isinstance(call, Slurm) and call.time is not None and runs[0].program.checkpoint.is_enabled:
         seconds = warning_seconds(runs)
         if 2 * seconds > call.time:
             report.add(

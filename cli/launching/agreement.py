@@ -31,7 +31,7 @@ def share_checkpoints(ready: Ready, company: Company) -> None:
     from dslc.runtime.hosts.company import shared
     from dslc.runtime.hosts.doors import NotMet
 
-    if not ready.program.checkpoint.written:
+    if not ready.program.checkpoint.is_enabled:
         return
     place = files.folder_of(ready.program, company.folder)
     if company.keeps:
@@ -95,7 +95,7 @@ def _folder_compared(ready: Ready, out: str | None) -> str:
     """Returns the path of the run directory where all hosts write there, else what was typed."""
     if out is None:
         return "nothing"
-    is_shared = ready.counts or ready.program.checkpoint.written
+    is_shared = ready.counts or ready.program.checkpoint.is_enabled
     return os.path.abspath(os.path.expanduser(out)) if is_shared else out
 
 

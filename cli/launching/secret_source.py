@@ -30,7 +30,7 @@ def secret_of(ready: Ready, out: str | None) -> RunSecret:
     if not given.is_empty:
         return given
     program, folder = ready.program, os.path.abspath(os.path.expanduser(out)) if out is not None else ""
-    shared = folder if ready.counts else (program.checkpoint.folder or folder) if program.checkpoint.written else ""
+    shared = folder if ready.counts else (program.checkpoint.folder or folder) if program.checkpoint.is_enabled else ""
     if not shared:
         return RunSecret()
 

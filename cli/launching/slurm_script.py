@@ -35,7 +35,7 @@ def slurm_script(runs: Sequence[Ready], folders: Sequence[str], folder: str, job
     """
     ready = runs[0]
     launch = ready.compiled.analysis.job.launch
-    restarts, again = launch.restarts, all(each.program.checkpoint.written for each in runs)
+    restarts, again = launch.restarts, all(each.program.checkpoint.is_enabled for each in runs)
     start = _start(ready.compiled)
     lines = [f"#SBATCH {option}" for option in _options(runs, folder, job, again=again)]
     places = [shlex.quote(place) for place in folders]

@@ -13,22 +13,22 @@ from dslc.compiler.cost.exchange_traffic import factors_of
 from dslc.compiler.cost.traffic import buckets
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.traffic import Payload
-from dslc.compiler.placement.exchange import Exchange
+from dslc.compiler.placement.exchange import ExchangePolicy
 
-Bytes = Callable[[Sequence[ParameterNode], Exchange], int]
+Bytes = Callable[[Sequence[ParameterNode], ExchangePolicy], int]
 
 
-def kept_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> int:
+def kept_bytes(exchange: ExchangePolicy, parameters: Sequence[ParameterNode]) -> int:
     """Returns the bytes that a rank keeps for the exchange of these parameters."""
     return _KEPT[exchange.kind](parameters, exchange) if exchange.kind in _KEPT else 0
 
 
-def passing_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> int:
+def passing_bytes(exchange: ExchangePolicy, parameters: Sequence[ParameterNode]) -> int:
     """Returns the bytes that exist while the exchange goes on."""
     return _PASSING[exchange.kind](parameters, exchange) if exchange.kind in _PASSING else 0
 
 
-def summed_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> int:
+def summed_bytes(exchange: ExchangePolicy, parameters: Sequence[ParameterNode]) -> int:
     """Returns the bytes of the gradients laid out in buckets, all at once, where an exchange of weights or momenta sums
     gradients exactly: in its first steps, and within a node in each.
     """
@@ -37,33 +37,33 @@ def summed_bytes(exchange: Exchange, parameters: Sequence[ParameterNode]) -> int
     return 4 * exchange.pieces * sum(_pieces(parameters, exchange))
 
 
-def _pieces(parameters: Sequence[ParameterNode], exchange: Exchange) -> list[int]:
+def _pieces(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> list[int]:
     """Returns the numbers of this rank's piece of each bucket of momenta or weights."""
     sizes = [q.count for q in sorted(parameters, key=lambda q: q.name)]
     return [largest(sum(sizes[n] for n in bucket), exchange.pieces) for bucket in in_buckets(sizes)]
 
 
-def _outer(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _outer(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     return 2 * 4 * sum(q.count for q in parameters)  # weights and momentum, whole on each rank
 
 
-def _copy(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _copy(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     return 4 * sum(_pieces(parameters, exchange))
 
 
-def _copies(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _copies(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     return sum(2 * 4 * piece + 4 for piece in _pieces(parameters, exchange))
 
 
-def _replicas(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _replicas(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     return 3 * _copy(parameters, exchange)
 
 
-def _averaged(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _averaged(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     return _copy(parameters, exchange) * (2 if exchange.arguments["peers"] == "shift_one" else 1)
 
 
-def _coded(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _coded(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     """Returns the bytes of a bucket while it is compressed: the difference, the same scaled, and the codes."""
     return 9 * max(_pieces(parameters, exchange), default=0)
 
@@ -75,13 +75,13 @@ def _under_way(sizes: Sequence[int]) -> int:
     return max((sum(sizes[n : n + 3]) for n in range(len(sizes))), default=0)
 
 
-def _errors(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _errors(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     """Returns the bytes of the errors of a rank's chunks, and of the chunk that it owns."""
     chunks = [8 * largest(piece, 8 * exchange.members) for piece in _pieces(parameters, exchange)]
     return sum(4 * (exchange.members + 1) * chunk for chunk in chunks)
 
 
-def _in_codes(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _in_codes(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     """Returns the bytes of momenta laid out in buckets, of the codes that are sent and received, and of a piece in
     float32 as it is coded or restored, twice.
     """
@@ -89,7 +89,7 @@ def _in_codes(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
     return (4 * exchange.pieces + 2) * _under_way(pieces) + 8 * max(pieces, default=0)
 
 
-def _in_signs(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _in_signs(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     """Returns the bytes of momenta laid out in buckets, and of a piece in float32 as its signs are restored, with an
     index of each byte.
     """
@@ -103,7 +103,7 @@ def _in_flight(begun: int, later: int) -> Bytes:
     that has filled it exists beside it.
     """
 
-    def bucket_bytes(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+    def bucket_bytes(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
         sizes = [size // 4 for size in buckets(4 * q.count for q in reversed(parameters))]
         most = max(sizes, default=0)
         return 4 * max((q.count for q in parameters), default=0) + begun * most + later * (sum(sizes[-3:]) - most)
@@ -111,7 +111,7 @@ def _in_flight(begun: int, later: int) -> Bytes:
     return bucket_bytes
 
 
-def _kept_factors(parameters: Sequence[ParameterNode], exchange: Exchange) -> int:
+def _kept_factors(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
     """Returns the bytes of the errors of this rank, and of the second factors."""
     found = factors_of(parameters, exchange)
     return 4 * (found.numbers + found.second) if found is not None else 0

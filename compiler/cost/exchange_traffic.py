@@ -18,7 +18,7 @@ from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.records import Factors
 from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, TrafficNode, When
-from dslc.compiler.placement.exchange import Exchange
+from dslc.compiler.placement.exchange import ExchangePolicy
 
 OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
@@ -37,10 +37,10 @@ class Collective(NamedTuple):
     times: int = 1
 
 
-Rule = Callable[[int, Exchange], Iterable[Collective]]  # of so many numbers
+Rule = Callable[[int, ExchangePolicy], Iterable[Collective]]  # of so many numbers
 
 
-def weights_of(exchange: Exchange, sizes: Sequence[int]) -> Iterator[TrafficNode]:
+def weights_of(exchange: ExchangePolicy, sizes: Sequence[int]) -> Iterator[TrafficNode]:
     """Yields the exchanges of momenta or weights in buckets of these numbers, and the sums of gradients beside them."""
     steadily = When(after=exchange.alone)
     if exchange.alone:
@@ -63,7 +63,7 @@ def over_replicas(operation: str, what: Payload) -> bool:
     return what == Payload.SCALE_OF_SUMS or (operation, what) == ("all_reduce", Payload.GRADIENTS)
 
 
-def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]]) -> Iterator[TrafficNode]:
+def gradients_of(exchange: ExchangePolicy, buckets: Sequence[Sequence[ParameterNode]]) -> Iterator[TrafficNode]:
     """Yields the exchanges of gradients in buckets of these parameters."""
     if exchange.kind == "powersgd":
         yield from _factors([(sum(q.count for q in each), factors_of(each, exchange)) for each in buckets])
@@ -78,7 +78,7 @@ def gradients_of(exchange: Exchange, buckets: Sequence[Sequence[ParameterNode]])
         yield _node("all_gather", Payload.GRADIENTS, "float32", [4 * piece for piece in pieces], "node")
 
 
-def _by_rule(exchange: Exchange, numbers_of: Sequence[int], when: When) -> Iterator[TrafficNode]:
+def _by_rule(exchange: ExchangePolicy, numbers_of: Sequence[int], when: When) -> Iterator[TrafficNode]:
     among: Among = "nodes" if exchange.pieces > 1 else ""
     sent = [list(RULES[exchange.kind](numbers, exchange)) for numbers in numbers_of]
     for each in zip(*sent, strict=True):  # the same collective of all buckets
@@ -114,29 +114,29 @@ def _node(
 # ------------------------------------------------------------------------------------------------------ the rules
 
 
-def _fp16(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _fp16(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     return Collective("all_reduce", "float32", 4, Payload.SCALE), Collective("all_reduce", "float16", 2 * numbers)
 
 
-def _bf16(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _bf16(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     return (Collective("all_reduce", "bfloat16", 2 * numbers),)
 
 
-def _mean(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _mean(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     return (Collective("all_reduce", "float32", 4 * numbers),)
 
 
-def _bytegrad(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _bytegrad(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     row = HEADER + largest(numbers, exchange.members)
     return Collective("all_to_all", "uint8", exchange.members * row), Collective("all_gather", "uint8", row)
 
 
-def _signs(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _signs(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     row = MAGNITUDE + largest(largest(numbers, exchange.members), 8)
     return Collective("all_to_all", "uint8", exchange.members * row), Collective("all_gather", "uint8", row)
 
 
-def factors_of(parameters: Iterable[ParameterNode], exchange: Exchange | None) -> Factors | None:
+def factors_of(parameters: Iterable[ParameterNode], exchange: ExchangePolicy | None) -> Factors | None:
     """Returns the factors of parameters whose gradients are exchanged together; None unless some are matrices."""
     if exchange is None or exchange.kind != "powersgd":
         return None
@@ -159,18 +159,18 @@ def _factors(buckets: Sequence[tuple[int, Factors | None]]) -> Iterator[TrafficN
     )
 
 
-def _with_peers(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _with_peers(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     if exchange.arguments["peers"] == "all":
         return _mean(numbers, exchange)
     return Collective("send", "float32", 4 * numbers), Collective("receive", "float32", 4 * numbers)
 
 
-def _in_a_ring(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _in_a_ring(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     coded = HEADER + numbers
     return Collective("send", "uint8", coded, times=2), Collective("receive", "uint8", coded, times=2)
 
 
-def _mean_of_round(numbers: int, exchange: Exchange) -> Iterable[Collective]:
+def _mean_of_round(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
     return (Collective("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
 
 

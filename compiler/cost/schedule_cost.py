@@ -24,14 +24,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dslc.compiler.placement.schedules import Action, ScheduleTable
+from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
 
 
 class TimedAction(NamedTuple):
     """A plain action (never an overlapped pair) with its start and end."""
 
-    action: Action
+    action: ScheduledAction
     start: float
     end: float
 
@@ -117,12 +117,12 @@ class _Edges:
         self._waiting: dict[int, int] = {}
         self._delay = [send if a != b else 0.0 for a, b in pairwise(table.placement)]  # from stage s to s + 1, and back
 
-    def _input(self, action: Action) -> int | None:
+    def _input(self, action: ScheduledAction) -> int | None:
         if action.kind == "W":
             return None
         return (action.stage + (0 if action.kind == "F" else self._stages)) * self._size + action.microbatch
 
-    def missing(self, parts: tuple[Action, ...], rank: int) -> bool:
+    def missing(self, parts: tuple[ScheduledAction, ...], rank: int) -> bool:
         """True if an input is not yet on its way; the rank is then recorded as waiting for it."""
         for action in parts:
             slot = self._input(action)
@@ -131,11 +131,11 @@ class _Edges:
                 return True
         return False
 
-    def arrival(self, action: Action) -> float:
+    def arrival(self, action: ScheduledAction) -> float:
         slot = self._input(action)
         return 0.0 if slot is None else self._arrives[slot] or 0.0
 
-    def deliver(self, action: Action, now: float) -> int | None:
+    def deliver(self, action: ScheduledAction, now: float) -> int | None:
         """Delivers the result of an action; returns the rank that waited for it, if one did."""
         stage, first, last = action.stage, 0, self._stages - 1
         if action.kind == "F":
@@ -207,7 +207,7 @@ def peak_in_w(
 
 def _bytes_by_action(
     table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], sent: Sent
-) -> Iterator[tuple[Action, float]]:
+) -> Iterator[tuple[ScheduledAction, float]]:
     """Yields the actions of a rank, with the bytes held in each."""
     assert len(bytes_per_stage) == table.stages, "one size per stage"
     now = 0.0

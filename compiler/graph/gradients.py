@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dslc.compiler.ir import program as p
-from dslc.compiler.placement.exchange import Exchange
+from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.sharding import searches, units
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
@@ -31,7 +31,7 @@ def gradient_step(analysis: Analysis, line: str) -> p.GradientStep:
     )
 
 
-def _exchange(exchange: Exchange, line: str) -> p.ExchangeStep:
+def _exchange(exchange: ExchangePolicy, line: str) -> p.ExchangeStep:
     return p.ExchangeStep(
         kind=exchange.kind,
         agrees=exchange.agrees,

@@ -37,7 +37,7 @@ class PlanGraph:
         self.graph.add_node(name, record=record)
         self._names.setdefault(type(record), {})[name] = None
 
-    def at(self, name: str, kind: type[Record]) -> Record:
+    def node_record(self, name: str, kind: type[Record]) -> Record:
         """Returns the record of a node, which is of this kind."""
         found = self.graph.nodes[name]["record"]
         assert isinstance(found, kind), f"{name} is {type(found).__name__}"

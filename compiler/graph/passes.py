@@ -281,7 +281,7 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
                 (f"{stage}SEND_F{m}", f"{stage + 1}RECV_F{m}"),
                 (f"{stage + 1}SEND_B{m}", f"{stage}RECV_B{m}"),
             ):
-                plan.relate(send, receive, Hands(bytes=plan.at(send, Action).bytes))
+                plan.relate(send, receive, Hands(bytes=plan.node_record(send, Action).bytes))
 
 
 def exchange(plan: PlanGraph, analysis: Analysis) -> None:
@@ -290,7 +290,7 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
     for p, cost in enumerate(analysis.costs):
         plan.change(f"process {p}", traffic=cost.traffic)
         assert analysis.staging is not None
-        placing = Placing(p, place_of(analysis.staging, p), plan, [plan.at(name, Action) for name in lines[p]])
+        placing = Placing(p, place_of(analysis.staging, p), plan, [plan.node_record(name, Action) for name in lines[p]])
         beside: dict[tuple[int, bool], list[str]] = {}
         # The messages between stages have been added already.
         between = [t for t in cost.traffic if t.operation in ("send", "receive") and t.axis == "pipeline"]

@@ -108,7 +108,7 @@ def _stages(plan: PlanGraph, network: Network) -> tuple[StageNode, ...]:
         stages.append(
             StageNode(
                 index=stage.index,
-                pipeline=plan.at(process, Process).pipeline,
+                pipeline=plan.node_record(process, Process).pipeline,
                 first=stage.first,
                 last=stage.last,
                 parameters=sum(layer.parameters for layer in layers),

@@ -57,7 +57,7 @@ class _Contribution(Record):
         return found
 
 
-def agreed(view: View) -> str:
+def check_inexact_exchange(view: View) -> str:
     """Checks each exchange of gradients, momenta or weights that is no exact sum of gradients."""
     step = view.plan.find(p.GradientStep)
     if step is None or step.exchange is None or step.kind == "fsdp":  # whose sums `summed` proves

@@ -112,7 +112,9 @@ def _entering(view: View) -> str:
     plan, first = view.plan, view.homes.get(0, 0)
     for name, _ in plan.of_kind(Share):
         edges = plan.graph.adj[name].items()
-        on = [view.coordinates[plan.at(b, Process).index] for b, e in edges if isinstance(e["relation"], Placed)]
+        on = [
+            view.coordinates[plan.node_record(b, Process).index] for b, e in edges if isinstance(e["relation"], Placed)
+        ]
         if on != [first]:
             return f"{name} enters at pipeline coordinate {on}, and the first stage is at {first}"
     return ""

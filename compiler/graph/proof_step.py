@@ -28,7 +28,7 @@ def actions(view: View) -> str:
         return ""
     microbatches = plan.one(Batches).microbatches
     homes = {
-        stage.index: {plan.at(process, Process).index for process in plan.graph.successors(name)}
+        stage.index: {plan.node_record(process, Process).index for process in plan.graph.successors(name)}
         for name, stage in plan.of_kind(Stage)
     } or {0: set(view.coordinates)}  # an unknown model is one stage
     seen: Counter[tuple[int, int, int, str]] = Counter()
@@ -230,7 +230,7 @@ def groups(view: View) -> str:
 _OF_ALL_HOLDERS = (*AGREED, Payload.PARAMETERS, Payload.GRADIENT_NORM, Payload.NONFINITE, *EXCHANGED)
 
 
-def held(view: View) -> str:
+def check_held_microbatches(view: View) -> str:
     """Returns the first stage that does not hold as many micro-batches as in the account, from the forward to the end
     of the backward.
     """

@@ -47,11 +47,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.proof_exchange import agreed
+from dslc.compiler.graph.proof_exchange import check_inexact_exchange
 from dslc.compiler.graph.proof_flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proof_losses import compared
 from dslc.compiler.graph.proof_places import devices, layers, memory, samples
-from dslc.compiler.graph.proof_step import actions, fields, groups, held, inputs, order, table, totals
+from dslc.compiler.graph.proof_step import (
+    actions,
+    check_held_microbatches,
+    fields,
+    groups,
+    inputs,
+    order,
+    table,
+    totals,
+)
 from dslc.compiler.graph.proof_view import View, view
 from dslc.compiler.graph.proof_waits import agreement, ends, waits
 from dslc.compiler.ir.records import Network
@@ -72,18 +81,18 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("groups", "exchange", groups),
     ("gathered", "exchange", gathered),
     ("summed", "exchange", summed),
-    ("agreed", "exchange", agreed),
+    ("agreed", "exchange", check_inexact_exchange),
     ("counts", "exchange", counts),
     ("compared", "exchange", compared),
     ("totals", "exchange", totals),
-    ("held", "order_actions", held),
+    ("held", "order_actions", check_held_microbatches),
     ("memory", "account", memory),
     ("table", "order_actions", table),
 )
 
 
 # Those on exchanges, which are unknown for a user's own network that was not traced.
-OF_A_MODEL = frozenset({gathered, summed, agreed, counts, compared})
+OF_A_MODEL = frozenset({gathered, summed, check_inexact_exchange, counts, compared})
 
 
 class Unsound(Exception):

@@ -347,7 +347,7 @@ class CheckpointStep(Record):
     line: str = ""
 
     @property
-    def written(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if checkpoints are written."""
         return self.every > 0 or self.seconds > 0 or self.best is not None
 

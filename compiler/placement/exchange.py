@@ -27,7 +27,7 @@ _DECIDED = ("hierarchical", "period", "interval", "warmup", "freeze")  # argumen
 
 
 @record
-class Exchange(Record):
+class ExchangePolicy(Record):
     """`members` exchange what they have, each of `pieces` ranks of a node that hold the same; every so many steps (0:
     by the clock), after the first `alone` steps, in which gradients are summed exactly over all.
     """
@@ -44,7 +44,7 @@ class Exchange(Record):
     gives_up: str
 
     @property
-    def first(self) -> int:
+    def first_step(self) -> int:
         """The first step with an exchange; by the clock the first that may have one."""
         every = self.every or 1
         return (self.alone // every + 1) * every
@@ -55,25 +55,25 @@ class Exchange(Record):
         return self.agrees is Payload.WEIGHTS
 
 
-def exchange_of(job: JobSpec, layout: Layout) -> Exchange | None:
+def exchange_of(job: JobSpec, layout: Layout) -> ExchangePolicy | None:
     """Returns the exchange of a job; None if its ranks sum gradients exactly, or there is one rank."""
     ranks, optimizer, said = layout.sizes["data"], job.train.optimizer, job.parallelism.gradients
     if ranks == 1:
         return None
     if isinstance(optimizer, Compressed):
-        call, agrees, every, alone = optimizer, "momenta", 1, optimizer.alone
+        call, agrees, every, alone = optimizer, "momenta", 1, optimizer.exact_steps
         nodes_first, gives_up = optimizer.hierarchical, "its momentum is compressed, and its second moment frozen"
         arguments: dict[str, Any] = {}
     elif isinstance(said, Allreduce):
         return None
     else:
-        call, agrees, every, alone = said, said.agrees, said.every, said.alone  # type: ignore[assignment]
+        call, agrees, every, alone = said, said.agrees, said.step_interval, said.exact_steps  # type: ignore[assignment]
         nodes_first, gives_up = said.nodes_first, said.gives_up
         arguments = {f.name: getattr(said, f.name) for f in fields(type(said)) if f.name not in _DECIDED}
         if every == 0:
             arguments["interval"] = said.interval  # type: ignore[attr-defined]
     near = layout.processes if nodes_first and layout.nodes > 1 else 1
-    return Exchange(
+    return ExchangePolicy(
         kind=call.word,
         agrees=Payload(agrees),
         members=ranks // near,

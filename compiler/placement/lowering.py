@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import NamedTuple
 
-from dslc.compiler.placement.schedules import Action, ScheduleTable
+from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 
 ACTIVE = 3  # stages whose parameters are present at once
 
@@ -38,7 +38,7 @@ class Issue(NamedTuple):
     kind: str
     stage: int
     microbatch: int = -1
-    overlapped: tuple[Action, ...] = ()
+    overlapped: tuple[ScheduledAction, ...] = ()
 
     @property
     def parts(self) -> tuple[Issue, ...]:
@@ -48,7 +48,7 @@ class Issue(NamedTuple):
     def __str__(self) -> str:
         """Torch's notation: `1RECV_F0`, `0UNSHARD`."""
         if self.overlapped:
-            return str(Action("FB", self.stage, self.microbatch, self.overlapped))
+            return str(ScheduledAction("FB", self.stage, self.microbatch, self.overlapped))
         return f"{self.stage}{self.kind}{self.microbatch if self.microbatch >= 0 else ''}"
 
 

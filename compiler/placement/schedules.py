@@ -37,7 +37,7 @@ from dslc.dsl.record import Record, record
 Kind = Literal["F", "B", "I", "W", "FB"]
 
 
-class Action(NamedTuple):
+class ScheduledAction(NamedTuple):
     """One piece of a rank's work on one micro-batch at one stage.
 
     `kind`: F forward, B whole backward, I backward of the input, W backward of the weights, or FB: a forward and a
@@ -48,10 +48,10 @@ class Action(NamedTuple):
     kind: Kind
     stage: int
     microbatch: int
-    overlapped: tuple[Action, ...] = ()
+    overlapped: tuple[ScheduledAction, ...] = ()
 
     @property
-    def parts(self) -> tuple[Action, ...]:
+    def parts(self) -> tuple[ScheduledAction, ...]:
         """The plain actions in order: itself, or the two of an overlapped pair."""
         return self.overlapped or (self,)
 
@@ -62,7 +62,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
-Row = list[Action | None]
+Row = list[ScheduledAction | None]
 
 
 @record
@@ -73,7 +73,7 @@ class ScheduleTable(Record):
     ranks: int
     virtual_stages: int
     microbatches: int
-    rows: tuple[tuple[Action | None, ...], ...]
+    rows: tuple[tuple[ScheduledAction | None, ...], ...]
     placement: tuple[int, ...]
 
     @property
@@ -81,7 +81,7 @@ class ScheduleTable(Record):
         """Number of stages of the whole pipeline."""
         return self.ranks * self.virtual_stages
 
-    def work(self, rank: int) -> Iterator[Action]:
+    def work(self, rank: int) -> Iterator[ScheduledAction]:
         """Yields the plain actions of a rank in order: no idle slots, overlapped pairs split."""
         for action in self.rows[rank]:
             if action is not None:
@@ -196,25 +196,25 @@ def to_csv(schedule: ScheduleTable) -> str:
 
 
 def _gpipe(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
-    return [Action(kind, rank, m) for kind in ("F", "B") for m in range(microbatches)]
+    return [ScheduledAction(kind, rank, m) for kind in ("F", "B") for m in range(microbatches)]
 
 
 def _one_forward_one_backward(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     ahead = ranks - 1 - rank  # forwards sent before the first backward can return
-    row: Row = [Action("F", rank, m) for m in range(ahead)]
+    row: Row = [ScheduledAction("F", rank, m) for m in range(ahead)]
     for m in range(microbatches):
         if m + ahead < microbatches:
-            row.append(Action("F", rank, m + ahead))
-        row.append(Action("B", rank, m))
+            row.append(ScheduledAction("F", rank, m + ahead))
+        row.append(ScheduledAction("B", rank, m))
     return row
 
 
 def _looped_bfs(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     stages = range(rank, ranks * virtual_stages, ranks)
     row: Row = [None] * rank
-    row += [Action("F", stage, m) for stage in stages for m in range(microbatches)]
+    row += [ScheduledAction("F", stage, m) for stage in stages for m in range(microbatches)]
     row += [None] * (2 * (ranks - 1 - rank))
-    row += [Action("B", stage, m) for stage in reversed(stages) for m in reversed(range(microbatches))]
+    row += [ScheduledAction("B", stage, m) for stage in reversed(stages) for m in reversed(range(microbatches))]
     return row
 
 
@@ -222,12 +222,12 @@ def _interleaved(rank: int, ranks: int, microbatches: int, virtual_stages: int) 
     forward, backward = _depth_first(rank, ranks, microbatches, virtual_stages)
     ahead = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=2)
     row: Row = [None] * rank
-    row += [Action("F", *item) for item in forward[:ahead]]
+    row += [ScheduledAction("F", *item) for item in forward[:ahead]]
     if ahead:  # the first backward returns after one pass over all stages and two slots per hop
         row += [None] * (ranks * virtual_stages + 2 * (ranks - 1 - rank) - ahead - rank)
     for k, item in enumerate(backward):
-        row.append(Action("F", *forward[k + ahead]) if k + ahead < len(forward) else None)
-        row.append(Action("B", *item))
+        row.append(ScheduledAction("F", *forward[k + ahead]) if k + ahead < len(forward) else None)
+        row.append(ScheduledAction("B", *item))
     return row
 
 
@@ -236,15 +236,15 @@ def _zero_bubble(rank: int, ranks: int, microbatches: int, virtual_stages: int) 
     # Half the lead of 1f1b suffices: the gap that a shorter lead opens is filled by W, put off by `rank` steps.
     ahead = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=1)
     row: Row = [None] * rank
-    row += [Action("F", *item) for item in forward[:ahead]]
+    row += [ScheduledAction("F", *item) for item in forward[:ahead]]
     row += [None] * (ranks - 1 - rank)
     for k, item in enumerate(backward):
         if k + ahead < len(forward):
-            row.append(Action("F", *forward[k + ahead]))
-        row.append(Action("I", *item))
+            row.append(ScheduledAction("F", *forward[k + ahead]))
+        row.append(ScheduledAction("I", *item))
         if k >= rank:
-            row.append(Action("W", *backward[k - rank]))
-    row += [Action("W", *item) for item in backward[max(0, len(backward) - rank) :]]
+            row.append(ScheduledAction("W", *backward[k - rank]))
+    row += [ScheduledAction("W", *item) for item in backward[max(0, len(backward) - rank) :]]
     return row
 
 
@@ -302,10 +302,10 @@ class _Writer:
         self._next: Counter[tuple[str, int]] = Counter()
         self._pending: deque[tuple[int, int]] = deque()  # inputs done whose weights are still pending, oldest first
 
-    def take(self, kind: Kind, stage: int) -> Action:
+    def take(self, kind: Kind, stage: int) -> ScheduledAction:
         """Returns the next micro-batch of that kind; B and I share one count."""
         count = ("F" if kind == "F" else "B", stage)
-        action = Action(kind, stage, self._next[count])
+        action = ScheduledAction(kind, stage, self._next[count])
         self._next[count] += 1
         if kind == "I":
             self._pending.append((stage, action.microbatch))
@@ -318,14 +318,14 @@ class _Writer:
     def overlap(self, forward: int, backward: int) -> None:
         """Appends a forward at one stage that a whole backward at the other may overlap."""
         first = self.take("F", forward)
-        self.row.append(Action("FB", first.stage, first.microbatch, (first, self.take("B", backward))))
+        self.row.append(ScheduledAction("FB", first.stage, first.microbatch, (first, self.take("B", backward))))
 
     def weights(self, stage: int | None = None) -> None:
         """Appends the oldest pending weights, if any: of that stage, or of either."""
         for item in self._pending:
             if stage is None or item[0] == stage:
                 self._pending.remove(item)
-                self.row.append(Action("W", *item))
+                self.row.append(ScheduledAction("W", *item))
                 return
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.traffic import Payload
-from dslc.compiler.placement.exchange import Exchange, exchange_of
+from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
 from dslc.dsl.language.calls import Every, Fp16, Fp32
@@ -50,7 +50,7 @@ class Sharding(Record):
     shards: int
     reshard: bool
     accumulate: bool
-    exchange: Exchange | None = None
+    exchange: ExchangePolicy | None = None
 
 
 @record

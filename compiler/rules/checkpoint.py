@@ -17,7 +17,7 @@ from dslc.dsl.language.job import JobSpec
 def check_checkpoints(job: JobSpec, report: Report) -> None:
     """Checks the folder that is written to, the checkpoint that is resumed from, and that restarts have one."""
     checkpoint = job.checkpoint
-    if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.written:
+    if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.is_enabled:
         there = _checkpoints_in(checkpoint.dir)
         if there:
             report.add(
@@ -37,14 +37,14 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
                 help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
             )
     call = job.launch.with_
-    if isinstance(call, Slurm) and call.time is not None and not checkpoint.written:
+    if isinstance(call, Slurm) and call.time is not None and not checkpoint.is_enabled:
         report.add(
             "W0815",
             "SLURM ends the job at its time limit, and the training writes no checkpoint to go on from",
             call.at("time"),
             help="`checkpoint { every = … }`: it is warned before the limit, writes one, and goes on",
         )
-    if job.launch.restarts and not checkpoint.written:
+    if job.launch.restarts and not checkpoint.is_enabled:
         report.add(
             "E0808",
             "a restart goes on from the last checkpoint, and the training writes none",

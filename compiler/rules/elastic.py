@@ -84,7 +84,7 @@ def _check(job: JobSpec, report: Report) -> None:
             notes=[Note(message="the range is here", span=devices.at("nodes"))],
             help='`volumes = ["claim:/runs"]` mounts a persistent volume claim; or one count of nodes',
         )
-    if not job.checkpoint.written:
+    if not job.checkpoint.is_enabled:
         report.add(
             "E0816",
             "when hosts come or go the training goes on from a checkpoint, and it writes none",

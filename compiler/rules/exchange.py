@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.model.model import ModelGraph
-from dslc.compiler.placement.exchange import Exchange, exchange_of
+from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import low_copy, searches, sharding_of, trained
 from dslc.dsl.diagnostics import Note, Report
@@ -119,10 +119,10 @@ def check_warmup(job: JobSpec, steps: int, report: Report) -> None:
     optimizer = job.train.optimizer
     if not isinstance(optimizer, Compressed):
         return
-    alone, word = plural(optimizer.alone, "step"), optimizer.word
-    if optimizer.alone >= steps:
+    alone, word = plural(optimizer.exact_steps, "step"), optimizer.word
+    if optimizer.exact_steps >= steps:
         told = f"the training ends after {plural(steps, 'step')}, and `{word}` is plain Adam in the first {alone}"
-    elif optimizer.alone < SHORT * steps:
+    elif optimizer.exact_steps < SHORT * steps:
         told = f"`{word}` freezes its second moment after {alone} of {steps}: too early, the training may diverge"
     else:
         return
@@ -138,7 +138,7 @@ def exchange_span(job: JobSpec) -> Span | None:
     return job.parallelism.at("gradients")
 
 
-def _warmup_text(exchange: Exchange) -> str:
+def _warmup_text(exchange: ExchangePolicy) -> str:
     return f"after {plural(exchange.alone, 'step')} of exact sums" if exchange.alone else ""
 
 
@@ -153,7 +153,7 @@ def _adam(optimizer: Compressed) -> str:
     return f"adam({', '.join(arguments)})"
 
 
-def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | None, report: Report) -> bool:
+def _check_axes(job: JobSpec, layout: Layout, exchange: ExchangePolicy, where: Span | None, report: Report) -> bool:
     """True if all axes and shardings of the job go with its exchange."""
     what = "whole gradients" if exchange.agrees is Payload.GRADIENTS else "whole weights"
     plain, optimizer = "`gradients = bf16()`", job.train.optimizer
@@ -171,7 +171,7 @@ def _check_axes(job: JobSpec, layout: Layout, exchange: Exchange, where: Span | 
     return not excluded
 
 
-def _excluded(job: JobSpec, layout: Layout, exchange: Exchange) -> list[tuple[str, Span | None]]:
+def _excluded(job: JobSpec, layout: Layout, exchange: ExchangePolicy) -> list[tuple[str, Span | None]]:
     """Returns the axes and shardings of the job that leave no rank what the exchange needs, and where they are set."""
     if exchange.kind in ROUNDED:
         return []
@@ -189,7 +189,7 @@ def _excluded(job: JobSpec, layout: Layout, exchange: Exchange) -> list[tuple[st
     return found
 
 
-def _check_step(job: JobSpec, exchange: Exchange, where: Span | None, report: Report) -> None:
+def _check_step(job: JobSpec, exchange: ExchangePolicy, where: Span | None, report: Report) -> None:
     """Reports what needs a gradient, or a decision, that all ranks share within a step."""
     for what, span, why, help in _needs_agreement(job, exchange):
         report.add(
@@ -201,7 +201,7 @@ def _check_step(job: JobSpec, exchange: Exchange, where: Span | None, report: Re
         )
 
 
-def _needs_agreement(job: JobSpec, exchange: Exchange) -> Iterator[tuple[str, Span | None, str, str]]:
+def _needs_agreement(job: JobSpec, exchange: ExchangePolicy) -> Iterator[tuple[str, Span | None, str, str]]:
     train = job.train
     if train.clip is not None:
         yield "clipping", train.at("clip"), "limits the gradient of the whole batch", "leave `clip` out"

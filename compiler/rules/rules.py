@@ -147,11 +147,11 @@ def _check_length(job: JobSpec, layout: Layout | None, workload: Workload | None
             help="leave `training` out, or give a data set with a length",
         )
     exchange = exchange_of(job, layout) if layout is not None else None
-    if exchange is not None and exchange.differ and exchange.first > workload.steps:
+    if exchange is not None and exchange.differ and exchange.first_step > workload.steps:
         report.add(
             "W0603",
             f"the training ends after {plural(workload.steps, 'step')}, before the first exchange of weights at step "
-            f"{exchange.first}: its ranks never agree",
+            f"{exchange.first_step}: its ranks never agree",
             job.parallelism.at("gradients"),
             help="a shorter period, or `allreduce()`",
         )

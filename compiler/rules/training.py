@@ -239,5 +239,5 @@ def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]
         yield "a split backward pass, in which torch does not tell when a gradient is ready", parallelism.at("schedule")
     if train.clip is not None:
         yield "gradients that are clipped", train.at("clip")
-    if job.checkpoint.written:
+    if job.checkpoint.is_enabled:
         yield "checkpoints of its state", job.checkpoint.at("every" if job.checkpoint.every is not None else "best")

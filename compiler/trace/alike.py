@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.trace.attributes import State, Unread, by_structure, differences, values_of
 from dslc.compiler.trace.batch import Example
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.recorded import BlockRecorder, Output
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RepeatedBlocks:
 
 
 def find_repeated_blocks(
-    model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact | Example
+    model: nn.Module, cut: ModuleCut, fake: FakeTensorMode, input: TensorFact | Example
 ) -> tuple[RepeatedBlocks | None, bool]:
     """Returns the blocks that can be left out, None if there are none; and whether running the module has changed it,
     so that it has to be made again.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +24,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _MAPPINGS = ("_parameters", "_buffers", "_modules")  # which the structure compares
 
 
-def by_structure(cut: Cut) -> dict[Any, list[str]]:
+def by_structure(cut: ModuleCut) -> dict[Any, list[str]]:
     """Returns the blocks with the same modules, parameters and buffers; none with hooks, and only where there are
     enough.
     """

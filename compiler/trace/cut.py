@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Cut:
+class ModuleCut:
     """The layers of a module by path, and the subset that are blocks."""
 
     def __init__(self, model: nn.Module) -> None:

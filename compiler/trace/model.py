@@ -33,7 +33,7 @@ from dslc.compiler.trace.alike import find_repeated_blocks
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
 from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.flops import PRODUCTS, check_dtypes, formulas
 from dslc.compiler.trace.made import (
     NOTHING,
@@ -107,7 +107,7 @@ def trace_model(
         if skipped.wanted:
             try:
                 with frozen_parameters(model, frozen):
-                    skipped.middle, changed = find_repeated_blocks(model, Cut(model), fake, input)
+                    skipped.middle, changed = find_repeated_blocks(model, ModuleCut(model), fake, input)
             except Exception:  # any kind: what fails there is raised again, and told, where each block is traced
                 changed = True
             model = made_without_memory(make, fake) if changed else model
@@ -123,7 +123,7 @@ def trace_model(
         facts = _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped, frozen)
         if context > 1 and not (isinstance(input, TensorFact) and facts.structured):
             buffers = functools.partial(_buffers, model, make)
-            facts = with_pieces(facts, model, Cut(model), fake, input, context, asked, buffers, counted)
+            facts = with_pieces(facts, model, ModuleCut(model), fake, input, context, asked, buffers, counted)
         return facts
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -170,7 +170,7 @@ def _traced(
 
     from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
 
-    whole = Cut(model)
+    whole = ModuleCut(model)
     cut = skipped.remaining(whole)
     first = _Count(model, cut, fake, input, SMALL)
     first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
@@ -246,7 +246,9 @@ def _traced(
     return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
 
 
-def _place_of_draw(model: nn.Module, cut: Cut, fake: FakeTensorMode | None, input: TensorFact | Example) -> CodePlace:
+def _place_of_draw(
+    model: nn.Module, cut: ModuleCut, fake: FakeTensorMode | None, input: TensorFact | Example
+) -> CodePlace:
     """Returns the place of the first random number that a forward pass draws without torch."""
     with HostDraws(model).line_of() as places:
         _Count(model, cut, fake, input, SMALL).forward()
@@ -517,7 +519,7 @@ def _check(output: torch.Tensor) -> None:
 
 def _forward(
     model: nn.Module,
-    cut: Cut,
+    cut: ModuleCut,
     fake: FakeTensorMode | None,
     input: TensorFact | Example,
     samples: int,
@@ -563,7 +565,7 @@ def _keeping(working: Working, more: int) -> Working:
 
 
 def _layers(
-    cut: Cut, run: _Count, float32: dict[str, LayerMemory], autocast: dict[str, LayerMemory]
+    cut: ModuleCut, run: _Count, float32: dict[str, LayerMemory], autocast: dict[str, LayerMemory]
 ) -> tuple[LayerFacts, ...]:
     parameters: dict[str, list[str]] = defaultdict(list)
     for name, _ in run.model.named_parameters(remove_duplicate=False):
@@ -593,7 +595,7 @@ def _layers(
     return tuple(made)
 
 
-def _place(cut: Cut, run: _Count, name: str) -> str:
+def _place(cut: ModuleCut, run: _Count, name: str) -> str:
     """Returns the layer of a parameter or buffer: its own, unless that was never called or others use it too."""
     path = cut.owner(name)
     return path if path in run.order and name not in run.astray else ""

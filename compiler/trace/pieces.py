@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.operators import ShareError, TensorOperation, TensorShare, follow, sums_positions
 from dslc.compiler.trace.piece_records import (
     ATTENDS,
@@ -74,7 +74,7 @@ _TAKE_POSITIONS = f"a `forward` that takes `{POSITIONS}`, which dslc then gives 
 def with_pieces(
     facts: ModelFacts,
     model: nn.Module,
-    cut: Cut,
+    cut: ModuleCut,
     fake: FakeTensorMode,
     input: TensorFact | Example,
     ranks: int,
@@ -120,7 +120,7 @@ class _Runs:
     def __init__(
         self,
         model: nn.Module,
-        cut: Cut,
+        cut: ModuleCut,
         fake: FakeTensorMode,
         input: TensorFact | Example,
         ranks: int,
@@ -170,7 +170,7 @@ class _Sequence(Run):
     def __init__(
         self,
         model: nn.Module,
-        cut: Cut,
+        cut: ModuleCut,
         fake: FakeTensorMode,
         input: TensorFact | Example,
         buffers: Buffers,

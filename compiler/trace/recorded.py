@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.trace.attributes import content, form_of, is_tensor
 from dslc.compiler.trace.batch import SMALL, Example
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.run import Run, storage, tensors_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class BlockRecorder(Run):
     """A run that records the operations of blocks. All tensors stay alive, so that each keeps its identity."""
 
     def __init__(
-        self, model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact | Example, blocks: set[str]
+        self, model: nn.Module, cut: ModuleCut, fake: FakeTensorMode, input: TensorFact | Example, blocks: set[str]
     ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self._blocks = blocks

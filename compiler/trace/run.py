@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import Example, batch_of
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.made import TraceError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Run:
     def __init__(
         self,
         model: nn.Module,
-        cut: Cut,
+        cut: ModuleCut,
         mode: FakeTensorMode | None,
         input: TensorFact | Example,
         samples: int,

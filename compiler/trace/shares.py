@@ -31,7 +31,7 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.compiler.trace.batch import SMALL, Example
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.operators import (
     CUTS,
@@ -60,7 +60,7 @@ _FREE = "sizes that follow from the tensor's, as in `view(batch, length, -1, hea
 def with_shares(
     facts: ModelFacts,
     model: nn.Module,
-    cut: Cut,
+    cut: ModuleCut,
     fake: FakeTensorMode,
     input: TensorFact | Example,
     ranks: int,
@@ -158,7 +158,7 @@ class _Watched(Run):
     def __init__(
         self,
         model: nn.Module,
-        cut: Cut,
+        cut: ModuleCut,
         fake: FakeTensorMode,
         input: TensorFact | Example,
         styles: Mapping[str, TensorStyle],
@@ -371,7 +371,7 @@ class _ShardedRun(_Watched):
     def __init__(
         self,
         model: nn.Module,
-        cut: Cut,
+        cut: ModuleCut,
         fake: FakeTensorMode,
         input: TensorFact | Example,
         styles: Mapping[str, TensorStyle],

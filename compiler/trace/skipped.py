@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dslc.compiler.trace.alike import RepeatedBlocks
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ class BlockReuse:
         self.wanted = wanted
         self.middle: RepeatedBlocks | None = None
 
-    def remaining(self, cut: Cut) -> Cut:
+    def remaining(self, cut: ModuleCut) -> ModuleCut:
         """Returns the layers and blocks that are not left out."""
         if self.middle is None:
             return cut

@@ -337,7 +337,7 @@ class CheckpointSpec(Block):
     )
 
     @property
-    def written(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if the training writes checkpoints."""
         return self.every is not None or self.best is not None
 

@@ -92,7 +92,7 @@ def without_data_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def without_checkpoints(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     checkpoint = blocks["checkpoint"]
-    if not checkpoint.written and not broken & {"checkpoint.every", "checkpoint.best"}:
+    if not checkpoint.is_enabled and not broken & {"checkpoint.every", "checkpoint.best"}:
         names = ("keep", "asynchronous") if checkpoint.resume else ("keep", "asynchronous", "dir")
         yield from _field_warnings(
             checkpoint, names, "no checkpoints are written", "set `checkpoint.every`, or remove it"

@@ -36,12 +36,12 @@ class Exchange(Call):
         return bool(getattr(self, "hierarchical", False))
 
     @property
-    def every(self) -> int:
+    def step_interval(self) -> int:
         """The steps from one exchange to the next; 0 if the clock decides."""
         return 1
 
     @property
-    def alone(self) -> int:
+    def exact_steps(self) -> int:
         """The first steps, in which gradients are summed exactly instead."""
         return 0
 
@@ -98,7 +98,7 @@ class Decentralized(Exchange):
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
 
     @property
-    def every(self) -> int:
+    def step_interval(self) -> int:
         return self.interval
 
 
@@ -113,7 +113,7 @@ class LowPrecisionDecentralized(Exchange):
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
 
     @property
-    def every(self) -> int:
+    def step_interval(self) -> int:
         return self.interval
 
 
@@ -129,11 +129,11 @@ class AsyncAverage(Exchange):
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
 
     @property
-    def every(self) -> int:
+    def step_interval(self) -> int:
         return 0
 
     @property
-    def alone(self) -> int:
+    def exact_steps(self) -> int:
         return self.warmup
 
 
@@ -148,7 +148,7 @@ class LocalSGD(Exchange):
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
 
     @property
-    def every(self) -> int:
+    def step_interval(self) -> int:
         return self.period
 
 
@@ -167,5 +167,5 @@ class DiLoCo(Exchange):
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
 
     @property
-    def every(self) -> int:
+    def step_interval(self) -> int:
         return self.period

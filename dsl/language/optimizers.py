@@ -236,10 +236,10 @@ class Compressed(Optimizer):
 
     @property
     def more(self) -> dict[str, object]:
-        return {"alone": self.alone}
+        return {"alone": self.exact_steps}
 
     @property
-    def alone(self) -> int:
+    def exact_steps(self) -> int:
         """The first steps, which are plain Adam's."""
         return 0
 
@@ -251,7 +251,7 @@ class QAdam(Compressed):
     warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
 
     @property
-    def alone(self) -> int:
+    def exact_steps(self) -> int:
         return self.warmup
 
 
@@ -262,5 +262,5 @@ class OnebitAdam(Compressed):
     freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
 
     @property
-    def alone(self) -> int:
+    def exact_steps(self) -> int:
         return self.freeze

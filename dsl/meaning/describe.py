@@ -128,7 +128,7 @@ def form(expr: tree.Expr) -> str:
             return form(expr.inner)
         case tree.Number():
             return "a number" if isinstance(expr.value, int) else f"the number {expr.text}"
-        case tree.Measured():
+        case tree.NumberWithUnit():
             found = units.in_base_units(1, expr.unit)
             return units.NAMES[found.dimension] if found else "a quantity"
         case tree.Text():

@@ -314,7 +314,7 @@ class Evaluator:
         match expr:
             case tree.Number():
                 return self._computed(expr, lambda: arithmetic.finite(expr.value))
-            case tree.Measured():
+            case tree.NumberWithUnit():
                 return self._quantity(expr)
             case tree.Group():
                 return self.amount(expr.inner)
@@ -343,7 +343,7 @@ class Evaluator:
         except Impossible as why:
             return self.fail("E0127" if why.unlike else "E0126", why.reason, expr.span, help=why.help)
 
-    def _quantity(self, expr: tree.Measured) -> Amount | BadValue:
+    def _quantity(self, expr: tree.NumberWithUnit) -> Amount | BadValue:
         try:
             arithmetic.finite(expr.value)
             found = units.in_base_units(expr.value, expr.unit)
@@ -499,7 +499,7 @@ class Evaluator:
             return word
         if isinstance(expr, tree.Text) and expr.value in kind.choices:
             return self.fail("E0121", f"`{path}` takes a word, without quotes", expr.span, help=f"write `{expr.value}`")
-        if isinstance(expr, tree.Measured) and expr.joined and (found := for_word(word, kind.choices)):
+        if isinstance(expr, tree.NumberWithUnit) and expr.joined and (found := for_word(word, kind.choices)):
             return self.fail("E0120", f"there is no `{word}` here", expr.span,
                              label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{found}`?")  # fmt: skip
         return self.mismatch(expr, kind, path)

@@ -34,7 +34,7 @@ def spelt(expr: tree.Expr) -> str:
     match expr:
         case tree.Name():
             return expr.name
-        case tree.Measured() if expr.joined:
+        case tree.NumberWithUnit() if expr.joined:
             return expr.text + expr.unit
         case tree.Nothing():
             return "none"
@@ -44,7 +44,7 @@ def spelt(expr: tree.Expr) -> str:
 
 
 def numeric(expr: tree.Expr) -> bool:
-    return isinstance(expr, tree.Number | tree.Measured | tree.Unary | tree.Binary | tree.Group)
+    return isinstance(expr, tree.Number | tree.NumberWithUnit | tree.Unary | tree.Binary | tree.Group)
 
 
 def fits(expr: tree.Expr, kind: Kind) -> bool:

@@ -100,7 +100,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
         job = JobSpec(name=name, folder=folder, source=merged.main.source, **base.blocks, expect=base.promises,
                       sweep=texts)  # fmt: skip
         checkpoint = job.checkpoint
-        if texts and checkpoint.dir is not None and checkpoint.written and "checkpoint.dir" not in texts:
+        if texts and checkpoint.dir is not None and checkpoint.is_enabled and "checkpoint.dir" not in texts:
             swept = ", ".join(f"`{path}`" for path in texts)
             report.add(
                 "E0145",

@@ -136,13 +136,13 @@ class Builder:
         text = children[0].text
         return tree.Number(span=span, value=number(text), text=text)
 
-    def make_measured(self, children: list[Any], span: Span) -> tree.Measured:
+    def make_measured(self, children: list[Any], span: Span) -> tree.NumberWithUnit:
         token = children[0]
         found = NUMBER_PART.match(token.text)
         assert found
         text, rest = found.group(), token.text[found.end() :]
         unit = rest.lstrip(" ")
-        return tree.Measured(
+        return tree.NumberWithUnit(
             span=span,
             value=number(text),
             text=text,

@@ -154,7 +154,7 @@ class _Printer:
             case tree.Binary():
                 left = self.expression(value.left, indent)
                 return f"{left} {value.operator} {self.expression(value.right, indent)}"
-            case tree.Measured():
+            case tree.NumberWithUnit():
                 return f"{value.text}{'' if value.joined else ' '}{value.unit}"
             case tree.UnreadValue():
                 raise AssertionError("a document with mistakes has no layout")

@@ -29,7 +29,7 @@ class Number(Node):
 
 
 @record
-class Measured(Node):
+class NumberWithUnit(Node):
     """A number and the word after it: `76GiB`, `20 %`, `1 epoch`, and also `1f1b`, which a field may accept as a word.
 
     `unit` is checked later, when the dimension is known. `joined` is true if there is no space between them.
@@ -119,7 +119,19 @@ class UnreadValue(Node):
 
 
 Expr = (
-    Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | CallOf | Unary | Binary | Group | UnreadValue
+    Number
+    | NumberWithUnit
+    | Text
+    | Boolean
+    | Nothing
+    | Name
+    | List
+    | RangeOf
+    | CallOf
+    | Unary
+    | Binary
+    | Group
+    | UnreadValue
 )
 
 

@@ -77,7 +77,7 @@ def preload(job: JobProgram) -> None:
 
 
 def _wanted(job: JobProgram) -> bool:
-    return job.checkpoint.written or job.checkpoint.resume != "none"
+    return job.checkpoint.is_enabled or job.checkpoint.resume != "none"
 
 
 class Checkpoints:
@@ -101,7 +101,7 @@ class Checkpoints:
         self._missed = 0  # the step of the one before, if that could not be written
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
         self._again = again
-        self.on = self._step.written
+        self.on = self._step.is_enabled
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.stalls: list[float] = []  # seconds that each save delayed the training

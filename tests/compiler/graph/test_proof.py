@@ -47,7 +47,7 @@ def refused(job: Compiled, change: Change) -> str:
 
 
 def process_of(plan: PlanGraph, name: str) -> int:
-    return plan.at(name, Action).process
+    return plan.node_record(name, Action).process
 
 
 def reorder(plan: PlanGraph, process: int, change: Callable[[list[str]], list[str]]) -> None:
@@ -94,14 +94,14 @@ def swap(plan: PlanGraph, one: str, two: str) -> None:
 def split(plan: PlanGraph) -> None:
     """Ranks 0 and 1, which do the same, as two processes that do the same."""
     line = plan.lines()[0][0]
-    plan.put("process 0b", replace(plan.at("process 0", Process), index=9, first=1))
+    plan.put("process 0b", replace(plan.node_record("process 0", Process), index=9, first=1))
     plan.relate("process 0b", "devices", Placed())
     plan.change("process 0", last=0)
     for stage in [name for name, _ in plan.of_kind(Stage)]:
         if plan.graph.has_edge(stage, "process 0"):
             plan.relate(stage, "process 0b", Placed())
     for name in line:
-        plan.put(f"{name}b", replace(plan.at(name, Action), process=9))
+        plan.put(f"{name}b", replace(plan.node_record(name, Action), process=9))
         for other, edge in list(plan.graph.adj[name].items()):
             if isinstance(edge["relation"], Hands):
                 plan.relate(f"{name}b", other, edge["relation"])
@@ -174,8 +174,8 @@ def test_a_send_before_what_it_sends(pipeline: Compiled) -> None:
 def test_weights_before_the_gradient_of_their_output(sharded: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         line = plan.lines()[0][0]
-        weights = next(name for name in line if plan.at(name, Action).what == "W")
-        action = plan.at(weights, Action)
+        weights = next(name for name in line if plan.node_record(name, Action).what == "W")
+        action = plan.node_record(weights, Action)
         move(plan, weights, before=f"{action.stage}I{action.microbatch}")
 
     assert refused(sharded, change).startswith("inputs: ")
@@ -225,7 +225,7 @@ def test_sends_that_wait_for_each_other_are_a_hang(pipeline: Compiled) -> None:
     """1F1B as one would write it, each receive right before its use: both send, and nobody receives."""
     plan = build_graph(pipeline.analysis)
     for name in [name for name, action in plan.of_kind(Action) if action.what.startswith("RECV")]:
-        action = plan.at(name, Action)
+        action = plan.node_record(name, Action)
         use = f"{action.stage}{name[-2]}{action.microbatch}"
         move(plan, name, before=use)
     assert waits(view(plan)) == "a circle of waits, a plan that hangs: 0SEND_F1 -> 1SEND_B0 -> 0SEND_F1"
@@ -326,8 +326,8 @@ def test_gradients_that_are_summed_before_the_last_backward(pipeline: Compiled, 
 
     def change(plan: PlanGraph) -> None:
         line = plan.lines()[0][0]
-        scattered = [name for name in line if plan.at(name, Action).what == "reduce_scatter"]
-        move(plan, scattered[-1], before=[n for n in line if plan.at(n, Action).what in ("B", "W")][-1])
+        scattered = [name for name in line if plan.node_record(name, Action).what == "reduce_scatter"]
+        move(plan, scattered[-1], before=[n for n in line if plan.node_record(n, Action).what in ("B", "W")][-1])
 
     assert refused(sharded, change).startswith("summed: ")
 
@@ -347,7 +347,7 @@ def test_a_sum_over_other_ranks_than_those_that_hold_a_share(freed: Compiled) ->
 def test_a_sum_that_leaves_a_parameter_out(freed: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         name = carrying(plan, "gradients", "reduce_scatter")[0]
-        plan.change(name, weights=plan.at(name, Action).weights[1:])
+        plan.change(name, weights=plan.node_record(name, Action).weights[1:])
 
     assert refused(freed, change).startswith("summed: ")
 
@@ -377,7 +377,7 @@ def test_another_stage_than_the_one_that_is_used(sharded: Compiled, kind: str, s
     """Of the same process."""
 
     def change(plan: PlanGraph) -> None:
-        line = [(name, plan.at(name, Action)) for name in plan.lines()[0][0]]
+        line = [(name, plan.node_record(name, Action)) for name in plan.lines()[0][0]]
         name, action = next(each for each in line if each[1].what == kind)
         plan.change(name, stage=next(a.stage for _, a in line if a.stage not in (-1, action.stage)))
 
@@ -402,7 +402,9 @@ def test_an_update_of_one_rank_that_the_others_do_not_get(dealt: Compiled) -> No
     found = refused(dealt, lambda plan: drop(plan, carrying(plan, "parameters", "broadcast")[0]))
     assert found.startswith("summed: ") and "each rank has new numbers of its own part alone" in found
     assert "comes before the update of what it sends" in refused(dealt, early)
-    found = refused(dealt, lambda plan: plan.change("process 0", dealt=plan.at("process 0", Process).dealt[:1]))
+    found = refused(
+        dealt, lambda plan: plan.change("process 0", dealt=plan.node_record("process 0", Process).dealt[:1])
+    )
     assert found.startswith("summed: ") and "are dealt out as" in found
 
 
@@ -441,7 +443,7 @@ def test_a_number_of_all_ranks_that_is_not_a_sum_over_them(freed: Compiled, what
 
 def test_totals_that_are_not_those_of_the_actions(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        first, *others = plan.at("process 0", Process).traffic
+        first, *others = plan.node_record("process 0", Process).traffic
         plan.change("process 0", traffic=(replace(first, bytes=first.bytes + 4), *others))
 
     found = refused(pipeline, change)
@@ -543,7 +545,7 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
 
     def heavier() -> None:
         name = pick(processes)
-        memory = plan.at(name, Process).memory
+        memory = plan.node_record(name, Process).memory
         assert memory is not None
         plan.change(name, memory=replace(memory, activations=2**37))
 
@@ -571,7 +573,7 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
 
 def peer(plan: PlanGraph, name: str) -> int:
     """Returns the process at the other end of a message."""
-    _, way, stage, m = message(plan.at(name, Action))
+    _, way, stage, m = message(plan.node_record(name, Action))
     ends = (f"{stage}SEND_{way}{m}", f"{stage + (1 if way == 'F' else -1)}RECV_{way}{m}")
     return process_of(plan, ends[1] if ends[0] == name else ends[0])
 

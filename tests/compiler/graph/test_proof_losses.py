@@ -61,12 +61,12 @@ def placed(name: str, *, before: str) -> Callable[[PlanGraph], None]:
 def test_the_order_of_a_step(job: Compiled) -> None:
     plan = build_graph(job.analysis)
     names = plan.lines()[0][0]
-    told = [plan.at(name, Action).carries or name for name in names]
+    told = [plan.node_record(name, Action).carries or name for name in names]
     made = ["0E0", "0E1", "outputs", "targets", "gradients of outputs", "0F0", "0B0", "0F1", "0B1"]
     assert [each for each in told if each in made] == made
-    outputs = plan.at(carrying(plan, "outputs"), Action)
+    outputs = plan.node_record(carrying(plan, "outputs"), Action)
     assert (outputs.ranks, outputs.stride, outputs.count, outputs.bytes) == (2, 1, 1, 4 * 10 * 4)
-    assert plan.at(carrying(plan, "gradients of outputs"), Action).bytes == 2 * outputs.bytes
+    assert plan.node_record(carrying(plan, "gradients of outputs"), Action).bytes == 2 * outputs.bytes
 
 
 @pytest.mark.parametrize(

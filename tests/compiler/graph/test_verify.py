@@ -140,7 +140,7 @@ def test_a_rank_on_two_processes(pipeline: Compiled) -> None:
 def test_a_rank_at_another_coordinate(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         for name in ("process 0", "process 1"):
-            plan.change(name, pipeline=1 - plan.at(name, Process).pipeline)
+            plan.change(name, pipeline=1 - plan.node_record(name, Process).pipeline)
 
     assert "process 0 holds rank 0, which is not at pipeline coordinate 1" in refused(pipeline, change)
 
@@ -237,7 +237,7 @@ def test_memory_over_the_limit() -> None:
     job = compiled(JOBS / "pipeline.plt", f"memory.limit={2 * peak}B")
 
     def change(plan: PlanGraph) -> None:
-        memory = plan.at("process 1", Process).memory
+        memory = plan.node_record("process 1", Process).memory
         assert memory is not None
         plan.change("process 1", memory=replace(memory, activations=memory.activations + 2 * peak))
 

@@ -22,7 +22,7 @@ from dslc.compiler.cost.schedule_cost import Timeline, microbatches_in_flight, p
 from dslc.compiler.placement.schedules import (
     NAMES,
     SPLITS_BACKWARD,
-    Action,
+    ScheduledAction,
     ScheduleTable,
     accepted_microbatches,
     default_microbatches,
@@ -337,7 +337,7 @@ def test_an_overlapped_pair_hands_on_after_its_second_part() -> None:
         first, second = pair.parts
         assert (first.kind, second.kind) == ("F", "B")
         assert spans[second].start >= spans[first].end
-        following = spans.get(Action("F", first.stage + 1, first.microbatch))
+        following = spans.get(ScheduledAction("F", first.stage + 1, first.microbatch))
         if following is not None and schedule.placement[first.stage + 1] != schedule.placement[first.stage]:
             assert following.start >= spans[second].end
 
@@ -351,8 +351,18 @@ def test_at_the_first_stage_torch_does_the_whole_backward_in_w() -> None:
 
 def test_a_table_that_waits_for_itself_is_found() -> None:
     rows = (
-        (Action("F", 0, 0), Action("B", 0, 0), Action("F", 0, 1), Action("B", 0, 1)),
-        (Action("F", 1, 1), Action("F", 1, 0), Action("B", 1, 1), Action("B", 1, 0)),
+        (
+            ScheduledAction("F", 0, 0),
+            ScheduledAction("B", 0, 0),
+            ScheduledAction("F", 0, 1),
+            ScheduledAction("B", 0, 1),
+        ),
+        (
+            ScheduledAction("F", 1, 1),
+            ScheduledAction("F", 1, 0),
+            ScheduledAction("B", 1, 1),
+            ScheduledAction("B", 1, 0),
+        ),
     )
     schedule = ScheduleTable(name="made up", ranks=2, virtual_stages=1, microbatches=2, rows=rows, placement=(0, 1))
     with pytest.raises(AssertionError, match="rank 0 at 0B0, rank 1 at 1F1") as caught:

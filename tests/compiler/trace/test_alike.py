@@ -24,7 +24,7 @@ from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.alike import find_repeated_blocks
 from dslc.compiler.trace.batch import Outputs
-from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.private_torch import FakeTensorMode
 from dslc.compiler.trace.skipped import BlockReuse
 from dslc.compiler.trace.trace import trace_model
@@ -143,7 +143,7 @@ def proposed(make: Callable[[], nn.Module]) -> int:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         model = make()
-    middle, _ = find_repeated_blocks(model, Cut(model), fake, TOKENS)
+    middle, _ = find_repeated_blocks(model, ModuleCut(model), fake, TOKENS)
     return len(middle.stands) if middle else 0
 
 
