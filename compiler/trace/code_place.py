@@ -76,7 +76,7 @@ _GLOBAL = {
 
 
 class HostDraws:
-    """The random numbers that a forward pass draws without torch: after `watch_generators`, `source` names the
+    """The random numbers that a forward pass draws without torch: after `watch`, `source` names the
     generator in words, "" for none, and `holder` the attribute or variable that holds it, "" for a global one.
     """
 
@@ -88,7 +88,7 @@ class HostDraws:
         self._system: list[CodePlace] = []
 
     @contextmanager
-    def watch_generators(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         before = self._states()
         with self._system_watched():
             yield

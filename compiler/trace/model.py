@@ -175,11 +175,7 @@ def _traced(
     first = _Count(model, cut, fake, input, SMALL)
     first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
-    with (
-        _normalised(model) as values,
-        _writing(model, first) as (written, parameters_written),
-        draws.watch_generators(),
-    ):
+    with _normalised(model) as values, _writing(model, first) as (written, parameters_written), draws.watch():
         output = first.forward()
     _check_parameters(model, trained)
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):

@@ -164,7 +164,7 @@ class NetworkTrial:
         before = _attributes(first)
         draws = HostDraws(first)
         _begin()
-        with draws.watch_generators():
+        with draws.watch():
             one = self._pass(first, self.batch)
         if draws.source and facts.host_draws is None:
             place = self._place_of_draw()
@@ -278,7 +278,7 @@ class NetworkTrial:
         """Returns a pass of a copy with these attributes and buffers, and notes whether it draws host randomness."""
         model = self._with(values)
         draws = HostDraws(model)
-        with draws.watch_generators():
+        with draws.watch():
             result = self._pass(model, self.batch)
         if draws.source and self._late is None:
             self._late = (self._place_of_draw(values), draws)
