@@ -23,7 +23,6 @@ from helpers.exchanges import (
     Simulated,
     Weights,
     agree,
-    apart,
     buckets_of,
     descend,
     flat,
@@ -32,6 +31,7 @@ from helpers.exchanges import (
     mean_of,
     run,
     three_layers,
+    unflatten,
     weights_of,
 )
 from helpers.launcher import Launcher
@@ -85,7 +85,7 @@ def low_precision(simulated: Simulated) -> Rule:
         found: list[Weights] = [{} for _ in taken]
         for names, ring in rings.items():
             advanced = ring.exchange([flat(each, names) for each in taken])
-            found = [one | apart(each, start, names) for one, each in zip(found, advanced, strict=True)]
+            found = [one | unflatten(each, start, names) for one, each in zip(found, advanced, strict=True)]
         return found
 
     return stepping_alone(exchange)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import own_closures
 from helpers.launcher import Launcher
-from helpers.trained import beside, train_job
+from helpers.trained import train_job, write_job_with_helper
 
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.placement.layout import lay_out
@@ -46,7 +46,7 @@ TWO_BY_TWO = (*TWO, "parallelism.microbatches=2")
 
 def job(folder: Path, optimizer: str, dropout: float = 0.0) -> Path:
     text = JOB.replace("OPTIMIZER", optimizer).replace("DROPOUT", str(dropout))
-    return beside("own_closures.py", folder, text)
+    return write_job_with_helper("own_closures.py", folder, text)
 
 
 class ByHand(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import dslc
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, beside, exchanges_as_planned, ready, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, ready, train_job, write_job_with_helper
 
 JOB = """
 model { network = python("own_parts:Attentive", mixes = "MIXES"), loss = LOSS }
@@ -28,7 +28,7 @@ Run = Callable[..., Trained]
 
 def written(folder: Path, loss: str, arguments: str = "pair = false", mixes: str = "") -> Path:
     text = JOB.replace("LOSS", loss).replace("ARGUMENTS", arguments).replace("MIXES", mixes)
-    return beside("own_parts.py", folder, text)
+    return write_job_with_helper("own_parts.py", folder, text)
 
 
 @pytest.fixture(scope="module")

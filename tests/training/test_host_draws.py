@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from helpers import own_forward_passes as own
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, beside, ready, train_job
+from helpers.trained import Trained, agree, ready, train_job, write_job_with_helper
 from torch import nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
@@ -52,7 +52,7 @@ HALVES = "parallelism.microbatches=2"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return beside("own_forward_passes.py", tmp_path_factory.mktemp("draws"), JOB)
+    return write_job_with_helper("own_forward_passes.py", tmp_path_factory.mktemp("draws"), JOB)
 
 
 def simulated(

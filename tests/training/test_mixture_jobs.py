@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.job_texts import epochs_job
 from helpers.launcher import Launcher
-from helpers.trained import agree, beside, train_in_parts, train_job
+from helpers.trained import agree, train_in_parts, train_job, write_job_with_helper
 
 TEXTS = epochs_job(
     """
@@ -47,7 +47,7 @@ def test_a_mixture_of_texts_goes_on_on_two_ranks(launcher: Launcher, tmp_path: P
 
 
 def test_samples_of_several_data_sets_are_put_together_in_one_batch(launcher: Launcher, tmp_path: Path) -> None:
-    job = beside("own_samples.py", tmp_path, OWN)
+    job = write_job_with_helper("own_samples.py", tmp_path, OWN)
     one = train_job(launcher, job)
     assert len(one.losses()) == 10
     agree(one, train_job(launcher, job, "devices.cpus=2"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.trained import agree, beside, exchanges_as_planned, ready, train_job
+from helpers.trained import agree, exchanges_as_planned, ready, train_job, write_job_with_helper
 
 JOB = """
 model {
@@ -41,7 +41,7 @@ CALLS = "model.network.how=calls"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return beside("own_forward_passes.py", tmp_path_factory.mktemp("moved"), JOB)
+    return write_job_with_helper("own_forward_passes.py", tmp_path_factory.mktemp("moved"), JOB)
 
 
 @pytest.mark.parametrize(

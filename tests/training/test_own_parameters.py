@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.job_texts import model_job
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, beside, staged, train_job
+from helpers.trained import Trained, agree, staged, train_job, write_job_with_helper
 
 TWO = "devices.cpus=2"
 PLANS = {
@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Cal
         name, _, arguments = network.removesuffix(")").partition("(")
         made = f'python("own_parameters:{name}"{arguments and f", {arguments}"})'
         folder: Path = tmp_path_factory.mktemp("parameters")
-        job = beside("own_parameters.py", folder, model_job(made, source="digits()", steps=3))
+        job = write_job_with_helper("own_parameters.py", folder, model_job(made, source="digits()", steps=3))
         return train_job(launcher, job, *settings)
 
     return run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import own_forward_passes
 from helpers.launcher import Launcher
-from helpers.trained import beside, ready, train, train_job
+from helpers.trained import ready, train, train_job, write_job_with_helper
 
 from dslc.runtime.process.failure import describe
 
@@ -37,7 +37,7 @@ launch { timeout = 30s }
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    return beside("own_ranks.py", tmp_path, JOB)
+    return write_job_with_helper("own_ranks.py", tmp_path, JOB)
 
 
 def failure(launcher: Launcher, job: Path, *settings: str) -> str:

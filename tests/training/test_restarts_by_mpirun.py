@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.hosts import reach_checkpoint, started
 from helpers.launcher import Command, Launcher
-from helpers.trained import Trained, agree, beside, train_job
+from helpers.trained import Trained, agree, train_job, write_job_with_helper
 from test_launchers import ALONE, JOB, a_rank, children, mpirun, of_mpi, over_hosts
 
 __all__ = ["mpirun", "over_hosts"]  # fixtures
@@ -21,7 +21,7 @@ _HOOKS = 'hooks = [python("own_trouble:Trouble", faults = FAULTS, ranks = all)]'
 
 def written(folder: Path, faults: str = "") -> Path:
     hooks = f"  {_HOOKS.replace('FAULTS', faults)}\n" if faults else ""
-    return beside("own_trouble.py", folder, JOB.replace("train {\n", f"train {{\n{hooks}"))
+    return write_job_with_helper("own_trouble.py", folder, JOB.replace("train {\n", f"train {{\n{hooks}"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.job_texts import epochs_job
 from helpers.launcher import Launcher
-from helpers.trained import agree, beside, ready, train_in_parts, train_job
+from helpers.trained import agree, ready, train_in_parts, train_job, write_job_with_helper
 
 from dslc.dsl.diagnostics import Report
 from dslc.front import check_one
@@ -44,7 +44,7 @@ RAGGED = epochs_job(
 
 def job_with(folder: Path, text: str, sampler: str = "") -> Path:
     np.save(folder / "weights.npy", np.arange(60) % 7)
-    return beside("own_samples.py", folder, text.replace("SAMPLER", sampler))
+    return write_job_with_helper("own_samples.py", folder, text.replace("SAMPLER", sampler))
 
 
 @pytest.mark.core

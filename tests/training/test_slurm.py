@@ -16,7 +16,7 @@ from helpers.commands import dslc
 from helpers.hosts import logged, reach, started
 from helpers.launcher import Launcher
 from helpers.paths import ROOT
-from helpers.trained import Trained, agree, beside, train_job
+from helpers.trained import Trained, agree, train_job, write_job_with_helper
 from helpers.waiting import until
 
 from dslc.compiler.plan_file import read_plan
@@ -145,7 +145,7 @@ def test_ranks_of_srun_are_started_again_and_the_same_command_goes_on(launcher: 
     """A rank is killed, then a task; SLURM would leave the others alone, which end by themselves."""
     out = job.parent / "run"
     hook = 'hooks = [python("own_trouble:Trouble", faults = ["1:150:killed"], ranks = all)]'
-    job = beside("own_trouble.py", job.parent, JOB.replace("train {\n", f"train {{\n  {hook}\n"))
+    job = write_job_with_helper("own_trouble.py", job.parent, JOB.replace("train {\n", f"train {{\n  {hook}\n"))
     chosen = ("train.steps=600", "checkpoint.every=50 steps")
     command = srun(job, "launch.restarts=1", *chosen)
     with started(job.parent, [command]) as (running,):
@@ -271,7 +271,7 @@ def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, jo
     os.mkfifo(pipe)
     writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     hook = f'hooks = [python("own_hooks:Paced", pipe = "{pipe}", first = 20)]'
-    job = beside("own_hooks.py", job.parent, JOB.replace("train {\n", f"train {{\n  {hook}\n"))
+    job = write_job_with_helper("own_hooks.py", job.parent, JOB.replace("train {\n", f"train {{\n  {hook}\n"))
     number = submit(job, *LONG, f"devices.nodes={nodes}", "train.steps=600")
     wait_for(job, "running", step=15)
     subprocess.run(["scancel", "--signal=USR1", number], check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, beside, exchanges_as_planned, staged, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, staged, train_job, write_job_with_helper
 
 JOB = """
 model { network = python("own_parts:Layered", gives = "GIVES"), loss = LOSS }
@@ -51,7 +51,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def written(name: str) -> Path:
         loss, source, gives = JOBS[name]
         text = JOB.replace("LOSS", loss).replace("SOURCE", source).replace("GIVES", gives)
-        return beside("own_parts.py", tmp_path_factory.mktemp("job"), text)
+        return write_job_with_helper("own_parts.py", tmp_path_factory.mktemp("job"), text)
 
     return written
 

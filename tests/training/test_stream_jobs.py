@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, beside, ready, train, train_in_parts, train_job
+from helpers.trained import Trained, agree, ready, train, train_in_parts, train_job, write_job_with_helper
 
 from dslc.runtime.checkpoint import files
 
@@ -39,7 +39,7 @@ FOUR = ("devices.cpus=4", "parallelism.zero=3", "data.workers=1")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return beside("own_streams.py", tmp_path_factory.mktemp("streams"), JOB)
+    return write_job_with_helper("own_streams.py", tmp_path_factory.mktemp("streams"), JOB)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, beside, ready, train, train_job
+from helpers.trained import Trained, agree, ready, train, train_job, write_job_with_helper
 
 from dslc.main import main
 from dslc.runtime.data.held_out import for_test, held_out
@@ -44,7 +44,7 @@ log {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return beside("own_streams.py", tmp_path_factory.mktemp("test"), JOB)
+    return write_job_with_helper("own_streams.py", tmp_path_factory.mktemp("test"), JOB)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, beside, train_in_parts, train_job
+from helpers.trained import Trained, agree, train_in_parts, train_job, write_job_with_helper
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -48,7 +48,7 @@ log {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return beside("own_streams.py", tmp_path_factory.mktemp("sets"), JOB)
+    return write_job_with_helper("own_streams.py", tmp_path_factory.mktemp("sets"), JOB)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.launcher import Launcher
 from helpers.own_comparisons import Net, data, each, spread
-from helpers.trained import Trained, agree, beside, ready, train_job, train_on_nodes
+from helpers.trained import Trained, agree, ready, train_job, train_on_nodes, write_job_with_helper
 from torch import Tensor
 
 from dslc.runtime.process.failure import describe
@@ -43,7 +43,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def job(folder: Path, loss: str = CONTRASTIVE, network: str = "Net") -> Path:
-    return beside("own_comparisons.py", folder, JOB.replace("LOSS", loss).replace("NETWORK", network))
+    return write_job_with_helper("own_comparisons.py", folder, JOB.replace("LOSS", loss).replace("NETWORK", network))
 
 
 # ------------------------------------------------------------------------------------------ the losses, by the formula
@@ -147,7 +147,7 @@ def test_classes_under_more_plans(launcher: Launcher, tmp_path: Path, plan: str)
 def test_views(launcher: Launcher, tmp_path: Path, network: str, plan: str) -> None:
     called = network.replace("Net,", 'Net",').replace("Pair", 'Pair"')
     text = JOB.replace("LOSS", CONTRASTIVE).replace('NETWORK")', f"{called})")
-    found = train_job(launcher, beside("own_comparisons.py", tmp_path, text), *plan.split())
+    found = train_job(launcher, write_job_with_helper("own_comparisons.py", tmp_path, text), *plan.split())
     is_as(found, reference(by_formula, views=3 if "3" in network else 2))
 
 
@@ -195,7 +195,7 @@ def test_along_a_tensor_axis(launcher: Launcher, tmp_path: Path) -> None:
 
 def test_embeddings_of_length_0(launcher: Launcher, tmp_path: Path) -> None:
     text = JOB.replace("LOSS", CONTRASTIVE).replace('NETWORK")', 'Net", still = 0.3)')
-    found = train_job(launcher, beside("own_comparisons.py", tmp_path, text), "devices.cpus=2")
+    found = train_job(launcher, write_job_with_helper("own_comparisons.py", tmp_path, text), "devices.cpus=2")
     is_as(found, reference(by_formula, still=0.3))
     assert all(math.isfinite(loss) for loss in found.losses())
 
@@ -203,7 +203,7 @@ def test_embeddings_of_length_0(launcher: Launcher, tmp_path: Path) -> None:
 def test_noise_is_the_same_in_both_passes_and_statistics_are_updated_once(launcher: Launcher, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     text = JOB.replace("LOSS", CONTRASTIVE).replace('NETWORK")', f'Noisy", file = "{seen}")')
-    made = beside("own_comparisons.py", tmp_path, text)
+    made = write_job_with_helper("own_comparisons.py", tmp_path, text)
     ready(made, "parallelism.microbatches=3")  # traces it, which runs it on no numbers
     seen.unlink(missing_ok=True)
     found = train_job(launcher, made, "parallelism.microbatches=3", "data.last_batch=drop")
@@ -223,7 +223,7 @@ def test_what_a_loss_of_ones_own_has_to_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize("plan", ["devices.cpus=2", "parallelism.microbatches=3"])
 def test_a_number_that_is_not_finite_ends_the_training(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     text = JOB.replace("LOSS", CONTRASTIVE).replace("NETWORK", "Net").replace("comparisons:data", "comparisons:broken")
-    made = ready(beside("own_comparisons.py", tmp_path, text), plan)
+    made = ready(write_job_with_helper("own_comparisons.py", tmp_path, text), plan)
     outcome, shown = launcher.launch(made.program, made.places, tmp_path / "run")
     assert outcome is not None and outcome.failure is not None, shown
     told = describe(outcome)

@@ -17,7 +17,7 @@ from helpers.networks_drawn import (
     batch,
     built,
     classes,
-    counted,
+    counted_flops,
     fact,
     kept,
     model_of,
@@ -61,7 +61,7 @@ def test_parameters_shapes_and_flops_are_torchs(drawn: Drawn) -> None:
     buffers = [(b.name, b.shape, b.dtype) for layer in graph.layers for b in layer.buffers]
     assert buffers == [(n, tuple(b.shape), str(b.dtype).removeprefix("torch.")) for n, b in model.named_buffers()]
     assert [p.name for p in nodes] == [i.parameter for i in graph.inits]
-    assert counted(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
+    assert counted_flops(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
     assert all(a.output == b.input for a, b in zip(graph.layers, graph.layers[1:], strict=False))
 
 
@@ -132,7 +132,7 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
     after = () if isinstance(layer, s.LastStep | s.MeanSteps) else (of(s.MeanSteps),) if source is STEPS else ()
     for network in ((layer, of(s.Linear, features=2)), (*before, layer, *after, of(s.Linear, features=2))):
         graph = built(network, source)
-        assert counted(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
+        assert counted_flops(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
         assert saved(graph, low=False) == kept(graph, source, low=False)
         assert saved(graph, low=True) == kept(graph, source, low=True)
         x = batch(source, 3, "cpu")
