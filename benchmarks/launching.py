@@ -228,12 +228,12 @@ def _meeting(launchers: int) -> Meetings:
 
 def _launcher(rendezvous: str, launchers: int, folder: str, begin: object, told: Connection) -> None:
     from dslc.runtime.hosts.company import meet, shared
-    from dslc.runtime.hosts.meetings import Meeting
+    from dslc.runtime.hosts.meetings import Rendezvous
 
     begin.wait()  # type: ignore[attr-defined]
     times, busy = [time.perf_counter()], time.process_time()
     facts = {f"the file {n}": "280 bytes, cb7e35a8" for n in range(10)}
-    company = meet(Meeting(rendezvous, launchers, facts, _LIMIT, again=True))
+    company = meet(Rendezvous(rendezvous, launchers, facts, _LIMIT, again=True))
     times.append(time.perf_counter())
     shared(company, folder if company.keeps else "", _LIMIT)
     times.append(time.perf_counter())

@@ -49,7 +49,7 @@ from dslc.dsl.language.optimizers import PythonOptimizer, torch_optimizer
 from dslc.dsl.words import plural, shorten_list
 
 if TYPE_CHECKING:
-    from dslc.runtime.measure.observe import Observation, Seen
+    from dslc.runtime.measure.observe import Observation, StepObservation
 
 Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
@@ -249,7 +249,9 @@ def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exac
     return finding
 
 
-def _step_of_plain(job: JobProgram, ours: Seen, theirs: Seen, tolerance: Tolerance, finding: Finding) -> None:
+def _step_of_plain(
+    job: JobProgram, ours: StepObservation, theirs: StepObservation, tolerance: Tolerance, finding: Finding
+) -> None:
     said = "in one process", "in the plain loop"
     if (ours.samples, ours.digests) != (theirs.samples, theirs.digests):
         finding.breaks(f"step {ours.step}: the samples are not those of the plain loop")
@@ -335,7 +337,7 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
     finding.texts.append(f"{taken:,} in {plural(len(one.ranks[0]), 'step')}, each once, {numbers}")
 
 
-def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:
+def _content(ours: StepObservation, theirs: Sequence[StepObservation], finding: Finding) -> None:
     """Checks that the models saw the samples of the data's order."""
     known = dict(zip(ours.samples, ours.digests, strict=False))
     for rank, seen in enumerate(theirs):
@@ -477,7 +479,7 @@ def _rows(plan: Observation, one: Observation) -> list[StepComparison]:
     ]
 
 
-def _loss(seen: Sequence[Seen]) -> float:
+def _loss(seen: Sequence[StepObservation]) -> float:
     return sum(each.total for each in seen) / max(1.0, seen[0].number)
 
 

@@ -26,12 +26,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
-from dslc.runtime.hosts.together import Together
+from dslc.runtime.hosts.together import HostGroup
 from dslc.runtime.process import failure
-from dslc.runtime.process.failure import Ends, Failure
-from dslc.runtime.process.lifetime import Pauses, Still, ending, is_stopped
+from dslc.runtime.process.failure import Failure, ProcessExits
+from dslc.runtime.process.lifetime import StallDetector, SuspensionTracker, ending, is_suspended
 from dslc.runtime.process.progress import Watch
-from dslc.runtime.transport.meeting import Meeting
+from dslc.runtime.transport.meeting import StartupChannels
 from dslc.runtime.transport.rendezvous import OneNode
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -65,17 +65,19 @@ class Agent(LocalElasticAgent):
     children keep its pipes open, delays nothing.
     """
 
-    def __init__(self, spec: WorkerSpec, watch: Watch, meeting: Meeting, program: JobProgram, run_dir: str) -> None:
+    def __init__(
+        self, spec: WorkerSpec, watch: Watch, meeting: StartupChannels, program: JobProgram, run_dir: str
+    ) -> None:
         super().__init__(spec, _NoLogs(), start_method="fork", exit_barrier_timeout=60)
         self._watch, self._meeting, self._board = watch, meeting, meeting.board
         self._timeout, self._run_dir = program.timeout, run_dir  # a rank may be stopped for so many seconds
-        self._pauses = Pauses(gap=2 * watch.interval)
+        self._pauses = SuspensionTracker(gap=2 * watch.interval)
         self._trains = program.is_training
         # Ranks that wait for another one find out by their collective, which tells more.
-        self._still = Still((1.0 if program.world_size == 1 else 1.5) * program.timeout, gap=2 * watch.interval)
+        self._still = StallDetector((1.0 if program.world_size == 1 else 1.5) * program.timeout, gap=2 * watch.interval)
         self._handles: list[int] = []
-        self.ends = Ends()
-        self.together: Together | None = None  # with the launchers of other hosts
+        self.ends = ProcessExits()
+        self.together: HostGroup | None = None  # with the launchers of other hosts
         self.cause: Failure | None = None  # on which all hosts agree
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -100,7 +102,7 @@ class Agent(LocalElasticAgent):
             return RunResult(state=WorkerState.FAILED)
         return RunResult(state=WorkerState.HEALTHY)
 
-    def _monitor_with_others(self, together: Together) -> RunResult:
+    def _monitor_with_others(self, together: HostGroup) -> RunResult:
         verdict = together.look()
         if verdict == "part":
             self._part()
@@ -111,20 +113,20 @@ class Agent(LocalElasticAgent):
             return RunResult(state=WorkerState.FAILED)
         if not together.reported and (verdict == "settle" or self._has_failed() or self._hangs()):
             self._settle()
-            together.failed(self._seen(together, asked=verdict == "settle"))
+            together.failed(self._observed_failure(together, asked=verdict == "settle"))
         return RunResult(state=WorkerState.HEALTHY)
 
     def _succeeded(self) -> RunResult:
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(range(len(self._processes()))))
 
-    def _seen(self, together: Together, *, asked: bool) -> Failure | None:
+    def _observed_failure(self, together: HostGroup, *, asked: bool) -> Failure | None:
         """Returns what this node shows of a failure; None if another asks, and it shows nothing."""
         known = self._run_dir, self._board
         if not asked:
             return failure.cause(*known, self.ends, self._timeout)
-        found = failure.seen(*known, self.ends, self._timeout)
+        found = failure.node_failure(*known, self.ends, self._timeout)
         if found is None and together.asked_of == "timeout":
-            return failure.waiting(*known, self._timeout)
+            return failure.timeout_failure(*known, self._timeout)
         return found
 
     def _wait(self, handles: list[int], seconds: float) -> None:
@@ -140,7 +142,7 @@ class Agent(LocalElasticAgent):
         statuses = self._statuses()
         # Each reads the board once: between two reads a rank may report that it is done.
         return any(
-            self._board.failing(rank) or (statuses[rank] is not None and not self._board.done(rank))
+            self._board.failing(rank) or (statuses[rank] is not None and not self._board.is_done(rank))
             for rank in self._ranks()
         )
 
@@ -170,15 +172,17 @@ class Agent(LocalElasticAgent):
                 break
             self._wait([*alive, self._meeting.news], min(rest, self._watch.interval))
         processes = self._processes()
-        stopped = tuple(rank for rank, process in zip(self._ranks(), processes, strict=True) if is_stopped(process.pid))
-        self.ends = Ends(statuses=self._statuses(), stopped=stopped, folder=self._watch.has_folder())
+        stopped = tuple(
+            rank for rank, process in zip(self._ranks(), processes, strict=True) if is_suspended(process.pid)
+        )
+        self.ends = ProcessExits(statuses=self._statuses(), stopped=stopped, folder=self._watch.has_folder())
 
     def _knows_why(self) -> bool:
-        told = {rank: failure.said(self._board, rank) for rank in self._ranks()}
+        told = {rank: failure.reported_failure(self._board, rank) for rank in self._ranks()}
         silent = [rank for rank, status in self._statuses().items() if status is not None and told[rank] is None]
         return (
             any(map(failure.is_final, told.values()))
-            or any(not self._board.done(rank) for rank in silent)
+            or any(not self._board.is_done(rank) for rank in silent)
             or self._hangs()
         )
 
@@ -218,7 +222,9 @@ class Agent(LocalElasticAgent):
             leave_rendezvous(self)
 
 
-def agent_of(program: JobProgram, rank: Callable[[], Any], watch: Watch, meeting: Meeting, run_dir: str) -> Agent:
+def agent_of(
+    program: JobProgram, rank: Callable[[], Any], watch: Watch, meeting: StartupChannels, run_dir: str
+) -> Agent:
     """Does the work of torch's `launch_agent`, for one node and with our agent."""
     spec = WorkerSpec(
         role="rank",

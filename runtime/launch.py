@@ -47,11 +47,11 @@ from dslc.runtime import worker
 from dslc.runtime.agent import PATIENCE, Agent, AtOnce, agent_of, elastic_log
 from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.data import augmented
-from dslc.runtime.hosts.company import Company
-from dslc.runtime.hosts.doors import NotMet
-from dslc.runtime.hosts.elastic import Over
-from dslc.runtime.hosts.meetings import Stopped
-from dslc.runtime.hosts.together import Together
+from dslc.runtime.hosts.company import LauncherGroup
+from dslc.runtime.hosts.doors import RendezvousError
+from dslc.runtime.hosts.elastic import TrainingOverError
+from dslc.runtime.hosts.meetings import StopRequestedError
+from dslc.runtime.hosts.together import HostGroup
 from dslc.runtime.loop import kept_metrics
 from dslc.runtime.loop.agreed import next_wait
 from dslc.runtime.model import adapters, transformers_model
@@ -59,16 +59,16 @@ from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Failure, Outcome
-from dslc.runtime.process.lifetime import Adopted, end_with
+from dslc.runtime.process.lifetime import OrphanReaper, end_with
 from dslc.runtime.process.program_file import read_program, write_program
 from dslc.runtime.process.progress import Watch
-from dslc.runtime.process.records import Lines, Record
+from dslc.runtime.process.records import Record, RecordFollower
 from dslc.runtime.process.screen import prepare
-from dslc.runtime.process.stop import Board, listening
+from dslc.runtime.process.stop import RunControl, listening
 from dslc.runtime.process.user_code import hand_over, take_over
 from dslc.runtime.restarts import Restarts
-from dslc.runtime.train import End
-from dslc.runtime.transport.meeting import Meeting
+from dslc.runtime.train import TrainingResult
+from dslc.runtime.transport.meeting import StartupChannels
 from dslc.runtime.transport.rendezvous import RankStore, shared_file
 
 Gathered = Callable[[], tuple[JobProgram, tuple[RankPlace, ...]] | None]
@@ -91,7 +91,7 @@ def launch(
     *,
     screen: TextIO | None = None,
     before: Callable[[], None] | None = None,
-    company: Company | None = None,
+    company: LauncherGroup | None = None,
     in_group: bool = False,
     gathered: Gathered = lambda: None,
 ) -> Outcome:
@@ -110,7 +110,7 @@ def launch(
             run_dir, goes_on=program.checkpoint.resume != "none" or (company is not None and company.start > 1)
         )
     ranks = company.ranks if company is not None else range(len(places))
-    board = Board(len(ranks), ranks.start, alone=company is None)
+    board = RunControl(len(ranks), ranks.start, alone=company is None)
     watch = Watch(program, run_dir, board, screen or sys.stdout, goes_on=company is not None and company.start > 1)
     board.attempt = company.start if company is not None else 1
     restarts = Restarts(program, run_dir, board)
@@ -124,11 +124,11 @@ def launch(
                 if outcome.failure is not None:
                     break
                 outcome, again = launching.start()
-        except (AtOnce, Stopped):
+        except (AtOnce, StopRequestedError):
             between = outcome.failure is None and outcome.stopped_at  # all had stopped, for another host
             outcome = outcome if between else Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
-        except Over as over:
-            watch.shown_by(over.host)
+        except TrainingOverError as over:
+            watch.delegate_display(over.host)
             outcome = Outcome(run_dir=run_dir, steps=over.steps, stopped_at=over.steps if over.stopped else None)
     outcome = replace(outcome, restarts=restarts.used)
     watch.close(outcome)
@@ -165,11 +165,11 @@ class _Launch:
     program: JobProgram
     places: tuple[RankPlace, ...]
     run_dir: str
-    board: Board
+    board: RunControl
     watch: Watch
     restarts: Restarts
     before: Callable[[], None] | None
-    company: Company | None
+    company: LauncherGroup | None
     in_group: bool
     _left: tuple[int, float] = (0, 0.0)  # the step that was done when the ranks ended, and the time of the clock
     _changed: bool = False  # they are started again because hosts have come or gone
@@ -178,14 +178,14 @@ class _Launch:
         """Starts the ranks; returns, when none is left, what they came to, and whether they are started again."""
         program, board, company = self.program, self.board, self.company
         own = [place for place in self.places if place.rank in board.ranks]
-        self.watch.shown_by(company.machines[0] if company is not None and not company.keeps else "")
+        self.watch.delegate_display(company.machines[0] if company is not None and not company.keeps else "")
         self.restarts.changes = company.changes if company is not None else 0
         _preload(program)
         os.makedirs(failure.log_folder(self.run_dir, board.attempt), exist_ok=True)
-        meeting, launcher = Meeting(board), os.getpid()
+        meeting, launcher = StartupChannels(board), os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()  # or each rank would write the rest of the buffers again
-        adopted = Adopted()
+        adopted = OrphanReaper()
         with _store(company) as store:
 
             def rank() -> None:
@@ -195,7 +195,7 @@ class _Launch:
             agent = agent_of(program, rank, self.watch, meeting, self.run_dir)
             if company is not None:
                 steps, wait = program.steps, functools.partial(next_wait, program)
-                agent.together = Together(company, board, steps, wait, self._follow)
+                agent.together = HostGroup(company, board, steps, wait, self._follow)
             try:
                 outcome = _outcome(program, self.run_dir, board, agent.run(), agent)
             finally:
@@ -248,7 +248,7 @@ class _Launch:
             until = time.monotonic() + self.program.timeout
             try:
                 anew = company.gather(gathered, attempt, until, self.watch.is_stopping)
-            except NotMet as error:
+            except RendezvousError as error:
                 step = outcome.failure.step if outcome.failure is not None else outcome.steps
                 seen = Failure(rank=None, step=step, kind="ended", message=str(error))
                 return replace(outcome, failure=self._follow(seen, False, True)[1] if company.lost else seen)
@@ -261,11 +261,11 @@ class _Launch:
         return replace(outcome, failure=None)
 
 
-def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: Agent) -> Outcome:
+def _outcome(program: JobProgram, run_dir: str, board: RunControl, result: RunResult, agent: Agent) -> Outcome:
     if not result.is_failed():
         together = agent.together
         try:
-            end = from_json(End, parse(together.end if together is not None else board.said(0)))
+            end = from_json(TrainingResult, parse(together.end if together is not None else board.last_message(0)))
         except DecodeError as error:  # the first host says so
             message = f"the first host does not say how the training ended: {error}"
             seen = Failure(rank=None, step=board.furthest, kind="ended", message=message)
@@ -275,12 +275,12 @@ def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult,
     return Outcome(run_dir=run_dir, steps=_completed(board), failure=cause)
 
 
-def _completed(board: Board) -> int:
+def _completed(board: RunControl) -> int:
     return max(0, board.step(board.ranks.start) - 1)
 
 
 @contextlib.contextmanager
-def _store(company: Company | None) -> Iterator[RankStore]:
+def _store(company: LauncherGroup | None) -> Iterator[RankStore]:
     """Yields the store through which the ranks find each other."""
     if company is None:
         with shared_file() as store:
@@ -333,7 +333,7 @@ def run_in_subprocess(
         if callback is None:
             _pass_through(child, quiet)
         else:
-            _follow(child, quiet, Lines(run_dir), callback)
+            _follow(child, quiet, RecordFollower(run_dir), callback)
         with open(reading, encoding="utf-8", closefd=False) as report:
             told = report.read()
     finally:
@@ -353,7 +353,9 @@ def _search_path() -> list[str]:
     return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
 
 
-def _follow(child: subprocess.Popen[str], quiet: bool, lines: Lines, callback: Callable[[Record], object]) -> None:
+def _follow(
+    child: subprocess.Popen[str], quiet: bool, lines: RecordFollower, callback: Callable[[Record], object]
+) -> None:
     """Passes its output through, beside which each new record goes to `callback`, in this thread."""
     passing = threading.Thread(target=_pass_through, args=(child, quiet), daemon=True)
     passing.start()

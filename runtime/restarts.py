@@ -30,7 +30,7 @@ from dataclasses import replace
 from dslc.compiler.ir.program import JobProgram, TrainMode
 from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Failure
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 
 _LASTS = "not restarted: that would not mend it"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in the text of an exception
@@ -39,7 +39,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in the text of an excepti
 class Restarts:
     """The restarts of one training, of which the board counts the starts."""
 
-    def __init__(self, program: JobProgram, run_dir: str, board: Board) -> None:
+    def __init__(self, program: JobProgram, run_dir: str, board: RunControl) -> None:
         once = not isinstance(program.mode, TrainMode) or not program.checkpoint.is_enabled
         self._once, self._most, self._board = once, 0 if once else program.restarts, board
         self.changes = 0  # how many of the starts were no restarts
@@ -53,7 +53,7 @@ class Restarts:
         """
         if not self._most or not folder:
             return False, failure
-        known, again, used = _known(failure), False, self.used
+        known, again, used = _failure_signature(failure), False, self.used
         if stopping:
             said = "not restarted, as it was asked to stop"
         elif failure.lasting:
@@ -112,7 +112,7 @@ class Restarts:
         return "from the first step"
 
 
-def _known(failure: Failure) -> tuple[object, ...] | None:
+def _failure_signature(failure: Failure) -> tuple[object, ...] | None:
     """Returns what two equal exceptions have in common; None for a failure that is no exception of a rank's code."""
     if failure.kind != "error":
         return None

@@ -24,12 +24,12 @@ from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.held_out import evaluated
 from dslc.runtime.data.sources import Splits
-from dslc.runtime.loop.agreed import Agreed, is_evaluated, next_wait
+from dslc.runtime.loop.agreed import StepReduction, is_evaluated, next_wait
 from dslc.runtime.loop.evaluate import evaluate, named
 from dslc.runtime.loop.goals import Goals
 from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
-from dslc.runtime.loop.nonfinite import Guard
+from dslc.runtime.loop.nonfinite import NonFiniteGuard
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.order_check import OrderCheck
@@ -38,14 +38,14 @@ from dslc.runtime.measure.report import Measure
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.records import Records, note
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step import closure_step, own_step, pipeline_step
-from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import UNSEEN, Done, Looks, per_sample, stepper
+from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.stepper import UNSEEN, StepCallbacks, StepResult, per_sample, stepper
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class TrainingResult:
     """The progress of a training. `stopped_at` is the step after which all ranks left on request; `early` says why it
     ended before its last step by itself.
     """
@@ -55,7 +55,9 @@ class End:
     early: str = ""
 
 
-def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board: Board, run_dir: str) -> End:
+def train(
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, board: RunControl, run_dir: str
+) -> TrainingResult:
     """Trains for `job.steps` steps, evaluates, and leaves metrics.jsonl and the weights in `run_dir` (rank 0).
 
     Ends early if the board or a goal says so, after a step that is the same on all ranks. If the job's time has passed,
@@ -64,7 +66,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     hooks = Hooks(job, place, parts, run_dir) if job.hooks else None
     loggers = Loggers(job.loggers, board.note) if job.loggers and place.rank == 0 else None
     try:
-        end = _Training(job, place, parts, splits, board, run_dir, hooks, loggers).run()
+        end = _TrainingRun(job, place, parts, splits, board, run_dir, hooks, loggers).run()
         if hooks is not None:
             hooks.end()
     except BaseException as error:
@@ -80,16 +82,16 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     return end
 
 
-class _Training:
+class _TrainingRun:
     """A training on one rank, from the checkpoint that it goes on from to its end."""
 
     def __init__(
         self,
         job: JobProgram,
         place: RankPlace,
-        parts: Parts,
+        parts: TrainingComponents,
         splits: Splits,
-        board: Board,
+        board: RunControl,
         run_dir: str,
         hooks: Hooks | None,
         loggers: Loggers | None,
@@ -110,9 +112,9 @@ class _Training:
         self._records = Records(run_dir, start.step, also, board.note) if place.rank == 0 else None
         if self._records is not None:
             board.records = self._records.begin
-        self._guard = Guard(job, place, parts, board, self._checkpoints)
+        self._guard = NonFiniteGuard(job, place, parts, board, self._checkpoints)
         self._goals = Goals(job, parts.device, start.goals)
-        self._told = Agreed(job, place, parts, board, self._guard, self._checkpoints, self._goals)
+        self._told = StepReduction(job, place, parts, board, self._guard, self._checkpoints, self._goals)
         self._order = OrderCheck(job, place, parts)
         self._replicas = ReplicaCheck(job, place, parts)
         self._measure = Measure(job, place, parts, start.step)
@@ -126,7 +128,7 @@ class _Training:
         self._timed = job.max_time is not None and start.seconds >= job.max_time
         board.begin(start.step)
 
-    def run(self) -> End:
+    def run(self) -> TrainingResult:
         job, first = self._job, self._step
         if job.evaluate_start and first == 0:
             self._evaluate()
@@ -138,22 +140,22 @@ class _Training:
                 break
         return self._end()
 
-    def _worker(self, first: int) -> Callable[[StepBatch], Done]:
+    def _worker(self, first: int) -> Callable[[StepBatch], StepResult]:
         job, told = self._job, self._told
-        between = told.between if self._hooks is None else self._hooks.between(told.between)
-        looks = Looks(
+        between = told.reduce if self._hooks is None else self._hooks.add_after_backward(told.reduce)
+        looks = StepCallbacks(
             loss=self._order.loss(self._guard.loss),
             between=between,
             norm=self._guard.norm,
-            evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.between(UNSEEN.evaluated),
-            later=collectives.aside,
+            evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.add_after_backward(UNSEEN.evaluated),
+            later=collectives.exclude_collectives,
         )
-        work = self._measure.around(_stepper(job)(job, self._place, self._parts, looks))
+        work = self._measure.wrap(_stepper(job)(job, self._place, self._parts, looks))
         if job.observation is None:
             return work
         parts = self._parts
         self._observer = Observer(job, self._place, parts.plain, parts.optimizer, parts.device, self._run_dir, first)
-        return self._observer.around(work)
+        return self._observer.wrap(work)
 
     def _ends_with(self, batch: StepBatch) -> bool:
         """Does the next step, with all that follows from it. Returns True if it is the last."""
@@ -219,7 +221,7 @@ class _Training:
         self._board.units = _units(job, batch)
         if self._records is not None:
             skips = job.on_nonfinite == "skip"
-            more = {"skipped": self._guard.skipped(self._run_dir, told.guarded)} if skips else {}
+            more = {"skipped": self._guard.note_skipped(self._run_dir, told.guarded)} if skips else {}
             line = {"step": self._step, "split": "train", "loss": told.loss, "lr": rate}
             self._records.write({**line, **told.further, **more, "samples": self._seen, "seconds": self._seconds})
 
@@ -261,7 +263,7 @@ class _Training:
             return exchange.averaged()
         return contextlib.nullcontext() if average is None else average.in_place()
 
-    def _end(self) -> End:
+    def _end(self) -> TrainingResult:
         job, step, parts = self._job, self._step, self._parts
         if parts.exchange is not None:
             parts.exchange.close()
@@ -277,13 +279,15 @@ class _Training:
             weights.save_weights(parts.plain, self._run_dir, writes=self._place.rank == 0, pipeline=parts.pipeline)
         self._checkpoints.finish()
         if step == job.steps:
-            return End(steps=step)
+            return TrainingResult(steps=step)
         timed = self._timed and job.max_time is not None
         early = self._goals.reason or (f"`max_time` has passed, {time_text(job.max_time or 0)}" if timed else "")
-        return End(steps=step, early=early) if early else End(steps=step, stopped_at=step)
+        return TrainingResult(steps=step, early=early) if early else TrainingResult(steps=step, stopped_at=step)
 
 
-def _stepper(job: JobProgram) -> Callable[[JobProgram, RankPlace, Parts, Looks], Callable[[StepBatch], Done]]:
+def _stepper(
+    job: JobProgram,
+) -> Callable[[JobProgram, RankPlace, TrainingComponents, StepCallbacks], Callable[[StepBatch], StepResult]]:
     if job.own_step is not None:
         return own_step.stepper
     if job.optimizer.closure:

@@ -46,20 +46,20 @@ from dslc.runtime.measure.replica_check import compare_samples
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import failure, random_numbers, stop
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.lifetime import end_with
 from dslc.runtime.process.records import note
-from dslc.runtime.step.assemble import Parts, assemble
-from dslc.runtime.train import End, train
+from dslc.runtime.step.assemble import TrainingComponents, assemble
+from dslc.runtime.train import TrainingResult, train
 from dslc.runtime.transport import gloo, unpickling
-from dslc.runtime.transport.meeting import Meeting
+from dslc.runtime.transport.meeting import StartupChannels
 from dslc.runtime.transport.rendezvous import RankStore
 
 
 def work(
     program: RankProgram,
     run_dir: str,
-    meeting: Meeting,
+    meeting: StartupChannels,
     launcher: int,
     store: RankStore,
     before: Callable[[], None] | None = None,
@@ -75,7 +75,7 @@ def work(
     stop.deaf(board, in_group=in_group)
     end_with(launcher)
     board.arrive(place.rank)
-    parts: Parts | None = None
+    parts: TrainingComponents | None = None
     splits: Splits | None = None
     try:
         _print_to(failure.log_path(run_dir, board, place.rank), goes_on=job.checkpoint.resume != "none")
@@ -84,12 +84,12 @@ def work(
             before()
         device = _prepare(job, place)
         _open_group(job, place, store)
-        with at(job.data.line):
+        with mark_errors(job.data.line):
             splits = open_source(job.data, training=job.is_training or job.observation is not None)
             sample_numbers.prepare(job.data, splits.train, device)
         compare_samples(job, place, splits, device)
         if job.observation is not None and job.observation.plain:
-            end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
+            end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
             parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
             assert mesh_of(job).coordinates == place.coordinates, place
@@ -98,7 +98,7 @@ def work(
                 end = train(job, place, parts, splits, board, run_dir)
             else:
                 tasks.work_off(job, place, parts, splits, run_dir)
-                end = End(steps=0)
+                end = TrainingResult(steps=0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except BaseException as raised:

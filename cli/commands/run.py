@@ -103,7 +103,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training of which this process has a part."""
     from dslc.launching.hosts import HostPaths, train_with_others, wait_for_speaker
-    from dslc.runtime.hosts.doors import NotMet
+    from dslc.runtime.hosts.doors import RendezvousError
 
     world = runs[0].world
     speaks = world is None or world.speaks
@@ -120,7 +120,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
     try:
         where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
         return train_with_others(runs[0], where, then)
-    except (Occupied, NotMet) as reason:
+    except (Occupied, RendezvousError) as reason:
         if speaks:
             print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         wait_for_speaker(world)
@@ -229,7 +229,7 @@ def _report_outcome(
     failure = outcome.failure
     # The command that resumes would be the one that has just been refused.
     refused = failure is not None and failure.step == 0 and ready.program.checkpoint.resume != "none"
-    if not outcome.done and again and not refused and not (failure is not None and failure.goes_on):
+    if not outcome.is_complete and again and not refused and not (failure is not None and failure.goes_on):
         _show_how_to_go_on(ready, folder, again, rendezvous)
     return _status(outcome)
 
@@ -237,7 +237,7 @@ def _report_outcome(
 def _status(outcome: Outcome) -> int:
     if outcome.failure is not None:
         return TRAINING_FAILED
-    return GOOD if outcome.done else INTERRUPTED
+    return GOOD if outcome.is_complete else INTERRUPTED
 
 
 def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvous: str) -> None:

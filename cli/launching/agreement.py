@@ -18,18 +18,18 @@ from dslc.runs import Ready
 from dslc.version import __version__
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import Company
+    from dslc.runtime.hosts.company import LauncherGroup
     from dslc.runtime.process.failure import Outcome
 
 ANSWER = 60.0  # seconds that a host may take to answer about a folder
 Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report and the run directory: the exit status
 
 
-def share_checkpoints(ready: Ready, company: Company) -> None:
-    """Raises NotMet, on all hosts, if one does not see the folder of the checkpoints."""
+def share_checkpoints(ready: Ready, company: LauncherGroup) -> None:
+    """Raises RendezvousError, on all hosts, if one does not see the folder of the checkpoints."""
     from dslc.runtime.checkpoint import files
     from dslc.runtime.hosts.company import shared
-    from dslc.runtime.hosts.doors import NotMet
+    from dslc.runtime.hosts.doors import RendezvousError
 
     if not ready.program.checkpoint.is_enabled:
         return
@@ -40,7 +40,7 @@ def share_checkpoints(ready: Ready, company: Company) -> None:
     if blind:
         hosts = list(dict.fromkeys(company.machines[node] for node in blind))
         does = "do not see" if len(hosts) > 1 else "does not see"
-        raise NotMet(
+        raise RendezvousError(
             f"{' and '.join(hosts)} {does} {place} of {company.machines[0]}: checkpoints need a folder that all hosts "
             "share, which `checkpoint.dir` or --out names"
         )
@@ -52,15 +52,15 @@ def is_other_folder(out: str | None, folder: str) -> bool:
 
 
 def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) -> None:
-    """Raises NotMet if a run directory that other hosts name is not that of `--out`, or without it, not one of a
-    training of the job: this launcher would write there.
+    """Raises RendezvousError if a run directory that other hosts name is not that of `--out`, or without it, not one of
+    a training of the job: this launcher would write there.
     """
-    from dslc.runtime.hosts.doors import NotMet
+    from dslc.runtime.hosts.doors import RendezvousError
 
     if is_other_folder(out, folder):
-        raise NotMet(f"the other hosts train in {folder}, and --out names {out}")
+        raise RendezvousError(f"the other hosts train in {folder}, and --out names {out}")
     if out is None and not is_of_plan(folder, plan_of):
-        raise NotMet(f"the other hosts train in {folder}, where is no training of this job: name it by --out")
+        raise RendezvousError(f"the other hosts train in {folder}, where is no training of this job: name it by --out")
 
 
 def facts_compared(ready: Ready, out: str | None) -> Iterator[tuple[str, str]]:

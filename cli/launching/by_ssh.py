@@ -37,7 +37,7 @@ from dslc.status import INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runs import Ready
-    from dslc.runtime.process.stop import Board
+    from dslc.runtime.process.stop import RunControl
 
 _PORTS = range(20_000, 30_000)  # below those that systems give out by themselves
 # After those of the job: the first of equal options counts.
@@ -49,9 +49,9 @@ _OPTIONS = (
 
 def run_by_ssh(call: SSH, words: Sequence[str], job: Ready) -> int:
     """Runs `dslc run` with `words` on each host, and returns the exit status of the training."""
-    from dslc.runtime.process.stop import Board, listening
+    from dslc.runtime.process.stop import RunControl, listening
 
-    board = Board(1)
+    board = RunControl(1)
     hosts: list[Host] = []
     try:
         secret = secrets.token_hex(32)
@@ -89,7 +89,9 @@ def _meeting(job: Ready, call: SSH) -> list[str]:
     return ["--rendezvous", ",".join(places)]
 
 
-def _host_group(hosts: list[Host], board: Board, job: Ready, start: Callable[[str], Host]) -> FixedHosts | ElasticHosts:
+def _host_group(
+    hosts: list[Host], board: RunControl, job: Ready, start: Callable[[str], Host]
+) -> FixedHosts | ElasticHosts:
     if not job.counts:
         return FixedHosts(hosts, board, _fault)
     return ElasticHosts(hosts, board, _fault, least=min(job.counts), timeout=job.program.timeout, start=start)

@@ -39,28 +39,28 @@ from dslc.runtime.process.run_status import begin
 from dslc.status import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import Company
+    from dslc.runtime.hosts.company import LauncherGroup
     from dslc.runtime.process.failure import Outcome
 
 _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
 
 
 def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) -> int:
-    """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises NotMet, and
-    Occupied.
+    """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises
+    RendezvousError, and Occupied.
 
     All hosts end after the keeper has written all, and in pods some seconds after it (`_outlive`).
     """
     from dslc.runtime.hosts.company import meet
-    from dslc.runtime.hosts.elastic import Over
-    from dslc.runtime.hosts.meetings import Meeting
+    from dslc.runtime.hosts.elastic import TrainingOverError
+    from dslc.runtime.hosts.meetings import Rendezvous
 
     # torch: a host that waits for a place has it imported when it gets one.
     importlib.import_module("dslc.runtime.launch")
     counts = tuple(ready.counts)
     with contextlib.ExitStack() as claims:
         training = _ElasticTraining(ready, out, claims)
-        meeting = Meeting(
+        meeting = Rendezvous(
             rendezvous=rendezvous,
             nodes=counts[-1],
             facts=dict(facts_compared(ready, out)),
@@ -79,7 +79,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a pod would ignore it
         try:
             company = meet(meeting)
-        except Over as over:
+        except TrainingOverError as over:
             _say(f"dslc: {over}")
             if over.stopped:
                 return INTERRUPTED
@@ -93,7 +93,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             company.let_end()
             if outcome.failure is not None and company.apart and is_in_pod(ready):
                 return WRONG_USAGE  # as from the first meeting: this pod found the others no more, who may go on
-            if outcome.done and is_in_pod(ready) and not company.keeps:
+            if outcome.is_complete and is_in_pod(ready) and not company.keeps:
                 _outlive()
             return status
         finally:
@@ -124,7 +124,7 @@ class _ElasticTraining:
         self._holds = False
         self._new_folder = ""  # which this launcher has made
 
-    def run(self, company: Company) -> tuple[Outcome, dict[str, Any] | None]:
+    def run(self, company: LauncherGroup) -> tuple[Outcome, dict[str, Any] | None]:
         """Trains to the end, and returns the outcome and, on the keeper, the contents of report.json."""
         until = time.monotonic() + self._job.program.timeout
         program, places = company.gather(lambda: self.gathered(company), 1, until, lambda: False, met=True)
@@ -143,34 +143,34 @@ class _ElasticTraining:
         self._holds = True
         return True
 
-    def gathered(self, company: Company) -> tuple[JobProgram, tuple[RankPlace, ...]]:
+    def gathered(self, company: LauncherGroup) -> tuple[JobProgram, tuple[RankPlace, ...]]:
         """Returns the program for the hosts that have met, when all see the run directory and have the same plan.
-        Raises NotMet, and Occupied.
+        Raises RendezvousError, and Occupied.
         """
-        from dslc.runtime.hosts.company import alike, shared
-        from dslc.runtime.hosts.doors import NotMet
+        from dslc.runtime.hosts.company import require_same_value, shared
+        from dslc.runtime.hosts.doors import RendezvousError
 
         self.ready = ready = self._job.on(len(company.machines))
         if company.keeps:
             self._keep(company)
         company.folder, blind = shared(company, company.folder if company.keeps else "", ANSWER)
         if is_other_folder(self._out, company.folder):
-            raise NotMet(f"{company.hosts[0]} trains in {company.folder}, and --out names {self._out}")
+            raise RendezvousError(f"{company.hosts[0]} trains in {company.folder}, and --out names {self._out}")
         self.folder = company.folder
         if blind:
             hosts = " and ".join(dict.fromkeys(company.machines[node] for node in blind))
-            raise NotMet(
+            raise RendezvousError(
                 f"not all hosts see {company.folder} of {company.machines[0]}: {hosts}. An elastic training needs a "
                 "run directory that all hosts share, which --out names"
             )
         share_checkpoints(ready, company)
-        alike(company, "the plan", ready.program.plan_hash, ANSWER)
+        require_same_value(company, "the plan", ready.program.plan_hash, ANSWER)
         return ready.program, ready.places
 
     def _plan_of(self, nodes: int) -> str:
         return plan_on(self._job, nodes)
 
-    def _keep(self, company: Company) -> None:
+    def _keep(self, company: LauncherGroup) -> None:
         """Has the run directory, and writes the plan there."""
         program = self.ready.program
         if company.folder and company.folder not in (self.folder, self._new_folder):

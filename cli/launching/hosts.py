@@ -37,9 +37,9 @@ from dslc.runtime.launchers.known import LAUNCHERS, worlds
 from dslc.system_errors import in_words
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import Company
-    from dslc.runtime.hosts.doors import Door
-    from dslc.runtime.hosts.meetings import Meeting
+    from dslc.runtime.hosts.company import LauncherGroup
+    from dslc.runtime.hosts.doors import Endpoint
+    from dslc.runtime.hosts.meetings import Rendezvous
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
@@ -65,13 +65,14 @@ class HostPaths:
 
 def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     """Trains with those that come to the rendezvous, or that the launcher has started, and returns the exit status that
-    `then` gives for the outcome, the report (on the keeper) and the run directory. Raises NotMet, and Occupied.
+    `then` gives for the outcome, the report (on the keeper) and the run directory. Raises RendezvousError, and
+    Occupied.
 
     The keeper writes all before another ends: mpirun ends the others soon after one process has ended with an error.
     Then the others end after it: that of MPICH can lose the exit status of processes that end at the same moment.
     """
     from dslc.runtime.hosts.company import meet
-    from dslc.runtime.hosts.meetings import Meeting
+    from dslc.runtime.hosts.meetings import Rendezvous
     from dslc.runtime.process.lifetime import end_with
 
     if ready.counts:
@@ -79,7 +80,7 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
 
         return train_elastic(ready, where.rendezvous, where.out, then)
     world = ready.world
-    meeting = Meeting(
+    meeting = Rendezvous(
         rendezvous=where.rendezvous,
         nodes=ready.compiled.plan.topology.nodes,
         facts=dict(facts_compared(ready, where.out)),
@@ -158,24 +159,24 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
     met, when the one that speaks has spoken.
     """
     from dslc.runtime.hosts.company import meet
-    from dslc.runtime.hosts.doors import NotMet
-    from dslc.runtime.hosts.meetings import Meeting
+    from dslc.runtime.hosts.doors import RendezvousError
+    from dslc.runtime.hosts.meetings import Rendezvous
 
-    with contextlib.suppress(NotMet):
+    with contextlib.suppress(RendezvousError):
         secret = given_secret(where.out)
-        meeting = Meeting(where.rendezvous, world.size, facts={}, timeout=ANSWER, fault=fault, secret=secret)
+        meeting = Rendezvous(where.rendezvous, world.size, facts={}, timeout=ANSWER, fault=fault, secret=secret)
         meet(_of_processes(meeting, world, where, world.size)).close()
         return True
     return False
 
 
-def _of_processes(meeting: Meeting, world: World, where: HostPaths, ranks: int) -> Meeting:
-    """Returns the meeting of the processes of a launcher. Raises NotMet."""
-    from dslc.runtime.hosts.doors import FixedDoor
+def _of_processes(meeting: Rendezvous, world: World, where: HostPaths, ranks: int) -> Rendezvous:
+    """Returns the meeting of the processes of a launcher. Raises RendezvousError."""
+    from dslc.runtime.hosts.doors import FixedEndpoint
     from dslc.runtime.hosts.wire import endpoint
 
     if meeting.rendezvous:
-        door: Door = FixedDoor(*endpoint(meeting.rendezvous), one_host=world.local_size == world.size)
+        door: Endpoint = FixedEndpoint(*endpoint(meeting.rendezvous), one_host=world.local_size == world.size)
     else:
         door = LAUNCHERS[world.word].join(world, os.environ, where.sibling_prefix)
     return replace(
@@ -190,7 +191,7 @@ def _of_processes(meeting: Meeting, world: World, where: HostPaths, ranks: int) 
     )
 
 
-def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
+def _train(ready: Ready, company: LauncherGroup, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
     from dslc.runtime.hosts.company import shared
 
     def agree_on_folder() -> list[int]:
@@ -216,7 +217,7 @@ def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, di
     return own(ready.program, ready.places, folder), None, folder
 
 
-def _folder(ready: Ready, company: Company, out: str | None) -> str:
+def _folder(ready: Ready, company: LauncherGroup, out: str | None) -> str:
     """Returns the run directory, on the keeper: that of a training that goes on, or a new one. Raises Occupied."""
 
     def plan_of(nodes: int) -> str:
@@ -235,7 +236,7 @@ def _folder(ready: Ready, company: Company, out: str | None) -> str:
     return folder
 
 
-def _gathered(ready: Ready, company: Company) -> None:
+def _gathered(ready: Ready, company: LauncherGroup) -> None:
     """Tries the folders again, with the hosts that are there for a restart."""
     from dslc.runtime.hosts.company import shared
 

@@ -21,11 +21,11 @@ from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, SecretE
 from dslc.runtime.launchers.slurm import SUBMITTED
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.meetings import Meeting
+    from dslc.runtime.hosts.meetings import Rendezvous
 
 
 def secret_of(ready: Ready, out: str | None) -> RunSecret:
-    """Returns the secret of a training. Raises NotMet."""
+    """Returns the secret of a training. Raises RendezvousError."""
     given = given_secret(out)
     if not given.is_empty:
         return given
@@ -43,23 +43,25 @@ def secret_of(ready: Ready, out: str | None) -> RunSecret:
 
 
 def given_secret(out: str | None) -> RunSecret:
-    """Returns the secret that this process was given by who has started it; an empty one without. Raises NotMet."""
-    from dslc.runtime.hosts.doors import NotMet
+    """Returns the secret that this process was given by who has started it; an empty one without. Raises
+    RendezvousError.
+    """
+    from dslc.runtime.hosts.doors import RendezvousError
 
     try:
         token = token_in(os.environ.pop(TOKEN, ""))  # the user's code needs none
     except SecretError as error:
-        raise NotMet(str(error)) from error
+        raise RendezvousError(str(error)) from error
     if not token and out is not None and SUBMITTED in os.environ:
         return RunSecret(path=os.path.join(out, SECRET_FILE))
     return RunSecret(token=token)
 
 
-def warn_of_strangers(ready: Ready, meeting: Meeting) -> None:
+def warn_of_strangers(ready: Ready, meeting: Rendezvous) -> None:
     """Warns if nothing keeps strangers from the rendezvous."""
-    from dslc.runtime.hosts.doors import FixedDoor
+    from dslc.runtime.hosts.doors import FixedEndpoint
 
-    hands_over = meeting.door is not None and not isinstance(meeting.door, FixedDoor)
+    hands_over = meeting.door is not None and not isinstance(meeting.door, FixedEndpoint)
     if hands_over or not meeting.secret.is_empty or (ready.world is not None and not ready.world.speaks):
         return
     report, job = Report(), ready.compiled.analysis.job

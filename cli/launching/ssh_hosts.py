@@ -23,7 +23,7 @@ from dslc.launching.on_host import BEAT, READY, SECRET
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
-    from dslc.runtime.process.stop import Board
+    from dslc.runtime.process.stop import RunControl
 
 CONNECT = 10  # seconds that a connection may take
 START = 60.0  # seconds that a host may take to say that it is ready
@@ -100,7 +100,7 @@ def end(hosts: Sequence[Host]) -> None:
 class _Hosts(ABC):
     """The hosts of one training, from their start to their end; `why` gives why nothing could be started on one."""
 
-    def __init__(self, hosts: list[Host], board: Board, why: Callable[[Host], str]) -> None:
+    def __init__(self, hosts: list[Host], board: RunControl, why: Callable[[Host], str]) -> None:
         self._hosts, self._board, self._why, self._stopping = hosts, board, why, False
         self._beat = 0.0
         self._selector = selectors.DefaultSelector()
@@ -178,7 +178,7 @@ class FixedHosts(_Hosts):
     first has not said.
     """
 
-    def __init__(self, hosts: list[Host], board: Board, why: Callable[[Host], str]) -> None:
+    def __init__(self, hosts: list[Host], board: RunControl, why: Callable[[Host], str]) -> None:
         super().__init__(hosts, board, why)
         self._lines: set[str] = set()
         self._failed = 0.0  # when the first one ended with an error
@@ -255,7 +255,7 @@ class ElasticHosts(_Hosts):
     def __init__(
         self,
         hosts: list[Host],
-        board: Board,
+        board: RunControl,
         why: Callable[[Host], str],
         *,
         least: int,

@@ -204,10 +204,10 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
     from dslc.compiler.graph.constants import loss_step, metric_step
 
     def use(function: Callable[..., Any]) -> list[str] | None:
-        from dslc.runtime.loop.kept_metrics import Kept, MetricError, try_out
+        from dslc.runtime.loop.kept_metrics import MetricError, StatefulMetric, try_out
 
         loss, step = loss_step(job, source, job.folder, tried.output), metric_step(call, job.folder)
-        Kept(step, loss).made({})
+        StatefulMetric(step, loss).make_metric({})
         try:
             return tried.first_accepted("eval", lambda batches: try_out(step, loss, batches))
         except Exception as error:  # any kind: the user's code runs, or that of a library on what it does not take
@@ -233,14 +233,14 @@ def try_targets(job: JobSpec, source: SourceFacts, tried: TrialBatches, report: 
     step = loss_step(job, source, job.folder, tried.output)
 
     def look() -> tuple[int, int] | None:
-        from dslc.runtime.data.samples import beyond
+        from dslc.runtime.data.samples import first_out_of_range
         from dslc.runtime.model.losses import classes_last
 
         for output, target in read_outputs(tried.file, "eval"):
             scores, labels = classes_last(step, output, target)
             if target.is_floating_point():
                 return None
-            if (number := beyond(labels, scores.shape[-1], step.ignore)) is not None:
+            if (number := first_out_of_range(labels, scores.shape[-1], step.ignore)) is not None:
                 return number[1], scores.shape[-1]
         return None
 

@@ -37,9 +37,9 @@ def _try_weights(job: JobSpec, sampler: Weighted, source: SourceFacts, report: R
     assert step is not None
 
     def look() -> str:
-        from dslc.runtime.data.sample_numbers import fault_of, given
+        from dslc.runtime.data.sample_numbers import fault_of, load_numbers
 
-        values = given(step)
+        values = load_numbers(step)
         called = isinstance(sampler.weights, PythonNumbers)  # a rule counts the numbers of a file
         if called and samples is not None and len(values) != samples:
             return f"it gives {plural(len(values), 'number')}, and the data has {plural(samples, 'sample')}"

@@ -312,7 +312,7 @@ def _sum_of_pieces(loss: OwnSum) -> Callable[[Any, Any], Any]:
     from dslc.compiler.trace.piece_records import MIXES, ContextParallelError
 
     def total(output: Any, target: Any) -> Any:
-        counts = loss.counted(output, target)
+        counts = loss.count_losses(output, target)
         if counts.further:
             raise ContextParallelError(
                 MIXES, f"the loss `{next(iter(counts.further))}` beside the loss is of whole samples", ""
@@ -462,7 +462,7 @@ def _with_read_hook(known: Callable[[Any], bool]) -> contextlib.AbstractContextM
         return contextlib.nullcontext()
     from dslc.runtime.model import transformers_model
 
-    return transformers_model.known(known)
+    return transformers_model.treat_as_known(known)
 
 
 def _traced_transformers(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from dslc.dsl.plain import plain
-from dslc.runtime.process.records import NOTES, Follower, Lines, Record
+from dslc.runtime.process.records import NOTES, Follower, Record, RecordFollower
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -54,7 +54,7 @@ class _Followed:
         notes = os.path.join(training.folder, NOTES)
         with contextlib.suppress(FileNotFoundError):
             os.remove(notes)  # those of an earlier launcher
-        self.notes, self.records = Follower(notes), Lines(training.folder)
+        self.notes, self.records = Follower(notes), RecordFollower(training.folder)
         self.shown = -_QUIET
 
     def new(self) -> Iterator[Record]:

@@ -146,9 +146,9 @@ def at_once(places: Sequence[DeviceShare]) -> Runner:
             return GOOD
         import dslc.runtime.launch  # noqa: F401 - torch, once for all of them
         from dslc.runtime.agent import AtOnce
-        from dslc.runtime.process.stop import Board, listening
+        from dslc.runtime.process.stop import RunControl, listening
 
-        board = Board(1)
+        board = RunControl(1)
         sweep = _ParallelSweep(trainings, places, display(trainings, sys.stdout), lambda: board.stop_requested)
         try:
             with listening(board, AtOnce):
@@ -245,7 +245,7 @@ class _ParallelSweep:
             self._display.end(child.training, _words(outcome))
             if outcome.failure is not None:
                 show_failure(outcome, before=f"{name}: ")
-            status = TRAINING_FAILED if outcome.failure is not None else GOOD if outcome.done else INTERRUPTED
+            status = TRAINING_FAILED if outcome.failure is not None else GOOD if outcome.is_complete else INTERRUPTED
         elif self._stopped and exit_status < 0:
             self._display.end(child.training, "ended before its first step")
             status = INTERRUPTED

@@ -20,7 +20,7 @@ from torch import Tensor
 from dslc.runtime.exchange.exchange import Exchange, in_place_of
 
 
-class Apart:
+class ExchangeState:
     """The further state of a rank, for an exchange."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
@@ -38,7 +38,7 @@ class Apart:
         differing = {name: each for name, each in tensors.items() if each.is_floating_point()}
         return in_place_of(differing, self._exchange.where)
 
-    def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def rank_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns what this rank writes beside the mean."""
         found = {f"own.{self._rank}.{name}": each for name, each in tensors.items()} if self._exchange.differ else {}
         found |= {f"exchange.{self._rank}.{name}": each for name, each in self._exchange.own.items()}
@@ -51,7 +51,7 @@ class Apart:
         own = f"own.{self._rank}.{name}"
         return own if same and self._exchange.differ and own in there else name
 
-    def wanted(self, there: Mapping[str, Any], same: bool) -> tuple[dict[str, Tensor], list[str]]:
+    def tensors_to_load(self, there: Mapping[str, Any], same: bool) -> tuple[dict[str, Tensor], list[str]]:
         """Returns what the exchange reads, by its names in a checkpoint, and the names of what begins anew."""
         wanted, anew = dict[str, Tensor](), list[str]()
         named = {f"exchange.{self._rank}.{name}": (name, each, same) for name, each in self._exchange.own.items()}
@@ -64,5 +64,5 @@ class Apart:
         self._exchange.ready = not anew
         return wanted, anew
 
-    def loaded(self) -> None:
-        self._exchange.loaded()
+    def after_load(self) -> None:
+        self._exchange.after_load()

@@ -41,9 +41,9 @@ from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import (
-    Beside,
     CheckpointError,
     Copies,
+    ExtraState,
     State,
     StorageError,
     TrainingState,
@@ -52,9 +52,9 @@ from dslc.runtime.checkpoint.state import (
 from dslc.runtime.data import sample_numbers
 from dslc.runtime.data.samples import Marks
 from dslc.runtime.parallel.tensor_parallel import noise_rank
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import note
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 
 LONGEST = datetime.timedelta(hours=2)  # time that one rank may take longer than another to write its files
 
@@ -72,11 +72,11 @@ class Start:
 
 def preload(job: JobProgram) -> None:
     """Imports, in the launcher, the modules that each rank would have to import (0.6 s)."""
-    if _wanted(job) or not job.is_training:
+    if _uses_checkpoints(job) or not job.is_training:
         import torch.distributed.checkpoint  # noqa: F401
 
 
-def _wanted(job: JobProgram) -> bool:
+def _uses_checkpoints(job: JobProgram) -> bool:
     return job.checkpoint.is_enabled or job.checkpoint.resume != "none"
 
 
@@ -87,9 +87,9 @@ class Checkpoints:
         self,
         job: JobProgram,
         place: RankPlace,
-        parts: Parts,
+        parts: TrainingComponents,
         run_dir: str,
-        beside: Beside | None = None,
+        beside: ExtraState | None = None,
         *,
         again: bool = False,
         tell: Callable[[str], object] = lambda text: None,
@@ -107,7 +107,7 @@ class Checkpoints:
         self.stalls: list[float] = []  # seconds that each save delayed the training
         self._good = ""  # the last that is written
         self.newest = ""  # the checkpoint resumed from, or the last that is written or being written
-        if not _wanted(job):
+        if not _uses_checkpoints(job):
             return
         self._device = parts.device
         self._folder = files.folder_of(job, run_dir)
@@ -132,8 +132,8 @@ class Checkpoints:
 
     def resume(self) -> Start:
         """Loads the state of the checkpoint that the job asks for. Raises CheckpointError."""
-        with at(self._step.line):
-            return self._resumed() if _wanted(self._job) else Start()
+        with mark_errors(self._step.line):
+            return self._resumed() if _uses_checkpoints(self._job) else Start()
 
     def _resumed(self) -> Start:
         if self._rank == 0 and self.on:
@@ -170,7 +170,7 @@ class Checkpoints:
             stream=manifest.stream,
         )
 
-    def _choose(self, place: str) -> tuple[files.Choice, list[files.Found]]:
+    def _choose(self, place: str) -> tuple[files.Choice, list[files.CheckpointCandidate]]:
         """Returns the checkpoint of a folder to resume from, and all of the folder, the newest first."""
         found = self._of_rank_0([files.look(path) for path in files.checkpoints_in(place)] if self._rank == 0 else [])
         return files.choose(found, self._fit, self._job.steps, self._damage), found
@@ -200,7 +200,7 @@ class Checkpoints:
         dist.all_gather_object(of_all, own, group=self._group)
         return [reason for reasons in of_all for reason in reasons]
 
-    def _keep(self, step: int, found: list[files.Found], asked: str) -> None:
+    def _keep(self, step: int, found: list[files.CheckpointCandidate], asked: str) -> None:
         """Chooses the checkpoints that count as this training's own, which resumes from the one of `step`."""
         if self._rank != 0 or not self.on:
             return
@@ -256,17 +256,17 @@ class Checkpoints:
             f"that wrote the checkpoint{steps if manifest.steps != self._job.steps else ''}",
         )
 
-    def _of_rank_0(self, found: list[files.Found]) -> list[files.Found]:
+    def _of_rank_0(self, found: list[files.CheckpointCandidate]) -> list[files.CheckpointCandidate]:
         if self._group is None:
             return found
         told = [to_json(found)]
         dist.broadcast_object_list(told, src=0, group=self._group)
-        return [from_json(files.Found, each) for each in told[0]]
+        return [from_json(files.CheckpointCandidate, each) for each in told[0]]
 
     # -------------------------------------------------------------------------------------------------- saving
 
     @property
-    def late(self) -> bool:
+    def is_due_by_time(self) -> bool:
         """True if by this rank's clock a checkpoint is due. Rank 0's clock decides."""
         return self._step.seconds > 0 and time.monotonic() - self._last >= self._step.seconds
 
@@ -289,7 +289,7 @@ class Checkpoints:
         places in the lanes that this rank reads.
         """
         began = time.monotonic()
-        with at(self._step.line):
+        with mark_errors(self._step.line):
             self.finish()
             self._begin(Start(step=step, samples=samples, seconds=seconds, goals=dict(goals), stream=stream or {}))
         self._last = time.monotonic()
@@ -329,7 +329,7 @@ class Checkpoints:
         """Raises the error of the thread, if it has had one by now."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
-            with at(self._step.line):
+            with mark_errors(self._step.line):
                 raise failed
 
     def finish(self) -> None:
@@ -351,7 +351,7 @@ class Checkpoints:
         self.newest = self._good
         said = f"the checkpoint of step {step} could not be written: {why}"
         if self._missed:
-            with at(self._step.line):
+            with mark_errors(self._step.line):
                 raise StorageError(f"{said}\nneither could the one of step {self._missed}")
         self._missed = step
         if self._rank == 0:

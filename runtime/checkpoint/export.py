@@ -30,7 +30,7 @@ from torch import Tensor
 
 from dslc.compiler.common.adapters import BASE, FIRST, SECOND, file_name, is_of_adapter, targeted, without_adapters
 from dslc.runtime.checkpoint.files import misfitting_tensors
-from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read
+from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors
 from dslc.runtime.checkpoint.tensor_file import writing
 from dslc.runtime.checkpoint.weights import METADATA, entry, write_tensor
 from dslc.runtime.model import adapters
@@ -226,12 +226,12 @@ def _opened_plain(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], F
         taken = key_of(source, raw)
         blank = {name: torch.empty(at.size, dtype=at.properties.dtype, device="meta") for name, at in kept.items()}
 
-        def whole(name: str) -> Tensor:
+        def load_full(name: str) -> Tensor:
             made = torch.empty(blank[name].shape, dtype=blank[name].dtype)
-            read(source, {taken(name): made})
+            read_tensors(source, {taken(name): made})
             return made
 
-        yield blank, whole
+        yield blank, load_full
         return
     mapped = _mapped(source, source)
     yield mapped, mapped.__getitem__

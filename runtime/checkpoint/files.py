@@ -1,17 +1,17 @@
 """The folders of checkpoints: their names and manifests, tests for damage, and the choice of one that fits a job.
 
 Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`,
-with the step and sample of the training, the properties that a job must share to resume from it (`Fit`), and the size
-and checksum of every file. It is written beside its place, as `step-00000050.part`, and renamed once it is complete;
-one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and `damage`
-finds later damage: a file that is gone, cut off or changed. The manifest has a checksum too.
+with the step and sample of the training, the properties that a job must share to resume from it (`Compatibility`), and
+the size and checksum of every file. It is written beside its place, as `step-00000050.part`, and renamed once it is
+complete; one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and
+`damage` finds later damage: a file that is gone, cut off or changed. The manifest has a checksum too.
 
 Where the job asks for the best checkpoint, a link `best` names it.
 
 Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link only the link, never its
 target; a folder that holds other files is refused before the first step. `choose` takes the newest undamaged checkpoint
 that fits, and lists those that it skipped with the reasons. Reading a checkpoint returns the numbers that were written,
-or raises `Damaged`.
+or raises `CorruptCheckpointError`.
 
 Limits: checksums find accidents, not forgery. A forged checkpoint can have wrong numbers, and nothing more: it is read
 without running anything (transport/unpickling.py).
@@ -50,7 +50,7 @@ _NUMBER_LIMIT = 2**53  # counts and seconds stay far below, and seeds are no cou
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Damaged(Exception):
+class CorruptCheckpointError(Exception):
     """A checkpoint differs from the one that was written; the text says how."""
 
 
@@ -63,7 +63,7 @@ class File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class Compatibility:
     """The properties that a job must share with a checkpoint to resume from it: the same tensors, the same optimizer,
     and the same samples in the same order. All else (ranks, sharding, precision, steps, learning rate) may differ.
 
@@ -116,7 +116,7 @@ class Manifest:
     job: str
     plan_hash: str
     world_size: int
-    fit: Fit
+    fit: Compatibility
     files: Mapping[str, File]
     goals: Mapping[str, Progress] = field(default_factory=dict)
     stream: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CheckpointCandidate:
     """A checkpoint's folder; its manifest, or the reason why it cannot be used."""
 
     path: str
@@ -140,21 +140,21 @@ class Choice:
     `whole` counts those passed over that are not damaged but belong to another job.
     """
 
-    taken: Found | None
-    passed_over: tuple[Found, ...]
+    taken: CheckpointCandidate | None
+    passed_over: tuple[CheckpointCandidate, ...]
     whole: int = 0
 
 
 # ------------------------------------------------------------------------------------------------------- what fits
 
 
-def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Fit:
+def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Compatibility:
     """Returns the properties that `job`, whose model has `tensors` and whose samples `numbers`, needs in a checkpoint
     (None and "": unknown, not compared).
     """
     stream = job.data.stream
     endless = stream is not None and not stream.length
-    return Fit(
+    return Compatibility(
         tensors=None if tensors is None else {name: tuple(shape) for name, shape in tensors.items()},
         optimizer=job.optimizer.kind,
         states=job.optimizer.state,
@@ -178,7 +178,7 @@ def same_state(one: str, other: str) -> bool:
     return len(kinds) == 1 or kinds <= _ADAMS
 
 
-def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
+def misfits(manifest: Manifest, fit: Compatibility, steps: int) -> list[str]:
     """Returns the reasons why a job of `steps` steps cannot resume from a checkpoint; [] if it can."""
     other = misfitting_tensors(manifest.fit.tensors, fit.tensors)
     found = [other] if other else []
@@ -207,7 +207,7 @@ def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
     return found
 
 
-def _stream(fit: Fit) -> str:
+def _stream(fit: Compatibility) -> str:
     if fit.stream is None:
         return "data is no stream"
     shards, lanes, window = fit.stream
@@ -262,34 +262,34 @@ def checkpoints_in(place: str) -> list[str]:
         return []
 
 
-def look(path: str) -> Found:
+def look(path: str) -> CheckpointCandidate:
     """Returns a checkpoint and its manifest, without reading its files."""
     try:
-        return Found(path=path, manifest=read_manifest(path))
-    except Damaged as damage:
-        return Found(path=path, manifest=None, reason=str(damage))
+        return CheckpointCandidate(path=path, manifest=read_manifest(path))
+    except CorruptCheckpointError as damage:
+        return CheckpointCandidate(path=path, manifest=None, reason=str(damage))
 
 
 def read_manifest(path: str) -> Manifest:
-    """Returns the manifest of the checkpoint at `path`. Raises Damaged."""
+    """Returns the manifest of the checkpoint at `path`. Raises CorruptCheckpointError."""
     try:
         told = parse(read_text(os.path.join(path, MANIFEST), _MANIFEST_LIMIT))
         content, checksum, number = told["manifest"], told["checksum"], told["manifest"]["format"]
         if checksum != _checksum_of(content):
-            raise Damaged(f"{MANIFEST} has another checksum than when it was written")
+            raise CorruptCheckpointError(f"{MANIFEST} has another checksum than when it was written")
         if number != FORMAT:
-            raise Damaged(f"it is of format {number}, and this version of dslc reads {FORMAT}")
+            raise CorruptCheckpointError(f"it is of format {number}, and this version of dslc reads {FORMAT}")
         manifest = from_json(Manifest, content)
         _check_numbers(to_json(replace(manifest, stream={})), "Manifest")
     except FileNotFoundError:
-        raise Damaged(f"it has no {MANIFEST}") from None
+        raise CorruptCheckpointError(f"it has no {MANIFEST}") from None
     except DecodeError as error:
-        raise Damaged(f"{MANIFEST} cannot be read ({error})") from None
+        raise CorruptCheckpointError(f"{MANIFEST} cannot be read ({error})") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Damaged(f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
+        raise CorruptCheckpointError(f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
     for name in manifest.files:
         if not is_plain_name(name):
-            raise Damaged(f"it names {name}, which is not a file of its folder")
+            raise CorruptCheckpointError(f"it names {name}, which is not a file of its folder")
     return manifest
 
 
@@ -332,13 +332,16 @@ def damage(path: str, manifest: Manifest, names: Iterable[str] | None = None) ->
 
 
 def choose(
-    found: Iterable[Found], fit: Fit, steps: int, examine: Callable[[str, Manifest], list[str]] = damage
+    found: Iterable[CheckpointCandidate],
+    fit: Compatibility,
+    steps: int,
+    examine: Callable[[str, Manifest], list[str]] = damage,
 ) -> Choice:
     """Returns the first of `found` (the newest first) that fits and is undamaged.
 
     `examine` reads the files of those alone that fit.
     """
-    passed_over: list[Found] = []
+    passed_over: list[CheckpointCandidate] = []
     whole = 0
     for each in found:
         if each.manifest is None:
@@ -351,7 +354,7 @@ def choose(
             reasons = examine(each.path, each.manifest)
         if not reasons:
             return Choice(taken=each, passed_over=tuple(passed_over), whole=whole)
-        passed_over.append(Found(path=each.path, manifest=each.manifest, reason="; ".join(reasons)))
+        passed_over.append(CheckpointCandidate(path=each.path, manifest=each.manifest, reason="; ".join(reasons)))
     return Choice(taken=None, passed_over=tuple(passed_over), whole=whole)
 
 

@@ -74,7 +74,7 @@ class OwnState:
         read. `size` gives the size of a state. Raises OptimizerError if the optimizer makes other states.
         """
         own = self._optimizer.own
-        wanted = self._wanted(states)
+        wanted = self._requested_pairs(states)
         if own is None or not wanted:
             return []
         if self._optimizer.needs_closure:
@@ -120,7 +120,7 @@ class OwnState:
         for group, entries in zip(own.param_groups, packed["groups"], strict=True):
             group.update(entries)
 
-    def _wanted(self, states: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
+    def _requested_pairs(self, states: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
         return {(name, state) for name, _, _ in self._pairs for state in states.get(name, ())}
 
 
@@ -135,10 +135,10 @@ def _pieces(name: str, state: str, value: Any, parameter: Tensor, into: Any, key
         kind: Any = type(value)
         tensor = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
-        def taken(read: Tensor) -> None:
+        def store_number(read: Tensor) -> None:
             into[key] = kind(read.item())
 
-        yield Piece(name, state, tensor, taken)
+        yield Piece(name, state, tensor, store_number)
     else:
         raise OptimizerError(f"it keeps `{key}` of `{name}` as a {type(value).__name__}, and not as a tensor or number")
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.trace.private_torch import local_part, spec_of
-from dslc.runtime.checkpoint.apart import Apart
+from dslc.runtime.checkpoint.apart import ExchangeState
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.checkpoint.own_state import OwnState
 from dslc.runtime.checkpoint.permuted_rows import with_chunks
@@ -50,7 +50,7 @@ from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline.pipeline import Pipeline
-    from dslc.runtime.step.assemble import Parts
+    from dslc.runtime.step.assemble import TrainingComponents
 
 State = dict[str, Tensor]
 AVERAGE = "average."  # begins the name of a parameter's average
@@ -86,7 +86,7 @@ def load_model(
     if wrong:
         raise CheckpointError(f"{path} is not of this model: {wrong}")
     taken = key_of(path, raw)
-    read(path, {taken(name): tensor.detach() for name, tensor in named_tensors(model).items()})
+    read_tensors(path, {taken(name): tensor.detach() for name, tensor in named_tensors(model).items()})
 
 
 def key_of(path: str, raw: bool) -> Callable[[str], str]:
@@ -97,15 +97,15 @@ def key_of(path: str, raw: bool) -> Callable[[str], str]:
     return lambda name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in there and not raw else f"model.{name}"
 
 
-class Beside(Protocol):
+class ExtraState(Protocol):
     """Further state of a rank, by names of its own."""
 
-    def kept(self) -> State: ...
+    def tensors_to_save(self) -> State: ...
 
-    def wanted(self, there: Mapping[str, Any]) -> State:
+    def tensors_to_load(self, there: Mapping[str, Any]) -> State:
         """Returns tensors to read into, given the names in a checkpoint with the shape of each."""
 
-    def loaded(self, tensors: State) -> None: ...
+    def after_load(self, tensors: State) -> None: ...
 
 
 class TrainingState:
@@ -118,14 +118,14 @@ class TrainingState:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: TrainingComponents,
         rank: int,
         ranks: int,
         *,
         counts: Sequence[str],
         group_state: Sequence[str] = (),
         noise: int | None = None,
-        beside: Beside | None = None,
+        beside: ExtraState | None = None,
     ) -> None:
         self._beside = beside
         self._parts, self._rank, self._ranks, self._counts = parts, rank, ranks, counts
@@ -142,7 +142,7 @@ class TrainingState:
         self._slots = tuple(_slots(parts.optimizer, named)) if self._own is None else ()
         self._averages = parts.average.tensors if parts.average is not None else {}
         self._dealt_out = not _is_zero1(parts.optimizer)
-        self._apart = Apart(parts.exchange, rank) if parts.exchange is not None else None
+        self._apart = ExchangeState(parts.exchange, rank) if parts.exchange is not None else None
 
     @property
     def shapes(self) -> Shapes:
@@ -164,15 +164,15 @@ class TrainingState:
         if self._parts.average is not None:
             self._parts.average.refresh()
         if self._apart is None:
-            return self._written()
-        everything = self._everything()
+            return self._tensors_to_write()
+        everything = self._all_tensors()
         with self._apart.of_all(everything):
-            found = self._written()
+            found = self._tensors_to_write()
             if self._apart.differ:
                 found = {name: tensor.clone() for name, tensor in found.items()}
-        return found | self._apart.own(everything)
+        return found | self._apart.rank_tensors(everything)
 
-    def _everything(self) -> State:
+    def _all_tensors(self) -> State:
         """Returns what this rank has of the model and the optimizer, under the names of a checkpoint."""
         found = {f"model.{name}": tensor.detach() for name, tensor in self._model.items()}
         for name, tensor in named_tensors(self._parts.plain).items():
@@ -185,7 +185,7 @@ class TrainingState:
             found[f"optimizer.{piece.parameter}.{piece.state}"] = piece.tensor
         return found
 
-    def _written(self) -> State:
+    def _tensors_to_write(self) -> State:
         deal, found = _Deal(*self._alike), State()
         for name, tensor in self._model.items():
             if name in self._parameters and self._owns(name) and deal.is_mine(tensor):
@@ -213,7 +213,7 @@ class TrainingState:
             for name, number in self._parts.scaler.state_dict().items():
                 found[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
         if self._beside is not None:
-            found |= self._beside.kept()
+            found |= self._beside.tensors_to_save()
         generators = random_numbers.state(self._parts.device)
         return found | {f"rng.{self._rank}.{name}": value for name, value in generators.items()}
 
@@ -258,20 +258,20 @@ class TrainingState:
         wanted |= {own + name: tensor for name, tensor in generators.items()}
         averaged = {name: tensor for name, tensor in self._averages.items() if f"{AVERAGE}{name}" in there}
         wanted |= {f"{AVERAGE}{name}": tensor for name, tensor in averaged.items()}
-        more = self._beside.wanted(there) if self._beside is not None else {}
+        more = self._beside.tensors_to_load(there) if self._beside is not None else {}
         if self._apart is not None:
-            kept, anew = self._apart.wanted(there, same_ranks)
+            kept, anew = self._apart.tensors_to_load(there, same_ranks)
             wanted |= kept
-        read(path, wanted | more)
+        read_tensors(path, wanted | more)
         if self._parts.average is not None:
             self._parts.average.begin(self._averages.keys() - averaged.keys())
         for slot in self._slots:
-            slot.loaded()
+            slot.copy_to_device()
         for piece in made_own:
             if piece.taken is not None:
                 piece.taken(piece.tensor)
         if self._beside is not None:
-            self._beside.loaded(more)
+            self._beside.after_load(more)
         if of_scaler:
             self._parts.scaler.load_state_dict({n: type(numbers[n])(float(t)) for n, t in of_scaler.items()})
         if same_ranks:
@@ -279,14 +279,14 @@ class TrainingState:
         else:
             random_numbers.begin(seed, self._noise, manifest.step)
         if self._apart is not None:
-            self._apart.loaded()
+            self._apart.after_load()
         return anew
 
 
 class _Keys:
     """The names under which a rank finds its tensors in a checkpoint."""
 
-    def __init__(self, apart: Apart | None, there: Mapping[str, Any], same_ranks: bool) -> None:
+    def __init__(self, apart: ExchangeState | None, there: Mapping[str, Any], same_ranks: bool) -> None:
         self._apart, self._there, self._same_ranks = apart, there, same_ranks
 
     def __getitem__(self, name: str) -> str:
@@ -312,7 +312,7 @@ class _Slot:
             return torch.zeros((), device=self.parameter.device if self.step_beside else "cpu")
         return torch.empty_like(self.parameter, requires_grad=False)
 
-    def loaded(self) -> None:
+    def copy_to_device(self) -> None:
         """Copies the parameter's new numbers to the device, if this is the host's copy."""
         if self.original is not None:
             self.parameter.copy_(self.original)
@@ -444,7 +444,7 @@ def write(path: str, tensors: State, group: Any) -> None:
         )
 
 
-def read(path: str, wanted: State) -> None:
+def read_tensors(path: str, wanted: State) -> None:
     """Fills the tensors of `wanted` in place. No rank waits for another."""
     dcp = _torchs()
     with _plainly(f"{path} cannot be read"):

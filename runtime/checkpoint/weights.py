@@ -59,9 +59,13 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
     with writing(path, entries, METADATA) if writes else contextlib.nullcontext() as file:
         for name in tensors:
             if pipeline is None:
-                whole = _whole(name, own[name], writes)
+                whole = _full_tensor(name, own[name], writes)
             else:
-                there = _whole(name, own[name], pipeline.first) if pipeline.owner(name) == pipeline.coordinate else None
+                there = (
+                    _full_tensor(name, own[name], pipeline.first)
+                    if pipeline.owner(name) == pipeline.coordinate
+                    else None
+                )
                 whole = pipeline.to_rank_0(name, there)
             if file is not None and whole is not None:
                 write_tensor(file, whole)
@@ -73,7 +77,7 @@ def entry(tensor: Tensor) -> Entry:
     return Entry(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-def _whole(name: str, tensor: Any, wanted: bool) -> Tensor | None:
+def _full_tensor(name: str, tensor: Any, wanted: bool) -> Tensor | None:
     """Returns the whole of a tensor that may be sharded; every rank takes part in gathering it."""
     whole: Tensor | None = tensor if wanted else None
     if hasattr(tensor, "full_tensor"):

@@ -3,7 +3,7 @@
 Model: `Augmented` asks a source for one picture after another (`picture(index)`), seeds the random generators for each,
 and sends it through the transforms: those on pictures of Pillow, then numbers 0 … 1, the normalisation, and the
 transforms on normalised numbers. The pictures of the validation split come from the source's own `batch`, resized and
-cropped, and are normalised by `Normalized`.
+cropped, and are normalised by `NormalizedSamples`.
 
 Contract: a picture is a pure function of the seed, the epoch and its number in the source. It does not depend on the
 rank, the worker, the micro-batch or the pictures made before it.
@@ -25,7 +25,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import AugmentStep, DataStep, PictureStep
 from dslc.runtime.data.pictures import fitted, pixels_of
 from dslc.runtime.data.samples import Pair, Samples, SourceError
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.random_numbers import begin_sample
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -58,7 +58,7 @@ def plain_pictures(step: DataStep, samples: Any) -> Samples:
     if look is None or not look.mean:
         found: Samples = samples
         return found
-    return Normalized(samples, look)
+    return NormalizedSamples(samples, look)
 
 
 # --------------------------------------------------------------------------------------------------------- samples
@@ -93,11 +93,11 @@ class Augmented:
         for n, index in enumerate(indices.tolist()):
             picture, target = self.samples.picture(index)
             begin_sample(self.seed, "train", epoch, index)
-            pictures[n] = self._made(picture, index)
+            pictures[n] = self._augment_picture(picture, index)
             targets.append(target)
         return pictures, torch.stack(targets) if targets else torch.empty(0, dtype=torch.int64)
 
-    def _made(self, picture: Any, index: int) -> Tensor:
+    def _augment_picture(self, picture: Any, index: int) -> Tensor:
         place = self.place
         name = place(torch.tensor([index]))[0] if place else f"sample {index}"
         try:
@@ -114,7 +114,7 @@ class Augmented:
 
 
 @dataclass(frozen=True)
-class Normalized:
+class NormalizedSamples:
     """Samples whose inputs (n, channels, height, width) are normalised."""
 
     samples: Samples
@@ -160,7 +160,7 @@ def prepared(look: PictureStep) -> Callable[[Any], Tensor]:
     """Returns the function that makes a picture of Pillow a tensor (channels, height, width), normalised."""
     before, after = _composed(look.augment), _composed(look.erase)
     own = own_transform(look) if look.transform is not None else None
-    here = at(look.transform.line) if look.transform is not None else None
+    here = mark_errors(look.transform.line) if look.transform is not None else None
 
     def prepare(picture: Any) -> Tensor:
         if look.fit is not None:

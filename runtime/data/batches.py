@@ -45,7 +45,7 @@ from dslc.runtime.data.sampler import (
 from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits, batch_aside
 from dslc.runtime.process.error_text import error_text
 from dslc.runtime.process.failure import frames_of, message_of
-from dslc.runtime.process.job_line import during, each_at, mark_during, mark_line
+from dslc.runtime.process.job_line import during, mark_during, mark_item_errors, mark_line
 from dslc.runtime.process.lifetime import end_with
 
 GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
@@ -75,19 +75,19 @@ def batches(
     """Yields the batches of the steps `first_step` to `steps - 1`, counted from the beginning of the training."""
     numbers = range(first_step, steps)
     if splits.stream is not None:
-        streamed = _Streamed(step, splits, place, microbatches, numbers)
-        return each_at(step.line, streamed.ahead(device) if step.workers else streamed.in_line(device))
+        streamed = _StreamBatches(step, splits, place, microbatches, numbers)
+        return mark_item_errors(step.line, streamed.prefetch(device) if step.workers else streamed.in_line(device))
     if step.workers and splits.train.by_process:
-        return each_at(step.line, _by_processes(step, splits.train, place, microbatches, numbers, device))
-    made = each_at(step.line, _in_line(step, splits.train, place, microbatches, numbers, device))
-    return _ahead(made, device) if step.workers else made
+        return mark_item_errors(step.line, _by_processes(step, splits.train, place, microbatches, numbers, device))
+    made = mark_item_errors(step.line, _in_line(step, splits.train, place, microbatches, numbers, device))
+    return _prefetch(made, device) if step.workers else made
 
 
 def split_batches(
     step: DataStep, splits: Splits, split: Split, place: RankPlace, size: int, device: torch.device
 ) -> Iterator[Pair]:
     """Yields this rank's share of the samples of a split, `size` at a time; nothing if its share is empty."""
-    indices, samples = split_indices(step, split, place), splits.of(split)
+    indices, samples = split_indices(step, split, place), splits.samples_of_split(split)
     if not len(indices):
         return iter(())
     return read_batches(step, samples, place, list(indices.split(size)), device)
@@ -98,9 +98,9 @@ def read_batches(
 ) -> Iterator[Pair]:
     """Yields the samples of each of `chunks`, which are numbers of samples."""
     if step.workers and samples.by_process:
-        return each_at(step.line, _loader(step, samples, place, [(chunk, 0) for chunk in chunks], device))
-    made = each_at(step.line, (_moved(batch_aside(samples, chunk), device) for chunk in chunks))
-    return _ahead(made, device) if step.workers else made
+        return mark_item_errors(step.line, _loader(step, samples, place, [(chunk, 0) for chunk in chunks], device))
+    made = mark_item_errors(step.line, (_moved(batch_aside(samples, chunk), device) for chunk in chunks))
+    return _prefetch(made, device) if step.workers else made
 
 
 def _in_line(
@@ -149,7 +149,7 @@ def _to(pair: Pair, device: torch.device, pin: bool = False) -> Pair:
 # ---------------------------------------------------------------------------------------------------- by a thread
 
 
-def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
+def _prefetch(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Yields the same items, made by a thread up to `AHEAD` of them before they are asked for."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(AHEAD)
     stopped = threading.Event()
@@ -190,7 +190,7 @@ def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
 # -------------------------------------------------------------------------------------------------- from a stream
 
 
-class _Streamed(IterableDataset[Any]):
+class _StreamBatches(IterableDataset[Any]):
     """The steps of one rank, read from a stream."""
 
     def __init__(self, step: DataStep, splits: Splits, place: RankPlace, microbatches: int, numbers: range) -> None:
@@ -210,9 +210,9 @@ class _Streamed(IterableDataset[Any]):
             yield StepBatch(made, batch_samples(self.step, k), epoch, number, stream.marks())
 
     def in_line(self, device: torch.device) -> Iterator[StepBatch]:
-        return self._taken(self, device)
+        return self._moved_batches(self, device)
 
-    def ahead(self, device: torch.device) -> Iterator[StepBatch]:
+    def prefetch(self, device: torch.device) -> Iterator[StepBatch]:
         """Yields the steps that a process reads ahead."""
         loader: DataLoader[Any] = DataLoader(
             self,
@@ -224,9 +224,9 @@ class _Streamed(IterableDataset[Any]):
             multiprocessing_context=_context(),
             worker_init_fn=functools.partial(_begin, os.getpid(), True),
         )
-        return self._taken(_iterated(loader), device)
+        return self._moved_batches(_iterated(loader), device)
 
-    def _taken(
+    def _moved_batches(
         self, steps: Iterable[StepBatch | WorkerError | SourceError], device: torch.device
     ) -> Iterator[StepBatch]:
         for batch in steps:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import PythonFunction
 from dslc.compiler.trace.structures import flatten, paths, unflatten
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -32,7 +32,7 @@ def collate(function: PythonFunction | None) -> Collate:
     """Returns the function that makes a list of samples a batch."""
     if function is None:
         return stacked
-    own, here = _made(function), at(function.line)
+    own, here = _make_collate(function), mark_errors(function.line)
 
     def called(samples: list[Any]) -> Any:
         with here:
@@ -41,7 +41,7 @@ def collate(function: PythonFunction | None) -> Collate:
     return called
 
 
-def _made(function: PythonFunction) -> Collate:
+def _make_collate(function: PythonFunction) -> Collate:
     """Returns a user's function, or an object of a user's class, made with the job's arguments."""
     found: Any = load_function(function)
     kind = getattr(found, "func", found)

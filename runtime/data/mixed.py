@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.random_streams import generator
-from dslc.runtime.data.samples import Splits, joined
+from dslc.runtime.data.samples import Splits, concatenate_samples
 
 
 def order(step: DataStep, epoch: int, own: Callable[[DataStep, int], Tensor]) -> Tensor:
@@ -26,12 +26,12 @@ def order(step: DataStep, epoch: int, own: Callable[[DataStep, int], Tensor]) ->
     sources = _sources(step, epoch)
     first = 0
     for n, (part, count) in enumerate(zip(step.parts, step.counts, strict=True)):
-        made[sources == n] = first + _taken(part, epoch * count, count, own)
+        made[sources == n] = first + _source_samples(part, epoch * count, count, own)
         first += part.train_samples
     return made
 
 
-def _taken(part: DataStep, start: int, count: int, own: Callable[[DataStep, int], Tensor]) -> Tensor:
+def _source_samples(part: DataStep, start: int, count: int, own: Callable[[DataStep, int], Tensor]) -> Tensor:
     """Returns the `count` samples of a source from entry `start` on, over its passes."""
     found = []
     while count:
@@ -57,8 +57,8 @@ def samples(parts: list[Splits], structured: bool) -> Splits:
     """Returns the samples of all sources, one source after another."""
     test = [part.test for part in parts if part.test is not None]
     return Splits(
-        joined([part.train for part in parts], structured),
-        joined([part.validation for part in parts], structured),
-        test=joined(test, structured) if test else None,
-        plain_train=joined([part.of("training") for part in parts], structured),
+        concatenate_samples([part.train for part in parts], structured),
+        concatenate_samples([part.validation for part in parts], structured),
+        test=concatenate_samples(test, structured) if test else None,
+        plain_train=concatenate_samples([part.samples_of_split("training") for part in parts], structured),
     )

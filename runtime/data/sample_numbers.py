@@ -29,7 +29,7 @@ from dslc.compiler.ir.program import DataStep, SamplerStep
 from dslc.runtime.data.held_out import held_out, total
 from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
 from dslc.runtime.data.weighted import of_classes
-from dslc.runtime.process.random_numbers import aside
+from dslc.runtime.process.random_numbers import preserve_generators
 from dslc.runtime.process.user_code import load_function
 
 CHUNK = 1024  # samples fetched at once
@@ -53,7 +53,7 @@ def numbers_of(step: DataStep) -> Numbers:
     raise AssertionError("`prepare` finds the numbers before anything asks for the order")
 
 
-@aside()  # samples of a user's code are made
+@preserve_generators()  # samples of a user's code are made
 def prepare(step: DataStep, samples: Samples, device: torch.device) -> None:
     """Finds the numbers of the training `samples`, if the job has a sampler. A collective if there are several ranks.
 
@@ -65,7 +65,7 @@ def prepare(step: DataStep, samples: Samples, device: torch.device) -> None:
     alone = not dist.is_initialized()
     start, stop = (0, len(samples)) if alone else piece(len(samples), dist.get_world_size(), dist.get_rank())
     values = torch.zeros(len(samples), dtype=torch.float64)
-    values[start:stop] = _found(step, sampler, samples, start, stop)
+    values[start:stop] = _compute_numbers(step, sampler, samples, start, stop)
     if not alone:
         shared = values.to(device)
         dist.all_reduce(shared)
@@ -103,13 +103,13 @@ def fault_of(sampler: SamplerStep, values: Tensor, samples: int) -> str:
     return ""
 
 
-def _found(step: DataStep, sampler: SamplerStep, samples: Samples, start: int, stop: int) -> Tensor:
+def _compute_numbers(step: DataStep, sampler: SamplerStep, samples: Samples, start: int, stop: int) -> Tensor:
     if sampler.kind == "balanced":
-        return _each(samples, start, stop, _class_of, _classes(samples))
+        return _map_samples(samples, start, stop, _class_of, _classes(samples))
     if sampler.kind == "by_length" and not sampler.file:
         length = load_function(sampler.python) if sampler.python is not None else _own_length
-        return _each(samples, start, stop, lambda sample: float(length(sample)))
-    values = given(sampler)
+        return _map_samples(samples, start, stop, lambda sample: float(length(sample)))
+    values = load_numbers(sampler)
     wanted = step.train_samples if step.split == "given" else total(step)
     if len(values) != wanted:
         raise SourceError(
@@ -120,7 +120,7 @@ def _found(step: DataStep, sampler: SamplerStep, samples: Samples, start: int, s
     return values[own[start:stop]]
 
 
-def given(sampler: SamplerStep) -> Tensor:
+def load_numbers(sampler: SamplerStep) -> Tensor:
     """Returns the numbers of a file, or of a function of weights: float64, shape (n,). Raises SourceError."""
     if sampler.file:
         found: Any = np.load(sampler.file, allow_pickle=False)
@@ -137,7 +137,7 @@ def given(sampler: SamplerStep) -> Tensor:
     return values
 
 
-def _each(
+def _map_samples(
     samples: Samples, start: int, stop: int, number: Callable[[Any], float], known: Tensor | None = None
 ) -> Tensor:
     if known is not None:

@@ -2,8 +2,8 @@
 
 Model: `Samples` have a length and `batch(indices)`, which gathers the samples at these indices into an input and a
 target tensor. `TensorSamples` are in memory or mapped into it, in the form in which they are stored (bytes of text,
-float64), and are converted batch by batch. `FetchedSamples` are fetched one at a time. `Joined` are several sources one
-after another, of which a limited number is open. `Part` is some of the samples of another source.
+float64), and are converted batch by batch. `FetchedSamples` are fetched one at a time. `ConcatenatedSamples` are
+several sources one after another, of which a limited number is open. `Part` is some of the samples of another source.
 
 Contract: floats become float32, integers of any width and booleans int64, but in structures, whose tensors keep their
 dtypes. A batch depends on its indices alone and, if
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dslc.runtime.data.collating import Collate, UnevenSamples, stacked, unstackable
 from dslc.runtime.process.job_line import mark_during
-from dslc.runtime.process.random_numbers import aside, begin_sample
+from dslc.runtime.process.random_numbers import begin_sample, preserve_generators
 
 Pair: TypeAlias = tuple[Any, Any]  # input and target: tensors, or structures of them
 Marks: TypeAlias = Mapping[str, Mapping[str, Any]]  # of a stream: the place in each lane, by its number in text
@@ -86,7 +86,7 @@ class Splits:
     test: Samples | None = None
     plain_train: Samples | None = None  # those for training as an evaluation sees them, not augmented
 
-    def of(self, split: str) -> Samples:
+    def samples_of_split(self, split: str) -> Samples:
         """Returns the samples of a split that is evaluated."""
         samples = {"test": self.test, "training": self.plain_train}.get(split, self.validation)
         assert samples is not None
@@ -135,9 +135,9 @@ class FetchedSamples:
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         numbers = indices.tolist()
-        return self.together([self.sample(epoch, index) for index in numbers], numbers)
+        return self.make_batch([self.sample(epoch, index) for index in numbers], numbers)
 
-    def together(self, samples: list[Any], numbers: Sequence[int] = ()) -> Pair:
+    def make_batch(self, samples: list[Any], numbers: Sequence[int] = ()) -> Pair:
         """Returns the batch of some samples, which have these numbers in the data set, if they have some."""
         if self.collate is not None:
             if self.collate is stacked:
@@ -205,7 +205,7 @@ class FetchedSamples:
 
 
 @dataclass(frozen=True)
-class _Of:
+class _DerivedSamples:
     """Samples made of other samples; by default as many, and made by the same kind of worker."""
 
     samples: Samples
@@ -223,7 +223,7 @@ class _Of:
 
 
 @dataclass(frozen=True)
-class Part(_Of):
+class Part(_DerivedSamples):
     """Some of the samples, which are a split: those of `chosen`, or `length` from `start` on."""
 
     chosen: Tensor | None = None
@@ -251,7 +251,7 @@ class Part(_Of):
             raise
 
 
-class Joined:
+class ConcatenatedSamples:
     """Samples of several parts, one after another; part `n` has `counts[n]` of them, and `opened(n)` opens it.
 
     The `keep` parts used last stay open (None: all).
@@ -331,17 +331,17 @@ def _maker(samples: Samples) -> FetchedSamples:
     return samples
 
 
-def joined(parts: Sequence[Samples], structured: bool) -> Samples:
+def concatenate_samples(parts: Sequence[Samples], structured: bool) -> Samples:
     """Returns the samples of several parts, one after another; `structured` if batches are structures of tensors."""
     parts = [part for part in parts if len(part)] or parts
     if structured:
         return Structures(parts)
     by_process = any(part.by_process for part in parts)
-    return Joined([len(part) for part in parts], parts.__getitem__, keep=None, by_process=by_process)
+    return ConcatenatedSamples([len(part) for part in parts], parts.__getitem__, keep=None, by_process=by_process)
 
 
 @dataclass(frozen=True)
-class Checked(_Of):
+class Checked(_DerivedSamples):
     """Checks that the network can take the numbers of the samples, which the plan could not know.
 
     On a GPU an index out of range ends the process with an assertion of a kernel; here it is an error that names the
@@ -359,10 +359,10 @@ class Checked(_Of):
         inputs, targets = self.samples.batch(indices, epoch)
         if self.vocab is not None and isinstance(inputs, Tensor):
             said = "the token", f"the network has a vocabulary of {self.vocab}: 0 to {self.vocab - 1}"
-            self._hold(indices, beyond(inputs, self.vocab), said)
+            self._hold(indices, first_out_of_range(inputs, self.vocab), said)
         if self.classes is not None and isinstance(targets, Tensor):
             said = "the target", f"the network gives {self.classes} numbers: classes are 0 to {self.classes - 1}"
-            self._hold(indices, beyond(targets, self.classes, self.ignore), said)
+            self._hold(indices, first_out_of_range(targets, self.classes, self.ignore), said)
         return inputs, targets
 
     def _hold(self, indices: Tensor, wrong: tuple[int, int] | None, said: tuple[str, str]) -> None:
@@ -375,7 +375,7 @@ class Checked(_Of):
         raise error
 
 
-def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, int] | None:
+def first_out_of_range(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, int] | None:
     """Returns the first number that is not 0 <= n < limit, nor `ignore`, and its place along the first dimension; or
     None.
     """
@@ -394,7 +394,7 @@ def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, in
 
 
 @dataclass(frozen=True)
-class Padded(_Of):
+class Padded(_DerivedSamples):
     """Samples whose sequences are padded with `pad`: targets that are `pad`, or whose input is, become `ignore`.
     Targets of another shape, such as one class for a sequence, stay.
     """
@@ -410,7 +410,7 @@ class Padded(_Of):
 
 
 @dataclass(frozen=True)
-class Ended(_Of):
+class BoundaryMaskedSamples(_DerivedSamples):
     """Sequences of several documents: the target after `token`, which ends one, is of another and becomes `ignore`."""
 
     token: int
@@ -425,7 +425,7 @@ def batch_aside(samples: Samples, indices: Tensor) -> Pair:
     """Returns a batch of an evaluation, which leaves the host's random generators as they were."""
     if not samples.by_process:
         return samples.batch(indices)
-    with aside():
+    with preserve_generators():
         return samples.batch(indices)
 
 

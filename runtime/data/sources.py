@@ -33,8 +33,8 @@ from dslc.runtime.data.augmented import plain_pictures, training_pictures
 from dslc.runtime.data.collating import collate
 from dslc.runtime.data.held_out import for_test, held_out, total
 from dslc.runtime.data.samples import (
+    BoundaryMaskedSamples,
     Checked,
-    Ended,
     FetchedSamples,
     Padded,
     Part,
@@ -43,7 +43,7 @@ from dslc.runtime.data.samples import (
     Splits,
     TensorSamples,
     as_seen,
-    joined,
+    concatenate_samples,
 )
 from dslc.runtime.data.streams import Stream, stream_samples
 from dslc.runtime.data.synthetic import synthetic_samples
@@ -121,7 +121,7 @@ def _checked(step: DataStep, samples: Samples, part: str = "") -> Samples:
     if step.pad is not None:
         samples = Padded(samples, step.pad, step.ignore)
     if step.documents is not None:
-        samples = Ended(samples, step.documents, step.ignore)
+        samples = BoundaryMaskedSamples(samples, step.documents, step.ignore)
     vocab, classes = step.arguments.get("model_vocab"), step.arguments.get("model_classes")
     if vocab is None and classes is None:
         return samples
@@ -257,7 +257,7 @@ def _part(step: DataStep, made: Any, part: str) -> Samples:
     if not isinstance(made, dict) or {name: len(each) for name, each in made.items()} != sets:
         raise SourceError(f"{step.line}: the validation sets are not those that the plan was made for")
     opened = [_dataset(step, made[name], f"{part} {name}") for name in sets]
-    return joined(opened, step.structured)
+    return concatenate_samples(opened, step.structured)
 
 
 def _dataset(step: DataStep, made: Any, part: str) -> Samples:
@@ -279,7 +279,7 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
 def _stream(step: DataStep, made: Any, part: str) -> Samples:
     own = FetchedSamples((), step.line, collate=collate(step.collate) if step.structured else None, whole=step.whole)
     try:
-        return stream_samples(step, Shards(made), part, own.together, apart=own.apart)
+        return stream_samples(step, Shards(made), part, own.make_batch, apart=own.apart)
     except StreamError as error:
         raise SourceError(f"{step.line}: {error}") from error
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data.samples import Joined, SourceError
+from dslc.runtime.data.samples import ConcatenatedSamples, SourceError
 from dslc.runtime.data.token_files import MAGIC
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TokenSamples:
         return inputs, targets
 
 
-class TokenFiles(Joined):
+class TokenFiles(ConcatenatedSamples):
     """All files, in the order of their names; no sequence crosses from one into the next."""
 
     def __init__(self, step: DataStep) -> None:
@@ -146,14 +146,14 @@ def _idx(file: str) -> NDArray[np.uint8]:
     return np.memmap(file, np.uint8, "r", 4 + 4 * dims, shape)
 
 
-def cifar10(step: DataStep) -> tuple[Joined, Joined]:
+def cifar10(step: DataStep) -> tuple[ConcatenatedSamples, ConcatenatedSamples]:
     """Returns the five training batches, and the test batch."""
 
-    def joined(files: tuple[str, ...]) -> Joined:
+    def join_batches(files: tuple[str, ...]) -> ConcatenatedSamples:
         parts = [_cifar_batch(file, step.line) for file in files]
-        return Joined([len(part) for part in parts], parts.__getitem__, keep=None)
+        return ConcatenatedSamples([len(part) for part in parts], parts.__getitem__, keep=None)
 
-    return joined(step.arguments["train"]), joined(step.arguments["validation"])
+    return join_batches(step.arguments["train"]), join_batches(step.arguments["validation"])
 
 
 def _cifar_batch(file: str, line: str) -> PixelSamples:
@@ -163,9 +163,9 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
         return PixelSamples(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
     try:
         with open_file(file) as stream:
-            made = _Plain(stream, encoding="bytes").load()
-        pixels = np.ascontiguousarray(_of(made, "data"), np.uint8)
-        labels = np.asarray(_of(made, "labels"), np.uint8)
+            made = _PlainUnpickler(stream, encoding="bytes").load()
+        pixels = np.ascontiguousarray(_pickle_entry(made, "data"), np.uint8)
+        labels = np.asarray(_pickle_entry(made, "labels"), np.uint8)
     except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError) as error:
         raise SourceError(f"{line}: {file} is not a batch of CIFAR-10: {error}") from error
     if pixels.ndim != 2 or pixels.shape != (len(labels), 3072):
@@ -173,7 +173,7 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
     return PixelSamples(_mapped(file, pixels).reshape(-1, 3, 32, 32), labels)
 
 
-def _of(made: dict[Any, Any], name: str) -> Any:
+def _pickle_entry(made: dict[Any, Any], name: str) -> Any:
     """Returns an entry, whether Python 2 or Python 3 wrote the pickle."""
     return made[name.encode()] if name.encode() in made else made[name]
 
@@ -185,7 +185,7 @@ def _mapped(file: str, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return pixels if at < 0 else np.memmap(file, np.uint8, "r", at, pixels.shape)
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Builds arrays and plain values, and calls nothing else that a pickle may name."""
 
     def find_class(self, module: str, name: str) -> Any:

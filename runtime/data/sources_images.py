@@ -58,16 +58,16 @@ class ImageSamples:
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         pixels = np.empty((len(indices), 3, self.size, self.size), np.float32)
         for n, index in enumerate(indices.tolist()):
-            pixels[n] = self._read(index, lambda stream: decoded(stream, "RGB", self.size, self.resize))
+            pixels[n] = self._read_image(index, lambda stream: decoded(stream, "RGB", self.size, self.resize))
         return torch.from_numpy(pixels), self.targets[indices]
 
     def picture(self, index: int) -> tuple[Image.Image, Tensor]:
-        return self._read(index, lambda stream: opened(stream, "RGB")), self.targets[index]
+        return self._read_image(index, lambda stream: opened(stream, "RGB")), self.targets[index]
 
     def place(self, indices: Tensor) -> list[str]:
         return [self.path(index) for index in indices.tolist()]
 
-    def _read(self, index: int, read: Callable[[IO[bytes]], T]) -> T:
+    def _read_image(self, index: int, read: Callable[[IO[bytes]], T]) -> T:
         path = self.path(index)
         try:
             with open_file(path) as stream:

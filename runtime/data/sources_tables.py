@@ -19,7 +19,7 @@ from torch import Tensor
 from dslc.compiler.common.streamed import Shards
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import tables
-from dslc.runtime.data.samples import Joined, Samples, SourceError
+from dslc.runtime.data.samples import ConcatenatedSamples, Samples, SourceError
 from dslc.runtime.data.streams import stream_samples
 
 
@@ -71,7 +71,7 @@ def _columns(step: DataStep) -> list[str]:
     return list(dict.fromkeys((*input, *target)))
 
 
-class ParquetFiles(Joined):
+class ParquetFiles(ConcatenatedSamples):
     """The blocks of all files, one after another."""
 
     def __init__(self, step: DataStep) -> None:
@@ -80,7 +80,7 @@ class ParquetFiles(Joined):
 
         def opened(n: int) -> Rows:
             self.reads += 1
-            table = _read(self.files[n], groups[n], counts[n], step)
+            table = _read_row_groups(self.files[n], groups[n], counts[n], step)
             return Rows(len(table), lambda indices: table.take(indices.numpy()), step, self.files[n])
 
         keep = step.arguments["window"] + 1
@@ -90,7 +90,7 @@ class ParquetFiles(Joined):
         return [self.files[part] for part in self.part_of(indices).tolist()]
 
 
-def _read(file: str, groups: tuple[int, int], planned: int, step: DataStep) -> Any:
+def _read_row_groups(file: str, groups: tuple[int, int], planned: int, step: DataStep) -> Any:
     import pyarrow.parquet as pq
 
     start, count = groups
@@ -115,7 +115,7 @@ def datasets(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
     name = f"the data set {step.arguments['path']}"
 
-    def together(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    def concatenate_rows(rows: list[Any]) -> tuple[Tensor, Tensor]:
         import pyarrow as pa
 
         return values(step, pa.concat_tables(rows), name)
@@ -123,7 +123,7 @@ def datasets(step: DataStep) -> Samples | tuple[Samples, Samples]:
     def samples(made: Any, part: str) -> Samples:
         rows = made.select_columns(columns).with_format("arrow")
         if step.stream is not None:
-            return stream_samples(step, Shards(rows), part, together)
+            return stream_samples(step, Shards(rows), part, concatenate_rows)
         return Rows(len(rows), lambda indices: rows[indices.tolist()], step, name)
 
     if validation is None:

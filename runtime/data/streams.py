@@ -37,7 +37,7 @@ TELLS = 5.0  # seconds after which reading again is reported, and between report
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class StreamPosition:
     """A place in a lane: in pass `epoch`, after `read` samples of shard `at` of those that the lane reads in it, and
     `count` of the pass; `state` is the shard's own. Then `given` samples of the window that begins there; `drawn` are
     those that the lane has given in all.
@@ -55,7 +55,7 @@ class Mark:
 class _Reader:
     """The samples of a lane as they come from its shards, pass after pass."""
 
-    def __init__(self, stream: Stream, lane: int, mark: Mark) -> None:
+    def __init__(self, stream: Stream, lane: int, mark: StreamPosition) -> None:
         self._stream, self._lane = stream, lane
         self._epoch, self._at, self._read, self._count = mark.epoch, mark.at, mark.read, mark.count
         self._shard: Shard | None = None
@@ -64,11 +64,11 @@ class _Reader:
         if mark.read:
             self._open(mark.state)
             if mark.state is None:
-                self._again(mark.read)
+                self._replay_samples(mark.read)
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamPosition:
         state = self._shard.state() if self._shard is not None and self._read else None
-        return Mark(epoch=self._epoch, at=self._at, read=self._read, count=self._count, state=state)
+        return StreamPosition(epoch=self._epoch, at=self._at, read=self._read, count=self._count, state=state)
 
     def next(self) -> tuple[Any] | None:
         """Returns the next sample, in a tuple; None at the end of a pass."""
@@ -81,7 +81,7 @@ class _Reader:
                 return found
             self._empty = 0 if self._read else self._empty + 1
             if self._empty >= 2 * self._stream.shards.count:
-                raise self._stream.ended(self._order[self._at], self._epoch)
+                raise self._stream.exhausted_error(self._order[self._at], self._epoch)
             self._shard, self._read, self._at = None, 0, self._at + 1
         self._stream.passed(self._epoch, self._count)
         self._epoch, self._at, self._count = self._epoch + 1, 0, 0
@@ -102,7 +102,7 @@ class _Reader:
             except StopIteration:
                 return None
 
-    def _again(self, samples: int) -> None:
+    def _replay_samples(self, samples: int) -> None:
         """Reads the samples that came before."""
         told = time.monotonic()
         for number in range(samples):
@@ -140,7 +140,7 @@ class _Noted:
 class _Lane:
     """The samples of a lane in the order in which batches take them."""
 
-    def __init__(self, stream: Stream, lane: int, mark: Mark) -> None:
+    def __init__(self, stream: Stream, lane: int, mark: StreamPosition) -> None:
         self._stream, self._lane = stream, lane
         self._reader = _Reader(stream, lane, replace(mark, given=0, drawn=0))
         self._begin, self._coming_begin = self._reader.mark(), self._reader.mark()
@@ -154,7 +154,7 @@ class _Lane:
             self._turn()
             self._given = mark.given
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamPosition:
         if self._given == len(self._window):  # the place is the beginning of the next
             return replace(self._coming_begin, drawn=self.drawn)
         return replace(self._begin, given=self._given, drawn=self.drawn)
@@ -163,14 +163,14 @@ class _Lane:
         if self._given == len(self._window):
             self._turn()
         elif len(self._coming) < self._stream.window and not self._ended:
-            self._read()
+            self._read_item()
         place = self._order[self._given]
         sample, self._window[place] = self._window[place], None
         self._given += 1
         self.drawn += 1
         return sample
 
-    def _read(self) -> None:
+    def _read_item(self) -> None:
         found = self._reader.next()
         if found is not None:
             self._coming.append(found[0])
@@ -181,7 +181,7 @@ class _Lane:
 
     def _turn(self) -> None:
         while len(self._coming) < self._stream.window and not self._ended:
-            self._read()
+            self._read_item()
         self._begin, self._window, self._given = self._coming_begin, self._coming, 0
         self._coming, self._ended, self._coming_begin = [], False, self._reader.mark()
         self._order = self._stream.order_of_window(self._lane, self._begin, len(self._window))
@@ -209,7 +209,7 @@ class Stream:
     def __post_init__(self) -> None:
         self.window = max(1, self.step.window // self.step.lanes) if self.shuffle else UNSHUFFLED
         self._lanes: dict[int, _Lane] = {}
-        self._begin: dict[int, Mark] = {}
+        self._begin: dict[int, StreamPosition] = {}
         self.tell: Tell = print
         if self.shards.count != self.step.shards:
             raise SourceError(
@@ -230,7 +230,7 @@ class Stream:
     def go_to(self, marks: Marks, tell: Tell) -> None:
         """Begins each lane at a place that `marks` returned, and tells where that takes long."""
         self.tell = tell
-        self._begin = {int(number): Mark(**mark) for number, mark in marks.items()}
+        self._begin = {int(number): StreamPosition(**mark) for number, mark in marks.items()}
 
     def _sample(self, number: int) -> Any:
         each = self.batch_size // self.step.lanes
@@ -238,7 +238,7 @@ class Stream:
         lane, i = divmod(j, each)
         wanted = k * each + i
         reading = self._lanes.get(lane)
-        if reading is None or reading.drawn > wanted or self._before(wanted) > reading.drawn:
+        if reading is None or reading.drawn > wanted or self._nearest_start(wanted) > reading.drawn:
             reading = self._lanes[lane] = _Lane(self, lane, self._place(lane, wanted))
         told = time.monotonic()
         while reading.drawn < wanted:
@@ -248,15 +248,15 @@ class Stream:
                 self.tell(f"reads the stream again: {reading.drawn:,} of {wanted:,} samples")
         return reading.draw()
 
-    def _place(self, lane: int, wanted: int) -> Mark:
+    def _place(self, lane: int, wanted: int) -> StreamPosition:
         """Returns the last known place before a sample of a lane."""
-        known = self._begin.get(lane, Mark())
+        known = self._begin.get(lane, StreamPosition())
         if known.drawn <= wanted and known.drawn:
             return known
-        before = self._before(wanted)
-        return Mark(at=self.starts.index(before), count=before, drawn=before) if before else Mark()
+        before = self._nearest_start(wanted)
+        return StreamPosition(at=self.starts.index(before), count=before, drawn=before) if before else StreamPosition()
 
-    def _before(self, wanted: int) -> int:
+    def _nearest_start(self, wanted: int) -> int:
         """Returns the number of the last shard's first sample that is known, up to `wanted`."""
         return self.starts[bisect_right(self.starts, wanted) - 1] if self.starts else 0
 
@@ -271,7 +271,7 @@ class Stream:
         found: list[int] = mixed[lane :: self.step.lanes].tolist()
         return found
 
-    def order_of_window(self, lane: int, begin: Mark, size: int) -> list[int]:
+    def order_of_window(self, lane: int, begin: StreamPosition, size: int) -> list[int]:
         if not self.shuffle or self.window == 1:
             return list(range(size))
         random = generator(self.seed, f"epoch {begin.epoch}, lane {lane}, sample {begin.count}")
@@ -286,7 +286,7 @@ class Stream:
                 f"{self.step.length:,}"
             )
 
-    def ended(self, shard: int, epoch: int) -> SourceError:
+    def exhausted_error(self, shard: int, epoch: int) -> SourceError:
         why = "" if not epoch else ": where a stream ends after one pass, `shard(n)` or `__iter__` has to begin anew"
         return SourceError(
             f"{self.line}: the stream gives no more samples: shard {shard} has none in pass {epoch + 1}{why}"

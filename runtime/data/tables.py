@@ -136,7 +136,9 @@ def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) 
         data, path = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
         pixels = decoded(io.BytesIO(data) if data is not None else path, mode, size)  # type: ignore[arg-type]
         if pixels.shape != shape:
-            raise ValueError(f"a picture of {_by(pixels.shape)}, and the first is {_by(shape)}: `size = …` fits them")
+            raise ValueError(
+                f"a picture of {_size_text(pixels.shape)}, and the first is {_size_text(shape)}: `size = …` fits them"
+            )
         made[n] = pixels
     return made
 
@@ -152,7 +154,7 @@ def picture_of(column: Any, mode: str) -> Any:
     return opened(io.BytesIO(data) if data is not None else path, mode)  # type: ignore[arg-type]
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _size_text(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[2]}"
 
 
@@ -414,14 +416,14 @@ def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, An
     classes = getattr((train.features or {}).get(target[0]), "num_classes", None) if len(target) == 1 else None
     facts = _facts_of(row, input, target, arguments["size"], classes)
     if streamed:
-        return facts | {"samples": None, "shards": Shards(train).count} | _held_of(validation)
+        return facts | {"samples": None, "shards": Shards(train).count} | _validation_facts(validation)
     return facts | {
         "samples": len(train),
         "validation_samples": None if validation is None else len(validation),
     }
 
 
-def _held_of(validation: Any) -> dict[str, Any]:
+def _validation_facts(validation: Any) -> dict[str, Any]:
     """Returns the facts of a streamed validation split, which is read whole, to be counted."""
     if validation is None:
         return {}

@@ -42,7 +42,7 @@ class TokensError(Exception):
 
 
 @dataclass(frozen=True)
-class Written:
+class TokenFile:
     """The file that was made."""
 
     file: str
@@ -52,7 +52,7 @@ class Written:
     end: str  # the token after each text; "" if there is none
 
 
-def write_tokens(texts: Sequence[str], file: str, tokenizer: str | None, seen: Seen) -> Written:
+def write_tokens(texts: Sequence[str], file: str, tokenizer: str | None, seen: Seen) -> TokenFile:
     """Makes `file` from the texts, one after another: their bytes, or their tokens by a `tokenizer.json`.
 
     Raises TokensError.
@@ -82,7 +82,7 @@ def write_tokens(texts: Sequence[str], file: str, tokenizer: str | None, seen: S
     finally:
         if os.path.exists(beside):
             os.remove(beside)
-    return Written(file, held, vocab, item, end)
+    return TokenFile(file, held, vocab, item, end)
 
 
 def _header(item: str, held: int, vocab: int) -> bytes:
@@ -118,12 +118,12 @@ def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, in
         for piece in pieces_of(text, seen):
             pieces.append(piece)
             if len(pieces) == AT_ONCE:
-                yield together(pieces)
+                yield encode_batch(pieces)
                 pieces = []
         if pieces:
-            yield together(pieces)
+            yield encode_batch(pieces)
 
-    def together(pieces: list[str]) -> Ids:
+    def encode_batch(pieces: list[str]) -> Ids:
         encoded = made.encode_batch_fast(pieces, add_special_tokens=False)
         return np.concatenate([np.array(each.ids, np.uint32) for each in encoded])
 

@@ -2,7 +2,7 @@
 
 Model: an exchange has members. Each rank is one; or, if it is hierarchical, each node: its ranks hold the same, and
 each exchanges a piece of it with the ranks at its place in other nodes. `Rule` is what a member does with a bucket: a
-generator that begins a collective, yields it, and goes on once that is done. `InOrder` runs the rules of several
+generator that begins a collective, yields it, and goes on once that is done. `BucketQueue` runs the rules of several
 buckets so that the collective of one is under way while the next is begun. All ranks begin them in one order, whatever
 the time that each takes, so that no two wait for one another.
 
@@ -24,17 +24,19 @@ from dslc.compiler.common.buckets import LONGEST
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 
 
-class Waited(Protocol):
+class PendingWork(Protocol):
     """A thing to wait for: a collective, or several."""
 
     def wait(self) -> object: ...
 
 
-Rule = Callable[[Tensor, int], Iterator[Waited]]  # of a bucket's numbers, or a piece of them, and the bucket's index
+Rule = Callable[
+    [Tensor, int], Iterator[PendingWork]
+]  # of a bucket's numbers, or a piece of them, and the bucket's index
 
 
 @dataclass(frozen=True, kw_only=True)
-class Among:
+class ExchangeGroups:
     """`everyone` are all ranks; `near` the `pieces` ranks of this rank's node, if they are one member; `far` the rank
     of each of the `members` that exchanges the same piece as this one, of which this rank is in `member`. `piece` is
     this rank's piece.
@@ -50,7 +52,7 @@ class Among:
     piece: int
 
 
-def among(job: JobProgram, step: ExchangeStep) -> Among:
+def make_exchange_groups(job: JobProgram, step: ExchangeStep) -> ExchangeGroups:
     """Makes the groups of an exchange. All ranks call it, as making a group is a collective."""
     ranks, pieces, rank = job.world_size, step.pieces, dist.get_rank()
     member, piece = divmod(rank, pieces)
@@ -60,7 +62,7 @@ def among(job: JobProgram, step: ExchangeStep) -> Among:
         near = group_of_node(job, pieces)
         places = [group_of(job, range(first, ranks, pieces)) for first in range(pieces)]
         far = places[piece]
-    return Among(
+    return ExchangeGroups(
         everyone=everyone,
         near=near,
         far=far,
@@ -84,10 +86,10 @@ def group_of_node(job: JobProgram, pieces: int, backend: str | None = None) -> d
     return nodes[dist.get_rank() // pieces]
 
 
-class Together:
+class WorkGroup:
     """Several collectives that are waited for together."""
 
-    def __init__(self, works: Iterable[Waited]) -> None:
+    def __init__(self, works: Iterable[PendingWork]) -> None:
         self._works = list(works)
 
     def wait(self) -> None:
@@ -95,7 +97,7 @@ class Together:
             work.wait()
 
 
-def in_turn(*ways: tuple[Callable[..., Any], Tensor, int], group: dist.ProcessGroup) -> Waited:
+def in_turn(*ways: tuple[Callable[..., Any], Tensor, int], group: dist.ProcessGroup) -> PendingWork:
     """Begins to send and receive as many numbers each way, in short messages, one of each way in turn: gloo takes
     almost twice as long for long ones that cross, and for short ones if all are sent first. A way is `dist.isend` or
     `dist.irecv`, the numbers, and the other rank in the group.
@@ -104,26 +106,26 @@ def in_turn(*ways: tuple[Callable[..., Any], Tensor, int], group: dist.ProcessGr
         [dist.P2POp(way, part, group=group, group_peer=other) for part in numbers.view(-1).split(_most(numbers))]
         for way, numbers, other in ways
     ]
-    return Together(dist.batch_isend_irecv([each for turn in zip(*messages, strict=True) for each in turn]))
+    return WorkGroup(dist.batch_isend_irecv([each for turn in zip(*messages, strict=True) for each in turn]))
 
 
 def _most(numbers: Tensor) -> int:
     return LONGEST // numbers.element_size()
 
 
-class InOrder:
+class BucketQueue:
     """The rules of buckets that are under way, the oldest first. `around` makes the context for what they do."""
 
     def __init__(self) -> None:
-        self.going: list[tuple[Iterator[Waited], Waited]] = []
+        self.going: list[tuple[Iterator[PendingWork], PendingWork]] = []
         self.around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
-    def begin(self, steps: Iterator[Waited]) -> None:
+    def begin(self, steps: Iterator[PendingWork]) -> None:
         """Takes the buckets that are under way one step further, then begins with another."""
         self._further()
         self._enter(steps)
 
-    def also(self, steps: Iterator[Waited]) -> None:
+    def also(self, steps: Iterator[PendingWork]) -> None:
         """Begins with a bucket, and waits for no other."""
         self._enter(steps)
 
@@ -138,20 +140,20 @@ class InOrder:
             waited.wait()
             self._enter(steps)
 
-    def _enter(self, steps: Iterator[Waited]) -> None:
+    def _enter(self, steps: Iterator[PendingWork]) -> None:
         with self.around():
             waited = next(steps, None)
         if waited is not None:
             self.going.append((steps, waited))
 
 
-def mean(tensor: Tensor, group: dist.ProcessGroup, ranks: int) -> Iterator[Waited]:
+def mean(tensor: Tensor, group: dist.ProcessGroup, ranks: int) -> Iterator[PendingWork]:
     """Makes `tensor` the mean over the ranks of a group, in place."""
     yield dist.all_reduce(tensor, group=group, async_op=True)
     tensor.div_(ranks)
 
 
-def between_nodes(rule: Rule, where: Among, *, alike: bool) -> Rule:
+def between_nodes(rule: Rule, where: ExchangeGroups, *, alike: bool) -> Rule:
     """Returns `rule` for the numbers of a whole bucket: of a hierarchical exchange it is applied to this rank's piece
     of them. `alike`: the ranks of a node hold the same numbers; else they are summed to a mean first. The count of
     numbers is a multiple of the pieces.
@@ -160,7 +162,7 @@ def between_nodes(rule: Rule, where: Among, *, alike: bool) -> Rule:
         return rule
     near = where.near
 
-    def whole(bucket: Tensor, index: int) -> Iterator[Waited]:
+    def hierarchical_rule(bucket: Tensor, index: int) -> Iterator[PendingWork]:
         piece = bucket.view(where.pieces, -1)[where.piece]
         if not alike:
             piece = piece.new_empty(piece.shape)
@@ -169,4 +171,4 @@ def between_nodes(rule: Rule, where: Among, *, alike: bool) -> Rule:
         yield from rule(piece, index)
         yield dist.all_gather_single(bucket, piece.clone() if alike else piece, group=near, async_op=True)
 
-    return whole
+    return hierarchical_rule

@@ -72,12 +72,12 @@ class AsyncAverage(WeightExchange):
 
     @property
     def waits_never(self) -> bool:
-        return not self.together
+        return not self.sums_exactly
 
     @torch.no_grad()
     def begin(self) -> None:
         super().begin()
-        if self.together or not self.buckets:
+        if self.sums_exactly or not self.buckets:
             return
         if self._thread is None:
             members = self.where.members

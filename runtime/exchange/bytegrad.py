@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.common.buckets import in_buckets, names_in_backward_order
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import Among
+from dslc.runtime.exchange.among import ExchangeGroups
 from dslc.runtime.exchange.codes import compress, restore
 from dslc.runtime.exchange.exchange import GradientExchange
 from dslc.runtime.model.names import named_tensors
@@ -49,9 +49,9 @@ class ByteGrad(GradientExchange):
             arrived[name] = gradient
             if len(arrived) == len(self._buckets[index]):
                 self._arrived[index] = {}
-                self.going.begin(self._own(index, [arrived[name] for name in self._buckets[index]]))
+                self.going.begin(self._exchange_bucket(index, [arrived[name] for name in self._buckets[index]]))
 
-    def _own(self, index: int, gradients: list[Tensor]) -> Iterator[Any]:
+    def _exchange_bucket(self, index: int, gradients: list[Tensor]) -> Iterator[Any]:
         """Goes through the rule with the gradients of a bucket of its own."""
         sizes = [gradient.numel() for gradient in gradients]
         numbers = gradients[0].new_empty(sum(sizes))
@@ -65,7 +65,7 @@ class ByteGrad(GradientExchange):
         return by_codes(bucket, self.where)
 
 
-def by_codes(numbers: Tensor, where: Among) -> Iterator[Any]:
+def by_codes(numbers: Tensor, where: ExchangeGroups) -> Iterator[Any]:
     """Makes numbers the mean over the members, as codes tell it, in place."""
     far, members, count = where.far, where.members, numbers.numel()
     sent = compress(nn.functional.pad(numbers, (0, -count % members)).view(members, -1))

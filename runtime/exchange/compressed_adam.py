@@ -129,7 +129,7 @@ def compressed(step: OptimizerStep, exchange: object) -> Callable[..., torch.opt
         return None
     own = exchange if isinstance(exchange, MomentumExchange) else None
 
-    def made(groups: list[dict[str, Any]], **arguments: Any) -> torch.optim.Optimizer:
+    def make_optimizer(groups: list[dict[str, Any]], **arguments: Any) -> torch.optim.Optimizer:
         return CompressedAdam(groups, exchange=own, **arguments)
 
-    return made
+    return make_optimizer

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import InOrder, Waited, in_turn, mean
+from dslc.runtime.exchange.among import BucketQueue, PendingWork, in_turn, mean
 from dslc.runtime.exchange.exchange import Bucket, WeightExchange
 
 
@@ -35,7 +35,7 @@ class Decentralized(WeightExchange):
         self._copies = [torch.empty_like(self.piece(bucket.numbers)) for bucket in self.buckets]
         self._received = [torch.empty_like(copy) for copy in self._copies] if self._pairs else []
         self.held = [*self._copies, *self._received]
-        self._ahead = InOrder()
+        self._ahead = BucketQueue()
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -49,7 +49,7 @@ class Decentralized(WeightExchange):
     def before_update(self) -> None:
         self._ahead.finish()
 
-    def _averaged_into(self, bucket: Bucket, copy: Tensor, index: int) -> Iterator[Waited]:
+    def _averaged_into(self, bucket: Bucket, copy: Tensor, index: int) -> Iterator[PendingWork]:
         """Puts the average of the copies in the place of the weights."""
         where = self.where
         yield from self._with_one(copy, self._received[index]) if self._pairs else mean(copy, where.far, where.members)
@@ -58,7 +58,7 @@ class Decentralized(WeightExchange):
         else:
             yield dist.all_gather_single(bucket.numbers, copy, group=where.near, async_op=True)
 
-    def _with_one(self, copy: Tensor, received: Tensor) -> Iterator[Waited]:
+    def _with_one(self, copy: Tensor, received: Tensor) -> Iterator[PendingWork]:
         far = self.where.far
         other = peer(self.where.member, self.where.members, self.step // self.how.every - 1)
         yield in_turn((dist.isend, copy, other), (dist.irecv, received, other), group=far)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import Waited, mean
+from dslc.runtime.exchange.among import PendingWork, mean
 from dslc.runtime.exchange.exchange import WeightExchange
 
 
@@ -60,5 +60,5 @@ class DiLoCo(WeightExchange):
             outer.sub_(numbers.add_(momentum, alpha=self._momentum), alpha=self._lr)
             numbers.copy_(outer)
 
-    def _mean(self, numbers: Tensor, index: int) -> Iterator[Waited]:
+    def _mean(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
         return mean(numbers, self.where.far, self.where.members)

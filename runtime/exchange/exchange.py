@@ -25,7 +25,7 @@ from torch.autograd.profiler import record_function
 
 from dslc.compiler.common.buckets import in_buckets
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import Among, InOrder, Rule, among, between_nodes, mean
+from dslc.runtime.exchange.among import BucketQueue, ExchangeGroups, Rule, between_nodes, make_exchange_groups, mean
 from dslc.runtime.model.names import named_tensors
 
 MARK = "dslc: exchange"
@@ -40,8 +40,8 @@ class Exchange:
 
     def __init__(self, job: JobProgram, step: ExchangeStep) -> None:
         self.job, self.how, self.step = job, step, 0
-        self.where: Among = among(job, step)
-        self.going = InOrder()
+        self.where: ExchangeGroups = make_exchange_groups(job, step)
+        self.going = BucketQueue()
         self.own: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
         self.held: list[Tensor] = []
@@ -75,7 +75,7 @@ class Exchange:
     def abandon(self) -> None:
         """Ends it on this rank alone, whose training fails."""
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Follows a checkpoint that has filled `own` and `shared`."""
 
     def settle(self) -> None:
@@ -126,9 +126,9 @@ class GradientExchange(Exchange):
         if not (self.watched and self.spreads):
             return
         self._watching.append(bucket.buffer())
-        if broken(bucket.buffer()):
+        if has_non_finite(bucket.buffer()):
             found = zip(bucket.parameters(), bucket.gradients(), strict=True)
-            self.broken += [self.names[id(parameter)] for parameter, gradient in found if broken(gradient)]
+            self.broken += [self.names[id(parameter)] for parameter, gradient in found if has_non_finite(gradient)]
 
     def through(self, numbers: Tensor, index: int) -> Iterator[Any]:
         """Goes through the rule with a bucket, filled up to equal pieces."""
@@ -142,11 +142,11 @@ class GradientExchange(Exchange):
     @torch.no_grad()
     def gradients(self) -> None:
         self.going.finish()
-        self.unsound = any(broken(each) for each in self._watching)
+        self.unsound = any(has_non_finite(each) for each in self._watching)
         self._watching.clear()
 
 
-def broken(numbers: Tensor) -> bool:
+def has_non_finite(numbers: Tensor) -> bool:
     """True if a number is not finite; of numbers on a CPU."""
     return not (numbers.sum().isfinite() or numbers.isfinite().all())
 
@@ -203,14 +203,14 @@ class LocalExchange(Exchange):
         self.buckets = [Bucket(order[place.start : place.stop], self.where.pieces) for place in places]
 
     @property
-    def together(self) -> bool:
+    def sums_exactly(self) -> bool:
         """True in the first steps, in which gradients are summed exactly."""
         return self.step <= self.how.alone
 
     @torch.no_grad()
     def gradients(self) -> None:
         where = self.where
-        if self.together:
+        if self.sums_exactly:
             self._mean_of_gradients(where.everyone, where.ranks)
         elif where.near is not None:
             self._mean_of_gradients(where.near, where.pieces)
@@ -239,7 +239,7 @@ class WeightExchange(LocalExchange):
     @property
     def due(self) -> bool:
         """True in a step that exchanges weights."""
-        return not self.together and self.how.every > 0 and self.step % self.how.every == 0
+        return not self.sums_exactly and self.how.every > 0 and self.step % self.how.every == 0
 
     def piece(self, numbers: Tensor) -> Tensor:
         """Returns this rank's piece of a bucket's numbers, in place."""
@@ -259,10 +259,10 @@ class WeightExchange(LocalExchange):
 
 @contextlib.contextmanager
 @torch.no_grad()
-def in_place_of(tensors: Mapping[str, Tensor], where: Among) -> Iterator[None]:
+def in_place_of(tensors: Mapping[str, Tensor], where: ExchangeGroups) -> Iterator[None]:
     """Puts the mean over all ranks in the place of tensors that differ, while the context lasts."""
     kept = {name: tensor.clone() for name, tensor in tensors.items()}
-    going = InOrder()
+    going = BucketQueue()
     for tensor in tensors.values():
         going.begin(mean(tensor, where.everyone, where.ranks))
     going.finish()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dslc.runtime.exchange.among import Waited, mean
+from dslc.runtime.exchange.among import PendingWork, mean
 from dslc.runtime.exchange.exchange import WeightExchange
 
 
@@ -25,5 +25,5 @@ class LocalSGD(WeightExchange):
         if self.due:
             self.exchanged(self._mean, [bucket.numbers for bucket in self.buckets])
 
-    def _mean(self, numbers: Tensor, index: int) -> Iterator[Waited]:
+    def _mean(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
         return mean(numbers, self.where.far, self.where.members)

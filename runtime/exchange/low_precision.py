@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import Waited, in_turn
+from dslc.runtime.exchange.among import PendingWork, in_turn
 from dslc.runtime.exchange.codes import compress, restore
 from dslc.runtime.exchange.exchange import WeightExchange
 
@@ -59,7 +59,7 @@ class LowPrecisionDecentralized(WeightExchange):
         if self.due:
             self.exchanged(self._differences, [bucket.numbers for bucket in self.buckets])
 
-    def _differences(self, numbers: Tensor, index: int) -> Iterator[Waited]:
+    def _differences(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
         known, left, right = self._replicas(index)
         difference = torch.add(left, right).div_(3).add_(numbers).sub_(known, alpha=5 / 3)
         own = compress(difference.view(1, -1))

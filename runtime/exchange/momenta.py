@@ -29,7 +29,7 @@ from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange import signs
 from dslc.runtime.exchange.among import between_nodes
 from dslc.runtime.exchange.bytegrad import by_codes
-from dslc.runtime.exchange.exchange import Bucket, LocalExchange, broken
+from dslc.runtime.exchange.exchange import Bucket, LocalExchange, has_non_finite
 
 
 class MomentumExchange(LocalExchange, ABC):
@@ -46,7 +46,7 @@ class MomentumExchange(LocalExchange, ABC):
         self._unsound = False
 
     @property
-    def together(self) -> bool:
+    def sums_exactly(self) -> bool:
         """True in the first updates, in which gradients are summed exactly."""
         return self.updates() < self.how.alone
 
@@ -77,7 +77,7 @@ class MomentumExchange(LocalExchange, ABC):
         for momentum, part in parts:
             momentum.copy_(part)
         if self.found is not None:
-            self._unsound |= broken(numbers)
+            self._unsound |= has_non_finite(numbers)
 
 
 class QAdamExchange(MomentumExchange):

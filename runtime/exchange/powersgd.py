@@ -38,7 +38,7 @@ from dslc.runtime.exchange.exchange import GradientExchange
 from dslc.runtime.model.names import named_tensors
 
 
-class _Alike(NamedTuple):
+class _ShapeGroup(NamedTuple):
     """Parameters of a bucket whose matrices have one shape: their names and gradients."""
 
     names: list[str]
@@ -60,7 +60,7 @@ class PowerSGD(GradientExchange):
             if shape is not None and each.requires_grad and name not in job.gradients.unused:
                 self._shapes[name] = shape
                 self.own[f"error.{name}"] = torch.zeros(shape, device=each.device)
-                self.shared[f"factor.{name}"] = _drawn(job.seed, name, shape[1], self._rank).to(each.device)
+                self.shared[f"factor.{name}"] = _initial_factor(job.seed, name, shape[1], self._rank).to(each.device)
 
     def hook(self, bucket: dist.GradBucket) -> None:
         self.look(bucket)
@@ -93,7 +93,7 @@ class PowerSGD(GradientExchange):
         for n, part in enumerate(second.split([each.numel() for each in rows])):
             self._take(groups[n], wholes[n], bases[n], part.view(rows[n].shape), scale)
 
-    def _take(self, group: _Alike, whole: Tensor, basis: Tensor, rows: Tensor, scale: Tensor) -> None:
+    def _take(self, group: _ShapeGroup, whole: Tensor, basis: Tensor, rows: Tensor, scale: Tensor) -> None:
         """Takes the factors that are agreed on: sets the gradients of a group, and what is kept of it."""
         agreed = torch.bmm(basis, rows)
         errors = whole.sub_(agreed).div_(scale)
@@ -109,22 +109,24 @@ class PowerSGD(GradientExchange):
         one = like.new_ones(())
         return self.scaler.scale(one) if self.scaler is not None else one
 
-    def _groups(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[list[_Alike], list[Tensor]]:
+    def _groups(
+        self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[list[_ShapeGroup], list[Tensor]]:
         """Returns the matrices of a bucket, those of one shape together, and all other gradients."""
-        groups: dict[tuple[int, int], _Alike] = {}
+        groups: dict[tuple[int, int], _ShapeGroup] = {}
         exact = list[Tensor]()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             name = self.names[id(parameter)]
             if name not in self._shapes:
                 exact.append(gradient)
                 continue
-            group = groups.setdefault(self._shapes[name], _Alike([], [], self._shapes[name]))
+            group = groups.setdefault(self._shapes[name], _ShapeGroup([], [], self._shapes[name]))
             group.names.append(name)
             group.gradients.append(gradient)
         return list(groups.values()), exact
 
 
-def _drawn(seed: int, name: str, columns: int, rank: int) -> Tensor:
+def _initial_factor(seed: int, name: str, columns: int, rank: int) -> Tensor:
     """Returns the first Q of a parameter, the same on all ranks and devices."""
     told = hashlib.sha256(f"powersgd {seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(told[:8], "little", signed=True))

@@ -3,18 +3,19 @@
 Model: each host compiles the job and then calls `meet` with the address of a rendezvous. The launcher on the host that
 has this address is the keeper, node 0, whose first rank is rank 0; the others are nodes in the order in which they
 arrive. Each sends what it knows of the job: versions, digests of files, GPUs. If two differ, all leave with the same
-message. From then on every launcher has a `Company`: the keeper a wire to each other one, the others one to the keeper.
+message. From then on every launcher has a `LauncherGroup`: the keeper a wire to each other one, the others one to the
+keeper.
 
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
-places and meet at a `Door`, which the one of rank 0 opens.
+places and meet at a `Endpoint`, which the one of rank 0 opens.
 
 Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new wires, and
 have a new port for the store. A host that was lost may come back meanwhile: its launcher, which tries again, or a new
 one, started with the same command, for which the place is free. Each keeps its node. A keeper that was lost comes back
 as any other: the hosts that wait for it say which start was the last, and where the run directory is. Those that met at
-a `Door` keep their wires instead: nobody else comes to it, and the loss of one of them ends the training of all.
+a `Endpoint` keep their wires instead: nobody else comes to it, and the loss of one of them ends the training of all.
 
-The hosts of an elastic training (`Meeting.counts`) come and go: elastic.py.
+The hosts of an elastic training (`Rendezvous.counts`) come and go: elastic.py.
 
 Contract: one address listens to the end: a host that comes when all places are taken is refused there, at once, or if
 hosts may come back, when none was lost for a while. A launcher whose connection ends is `lost` (wire.py).
@@ -39,25 +40,25 @@ from typing import TypeVar
 
 from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.authentication import MOST
-from dslc.runtime.hosts.doors import Door, NotMet, address_of
-from dslc.runtime.hosts.elastic import Gate
+from dslc.runtime.hosts.doors import Endpoint, RendezvousError, address_of
+from dslc.runtime.hosts.elastic import JoinQueue
 from dslc.runtime.hosts.join_requests import JoinRequests
 from dslc.runtime.hosts.meetings import (
     AGAIN,
     PARTING,
-    Before,
-    Late,
-    Left,
-    Meeting,
-    Met,
-    Stopped,
-    Where,
+    HostLeftError,
+    LateJoiners,
+    PreviousStart,
+    Rendezvous,
+    RendezvousPlace,
+    RendezvousResult,
+    StopRequestedError,
     join,
     keep,
     names_of,
 )
 from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import PATIENCE, Wire, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.wire import PATIENCE, Connection, endpoint, interface_of, listen, readable
 
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
 _NONCE_FILE = re.compile(r"\.dslc-[0-9a-f]{16}")  # by which a folder is tried
@@ -65,20 +66,22 @@ _NONCE_FILE = re.compile(r"\.dslc-[0-9a-f]{16}")  # by which a folder is tried
 T = TypeVar("T")
 
 
-class Company:
+class LauncherGroup:
     """The launchers that have met, as one of them sees it: the one of `node`, whose host is `machines[node]`, and which
     messages call `hosts[node]`. `ranks` are those that it starts, for the time `start`.
     """
 
-    def __init__(self, meeting: Meeting, where: Where, met: Met, gate: Gate | None = None) -> None:
+    def __init__(
+        self, meeting: Rendezvous, where: RendezvousPlace, met: RendezvousResult, gate: JoinQueue | None = None
+    ) -> None:
         self._meeting, self._where, self._gate = meeting, where, gate
         listening = where.listening if meeting.door is None else None
         requests = JoinRequests(listening, meeting.create_secret()) if listening is not None else None
-        self._late = Late(meeting, requests) if requests is not None else None
+        self._late = LateJoiners(meeting, requests) if requests is not None else None
         self.folder = met.folder  # the run directory of the keeper, when it is known
         self._take(met)
 
-    def _take(self, met: Met) -> None:
+    def _take(self, met: RendezvousResult) -> None:
         meeting, node, machines = self._meeting, met.node, tuple(met.machines)
         self.node, self.machines, self.store, self.start = node, machines, met.store, met.start
         self.changes, self._addresses = met.changes, met.addresses
@@ -113,7 +116,7 @@ class Company:
         return [*(wire.fileno() for wire in self.wires), *(comes.handles if comes is not None else ())]
 
     @property
-    def _turns_away(self) -> Late | None:
+    def _turns_away(self) -> LateJoiners | None:
         """Looks at those who come, unless a host is lost and all meet again, where they are looked at."""
         return None if self.lost and self._meeting.again else self._late
 
@@ -135,15 +138,15 @@ class Company:
     @property
     def interface(self) -> str:
         """The network interface that leads to the other hosts; "" if it is not known."""
-        return interface_of(self._here)
+        return interface_of(self._local_address)
 
     @property
-    def _here(self) -> str:
+    def _local_address(self) -> str:
         """The address of this host."""
-        return self._gate.place[0] if self._gate is not None else next(iter(self._wires.values())).here
+        return self._gate.place[0] if self._gate is not None else next(iter(self._wires.values())).local_address
 
     @property
-    def wires(self) -> list[Wire]:
+    def wires(self) -> list[Connection]:
         """The connections that are open."""
         return [wire for node, wire in self._wires.items() if node not in self.lost]
 
@@ -168,7 +171,7 @@ class Company:
         found, self._early = self._early, []
         for node, wire in self._wires.items():
             if node not in self.lost:
-                found += [(node, message) for message in wire.read()]
+                found += [(node, message) for message in wire.receive()]
                 if wire.closed:
                     self.lost[node] = wire.why
         return found
@@ -179,25 +182,25 @@ class Company:
         self.lost[node] = why
 
     def wait_for(self, kind: str, timeout: float) -> dict[int, Message]:
-        """Returns the message of this kind from each host at a wire, waiting for it. Raises NotMet."""
+        """Returns the message of this kind from each host at a wire, waiting for it. Raises RendezvousError."""
         found: dict[int, Message] = {}
         others: list[tuple[int, Message]] = []
         until = time.monotonic() + timeout
         while missing := [node for node in self._wires if node not in found]:
             for node, message in self.hear():
                 if message.get("kind") == "leaves":
-                    raise NotMet(f"{self.hosts[node]} left: {message['why']}")
+                    raise RendezvousError(f"{self.hosts[node]} left: {message['why']}")
                 if message.get("kind") == "again":
-                    raise Left("a host was lost")
+                    raise HostLeftError("a host was lost")
                 if message.get("kind") == kind and node not in found:
                     found[node] = message
                 else:
                     others.append((node, message))
             gone = [node for node in missing if node in self.lost and node not in found]
             if gone:
-                raise Left(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
+                raise HostLeftError(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
             if time.monotonic() > until:
-                raise Left(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
+                raise HostLeftError(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
             if len(found) < len(self._wires):
                 readable(self.wires, AGAIN)
         self._early = others
@@ -222,7 +225,7 @@ class Company:
     def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
         """Has all hosts meet for the start `start` of the ranks, until that time of the clock.
 
-        Raises NotMet, and Stopped if a host was asked to stop, as `stopped` says of this one.
+        Raises RendezvousError, and StopRequestedError if a host was asked to stop, as `stopped` says of this one.
         """
         if self.started_by:
             self._stay(start, until, stopped)
@@ -234,13 +237,15 @@ class Company:
         while self.keeps and self.wires and time.monotonic() < parted:  # or they might lose what it has said
             readable(self.wires, AGAIN)
             self.hear()
-        here = self._here
+        here = self._local_address
         self._part()
         self.apart = True
         meeting = replace(self._meeting, until=until, stopped=stopped)
-        before = Before(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
+        before = PreviousStart(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
         if self.elastic:
-            was = elastic.Was(before=before, gate=self._gate, lost=lost, addresses=self._addresses, here=here)
+            was = elastic.PreviousMembership(
+                before=before, gate=self._gate, lost=lost, addresses=self._addresses, here=here
+            )
             met, self._gate = elastic.meet_again(meeting, was)
             self._take(met)
         elif self.keeps:
@@ -250,7 +255,7 @@ class Company:
             self._take(join(meeting, self._where, before))
 
     def _stay(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
-        """Does the same for those that keep their wires. Raises Left if one of them is lost."""
+        """Does the same for those that keep their wires. Raises HostLeftError if one of them is lost."""
         if self.keeps:
             ready = self.wait_for("ready", until - time.monotonic())
             self._early = []  # what they have said of the start before
@@ -263,7 +268,7 @@ class Company:
             told = self.wait_for("store", until - time.monotonic())[0]
             self.store, self.start, stops = (self.store[0], int(told["port"])), int(told["start"]), told["stops"]
         if stops:
-            raise Stopped
+            raise StopRequestedError
 
     def _listen_anew(self) -> None:
         assert self.listening is not None
@@ -284,7 +289,7 @@ class Company:
                 if not met:
                     self.meet_again(start, until, stopped)
                 return work()
-            except Left as error:
+            except HostLeftError as error:
                 if not (self._meeting.again or self.elastic):
                     raise
                 met = False
@@ -322,53 +327,55 @@ class Company:
 # ------------------------------------------------------------------------------------------------------------ meeting
 
 
-def meet(meeting: Meeting) -> Company:
-    """Returns the company of all hosts, when all have come and agree. Raises NotMet, and Over if it is elastic."""
+def meet(meeting: Rendezvous) -> LauncherGroup:
+    """Returns the company of all hosts, when all have come and agree. Raises RendezvousError, and TrainingOverError if
+    it is elastic.
+    """
     try:
         if meeting.counts:
             met, gate = elastic.meet(meeting)
-            return Company(meeting, Where(meeting.rendezvous, lambda: None), met, gate)
+            return LauncherGroup(meeting, RendezvousPlace(meeting.rendezvous, lambda: None), met, gate)
         return _meet_at(meeting.door, meeting) if meeting.door is not None else _meet(meeting)
-    except Stopped:
+    except StopRequestedError:
         if meeting.counts:
-            raise elastic.Over(stopped=True) from None
-        raise NotMet("another host was asked to stop while the hosts met") from None
+            raise elastic.TrainingOverError(stopped=True) from None
+        raise RendezvousError("another host was asked to stop while the hosts met") from None
 
 
-def _meet(meeting: Meeting) -> Company:
+def _meet(meeting: Rendezvous) -> LauncherGroup:
     try:
         name, port = endpoint(meeting.rendezvous)
     except ValueError as error:
-        raise NotMet(f"the rendezvous {error}") from error
+        raise RendezvousError(f"the rendezvous {error}") from error
     address = address_of(name)
-    where = Where(f"{name}:{port}", lambda: (address, port))
+    where = RendezvousPlace(f"{name}:{port}", lambda: (address, port))
     try:
         listening = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            raise NotMet(_unheard(f"{name}:{port}", meeting, error)) from error
+            raise RendezvousError(_unheard(f"{name}:{port}", meeting, error)) from error
         where = replace(where, taken=error.errno == errno.EADDRINUSE)
-        return Company(meeting, where, join(meeting, where))
-    return _kept(meeting, replace(where, listening=listening), listening)
+        return LauncherGroup(meeting, where, join(meeting, where))
+    return _start_coordinator(meeting, replace(where, listening=listening), listening)
 
 
-def _meet_at(door: Door, meeting: Meeting) -> Company:
+def _meet_at(door: Endpoint, meeting: Rendezvous) -> LauncherGroup:
     if meeting.fault:
         meeting = replace(meeting, timeout=min(meeting.timeout, _TURNED_AWAY))
     try:
-        where = Where(door.name, door.find)
+        where = RendezvousPlace(door.name, door.find)
         if meeting.place:
-            return Company(meeting, where, join(meeting, where))
+            return LauncherGroup(meeting, where, join(meeting, where))
         try:
             listening = door.open()
         except OSError as error:
-            raise NotMet(_unheard(door.name, meeting, error)) from error
-        return _kept(meeting, replace(where, listening=listening), listening)
+            raise RendezvousError(_unheard(door.name, meeting, error)) from error
+        return _start_coordinator(meeting, replace(where, listening=listening), listening)
     finally:
         door.close()
 
 
-def _unheard(name: str, meeting: Meeting, error: OSError) -> str:
+def _unheard(name: str, meeting: Rendezvous, error: OSError) -> str:
     remedy = {
         errno.EADDRNOTAVAIL: "rank 0 is on this host, and that is no address of it: leave `--rendezvous` out",
         errno.EADDRINUSE: "another program listens there: `--rendezvous HOST:PORT` names another port",
@@ -377,10 +384,10 @@ def _unheard(name: str, meeting: Meeting, error: OSError) -> str:
     return f"{meeting.host} cannot listen at {name}: {error.strerror}" + (f"\nhelp: {remedy}" if remedy else "")
 
 
-def _kept(meeting: Meeting, where: Where, listening: socket.socket) -> Company:
+def _start_coordinator(meeting: Rendezvous, where: RendezvousPlace, listening: socket.socket) -> LauncherGroup:
     with contextlib.ExitStack() as until_met:
         until_met.enter_context(listening)
-        company = Company(meeting, where, keep(meeting, where))
+        company = LauncherGroup(meeting, where, keep(meeting, where))
         if meeting.again or meeting.door is None:
             until_met.pop_all()  # the company closes it
         return company
@@ -389,9 +396,10 @@ def _kept(meeting: Meeting, where: Where, listening: socket.socket) -> Company:
 # ------------------------------------------------------------------------------------------------- a folder of all
 
 
-def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[int]]:
+def shared(company: LauncherGroup, folder: str, timeout: float) -> tuple[str, list[int]]:
     """Returns the keeper's `folder`, which exists, and the launchers that do not see it: each reads a file that the
-    keeper writes there. All learn the number of the start. Called by all. Raises NotMet, and OSError on the keeper.
+    keeper writes there. All learn the number of the start. Called by all. Raises RendezvousError, and OSError on the
+    keeper.
     """
     if not company.keeps:
         asked = company.wait_for("folder", timeout)[0]
@@ -425,8 +433,8 @@ def _nonce_in(folder: str, name: str) -> str:
         return file.read(64).decode(errors="replace") if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
 
 
-def alike(company: Company, what: str, value: str, timeout: float) -> None:
-    """Raises NotMet, on all hosts, if one has another `value` than the keeper. Called by all."""
+def require_same_value(company: LauncherGroup, what: str, value: str, timeout: float) -> None:
+    """Raises RendezvousError, on all hosts, if one has another `value` than the keeper. Called by all."""
     if company.keeps:
         answers = company.wait_for("value", timeout)
         told = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
@@ -437,4 +445,4 @@ def alike(company: Company, what: str, value: str, timeout: float) -> None:
         company.tell("value", value=value)
         why = str(company.wait_for("alike", timeout)[0]["why"])
     if why:
-        raise NotMet(f"the hosts differ in {what}: {why}; {company.hosts[company.node]} has {value}")
+        raise RendezvousError(f"the hosts differ in {what}: {why}; {company.hosts[company.node]} has {value}")

@@ -1,7 +1,7 @@
 """Where launchers meet that know their places: the first opens a door, and the others look for it.
 
 A door is a socket at one address. How the others learn the address depends on who has started them
-(runtime/launchers): `FixedDoor` is at an address that all are given, `FileDoor` at one that stands in a file.
+(runtime/launchers): `FixedEndpoint` is at an address that all are given, `FileEndpoint` at one that stands in a file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 _ELSEWHERE = "192.0.2.1", 9  # an address that no host has (RFC 5737): the way there leads through the network
 
 
-class NotMet(Exception):
+class RendezvousError(Exception):
     """The hosts did not come together; the text says why, and what to do."""
 
 
-class Door(Protocol):
+class Endpoint(Protocol):
     """`name` says in messages where it is. `secret` is the one that it hands over with the address, once it is open or
     found; empty if it hands none over.
     """
@@ -33,16 +33,16 @@ class Door(Protocol):
     secret: bytes
 
     def open(self) -> socket.socket:
-        """Returns the socket at which the first launcher listens. Raises NotMet and OSError."""
+        """Returns the socket at which the first launcher listens. Raises RendezvousError and OSError."""
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address of that socket, for the others; None if it is not known yet. Raises NotMet."""
+        """Returns the address of that socket, for the others; None if it is not known yet. Raises RendezvousError."""
 
     def close(self) -> None:
         """Removes what shows the door; called by all when they have met, or not."""
 
 
-class FixedDoor:
+class FixedEndpoint:
     """A door at an address that all are given. `one_host`: all are on one, of which it has to be an address."""
 
     def __init__(self, host: str, port: int, *, one_host: bool = False) -> None:
@@ -50,24 +50,26 @@ class FixedDoor:
         self.name, self.secret = f"{host}:{port}", b""
 
     def open(self) -> socket.socket:
-        """Listens at the address, which is one of this host. Raises NotMet and OSError."""
+        """Listens at the address, which is one of this host. Raises RendezvousError and OSError."""
         return listen(address_of(self._host), self._port)
 
     def find(self) -> tuple[str, int]:
-        """Returns the address. Raises NotMet."""
+        """Returns the address. Raises RendezvousError."""
         address = address_of(self._host)
         if self._one_host:
             try:
                 listen(address).close()
             except OSError as error:
-                raise NotMet(f"{self.name} is no address of {socket.gethostname()}: {error.strerror}") from error
+                raise RendezvousError(
+                    f"{self.name} is no address of {socket.gethostname()}: {error.strerror}"
+                ) from error
         return address, self._port
 
     def close(self) -> None:
         """A no-op."""
 
 
-class FileDoor:
+class FileEndpoint:
     """A door whose address the first writes to a file that all see, with the secret of the run: this user alone can
     read it. `one_host`: all are on one.
     """
@@ -78,7 +80,7 @@ class FileDoor:
         self.name, self.secret = f"the address in {path}", b""
 
     def open(self) -> socket.socket:
-        """Listens at an address of this host, and writes it to the file. Raises NotMet and OSError."""
+        """Listens at an address of this host, and writes it to the file. Raises RendezvousError and OSError."""
         listening = listen("127.0.0.1" if self._one_host else _address_here())
         folder = os.path.dirname(self._path)
         if not os.path.isdir(folder):
@@ -91,7 +93,7 @@ class FileDoor:
         return listening
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address in the file, if it is there. Raises NotMet."""
+        """Returns the address in the file, if it is there. Raises RendezvousError."""
         try:
             content = read_private(self._path)
             if content is None:
@@ -102,7 +104,7 @@ class FileDoor:
         except (ValueError, TypeError, RecursionError):
             return None
         except OSError as error:
-            raise NotMet(f"{self.name} cannot be used: {error.strerror}") from error
+            raise RendezvousError(f"{self.name} cannot be used: {error.strerror}") from error
 
     def close(self) -> None:
         """Removes the file, and its folder if it was made for it and nothing else is there."""
@@ -112,23 +114,23 @@ class FileDoor:
 
 
 def _address_here() -> str:
-    """Returns the address of this host that others know it by. Raises NotMet."""
+    """Returns the address of this host that others know it by. Raises RendezvousError."""
     name = socket.gethostname()
-    with contextlib.suppress(NotMet):
+    with contextlib.suppress(RendezvousError):
         return address_of(name)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         asking.connect(_ELSEWHERE)  # sends nothing
         here: str = asking.getsockname()[0]
         return here
-    raise NotMet(f"the address of {name}, where rank 0 is, is not known there: give it by --rendezvous HOST")
+    raise RendezvousError(f"the address of {name}, where rank 0 is, is not known there: give it by --rendezvous HOST")
 
 
 def address_of(name: str) -> str:
-    """Returns the address of a host, as this host knows it. Raises NotMet."""
+    """Returns the address of a host, as this host knows it. Raises RendezvousError."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise NotMet(
+        raise RendezvousError(
             f"the name of the rendezvous, `{name}`, does not resolve on {socket.gethostname()} ({error.strerror}): "
             "give the first host's name or address as this host knows it"
         ) from error
@@ -138,21 +140,21 @@ def address_of(name: str) -> str:
 
 
 def address_toward(name: str) -> str:
-    """Returns the address of this host on the way to another one, or to itself. Raises NotMet."""
+    """Returns the address of this host on the way to another one, or to itself. Raises RendezvousError."""
     there = address_of(name)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect((there, 9))  # sends nothing
         except OSError as error:
-            raise NotMet(f"no way leads from {socket.gethostname()} to {name}: {error.strerror}") from error
+            raise RendezvousError(f"no way leads from {socket.gethostname()} to {name}: {error.strerror}") from error
         here: str = asking.getsockname()[0]
     return here
 
 
 def _reachable(address: str, name: str) -> None:
     if address.startswith("127.") and name not in LOCAL and not name.startswith("127."):
-        raise NotMet(
+        raise RendezvousError(
             f"`{name}` is {address} on {socket.gethostname()}, which no other host can reach (see /etc/hosts): give "
             "its address on the network in place of the name"
         )

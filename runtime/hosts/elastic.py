@@ -1,9 +1,9 @@
 """The hosts of an elastic training: they come and go, and those that are there train.
 
-Model: the keeper has a `Gate`, which is open to the end: a host that comes says hello and waits there until the next
-meeting. At a meeting the keeper takes as many hosts as the job can train on, those of the last start first; the rest
-wait at the gate. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the hosts
-of the last start are back, and without one that is not within `BACK` seconds.
+Model: the keeper has a `JoinQueue`, which is open to the end: a host that comes says hello and waits there until the
+next meeting. At a meeting the keeper takes as many hosts as the job can train on, those of the last start first; the
+rest wait at the gate. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the
+hosts of the last start are back, and without one that is not within `BACK` seconds.
 
 Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
 keeps, as each opens a gate at its own when nobody answers at those before it for a while; one that has begun to keep a
@@ -30,24 +30,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from dslc.runtime.hosts.doors import NotMet, address_of
+from dslc.runtime.hosts.doors import RendezvousError, address_of
 from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
 from dslc.runtime.hosts.meetings import (
     AGAIN,
     BACK,
-    Before,
-    Left,
-    Meeting,
-    Met,
-    Stopped,
-    Waiting,
-    is_alike,
+    HostLeftError,
+    PreviousStart,
+    Rendezvous,
+    RendezvousResult,
+    StopRequestedError,
+    WaitReporter,
+    has_same_facts,
     names_of,
-    refused,
+    refusal_error,
     welcome,
 )
 from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import Wire, endpoint, is_connected, listen, readable
+from dslc.runtime.hosts.wire import Connection, endpoint, is_connected, listen, readable
 
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
 SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came
@@ -62,7 +62,7 @@ _STOP_IT = "`dslc stop` with that folder ends it; `--out` names another folder f
 Place = tuple[str, int]
 
 
-class Over(Exception):
+class TrainingOverError(Exception):
     """The training has ended, after so many `steps`, or was `stopped` after them, and this host had no part in the end
     of it; `host` knows more. Without these nobody has said so.
     """
@@ -88,22 +88,22 @@ def largest(counts: Sequence[int], hosts: int) -> int:
 
 
 def named_in(rendezvous: str) -> list[Place]:
-    """Returns the names and ports of `HOST[:PORT]`, or of several with commas between. Raises NotMet."""
+    """Returns the names and ports of `HOST[:PORT]`, or of several with commas between. Raises RendezvousError."""
     try:
         return [endpoint(each.strip()) for each in rendezvous.split(",")]
     except ValueError as error:
-        raise NotMet(f"the rendezvous {error}") from error
+        raise RendezvousError(f"the rendezvous {error}") from error
 
 
 def _place(name: str, port: int) -> Place | None:
     """Returns an address; None if nobody knows the name, or no way leads there."""
     try:
         return address_of(name), port
-    except NotMet:
+    except RendezvousError:
         return None
 
 
-def _known(named: Sequence[Place]) -> Iterator[Place]:
+def _resolvable_addresses(named: Sequence[Place]) -> Iterator[Place]:
     """Yields the addresses of these names, each when it is needed, but for those that nobody knows."""
     return (place for each in named if (place := _place(*each)) is not None)
 
@@ -111,19 +111,19 @@ def _known(named: Sequence[Place]) -> Iterator[Place]:
 # --------------------------------------------------------------------------------------------------------- the keeper
 
 
-class Gate:
+class JoinQueue:
     """Where hosts come to: `arrived` are those that wait, each with its hello."""
 
-    def __init__(self, meeting: Meeting, listening: socket.socket) -> None:
+    def __init__(self, meeting: Rendezvous, listening: socket.socket) -> None:
         self._meeting, self._secret = meeting, meeting.create_secret()
         self._requests = JoinRequests(listening, self._secret)
         self.place: Place = listening.getsockname()[:2]
-        self.arrived: list[tuple[Wire, Message]] = []
+        self.arrived: list[tuple[Connection, Message]] = []
         self.last = time.monotonic()  # when somebody arrived
         self.fresh = True  # no training was kept here yet
         self.busy = ""  # while ranks train: what a host that comes is told to wait for
         self._calls: dict[socket.socket, tuple[Place, float]] = {}
-        self._reached: dict[Wire, tuple[Place, float]] = {}  # calls that were answered
+        self._reached: dict[Connection, tuple[Place, float]] = {}  # calls that were answered
         self._called, self._round = 0.0, 0
         self._own: int | None = None  # this place among those named, when it was looked for
 
@@ -133,12 +133,12 @@ class Gate:
         return [*self._requests.handles, *(wire.fileno() for wire in (*self._wires, *self._reached))]
 
     @property
-    def refused(self) -> str:
+    def refusal(self) -> str:
         """Who was turned away last, and why."""
-        return self._requests.refused
+        return self._requests.refusal
 
     @property
-    def _wires(self) -> list[Wire]:
+    def _wires(self) -> list[Connection]:
         return [wire for wire, _ in self.arrived]
 
     def wait(self, seconds: float) -> None:
@@ -150,19 +150,19 @@ class Gate:
             self._hear(wire, first)
         for each in list(self.arrived):
             wire, hello = each
-            stops = any(message.get("kind") == "stop" for message in wire.read())
+            stops = any(message.get("kind") == "stop" for message in wire.receive())
             if stops and hello.get("start") and not self.busy:
-                raise Stopped  # one that trained; another one that is asked to stop just leaves
+                raise StopRequestedError  # one that trained; another one that is asked to stop just leaves
             if wire.closed:
                 self.arrived.remove(each)
 
-    def _hear(self, wire: Wire, first: Message) -> None:
+    def _hear(self, wire: Connection, first: Message) -> None:
         if first["kind"] == "elsewhere":
             wire.close()
             place = _redirected(self._meeting, first)
             if self.fresh and place is not None:
                 raise _Elsewhere(place)
-        elif is_alike(self._meeting, wire, first):
+        elif has_same_facts(self._meeting, wire, first):
             self.arrived.append((wire, first))
             self.last = time.monotonic()
             if self.busy:
@@ -183,7 +183,7 @@ class Gate:
             else:
                 calling.close()
         for wire, (place, since) in list(self._reached.items()):
-            wire.read()
+            wire.receive()
             if wire.closed or not wire.pending or now - since > _REACH:
                 del self._reached[wire]
                 wire.close()
@@ -202,7 +202,7 @@ class Gate:
 
     def _answered(self, calling: socket.socket, place: Place) -> None:
         try:
-            wire = Wire(calling, self._secret)
+            wire = Connection(calling, self._secret)
         except OSError:  # it is gone already
             calling.close()
             return
@@ -218,7 +218,7 @@ class Gate:
         named = named[: self._own] + ([] if self.fresh else named[self._own + 1 :])
         begin = self._round if self._round < len(named) else 0
         self._round = begin + _CALLS
-        return list(_known(named[begin : begin + _CALLS]))
+        return list(_resolvable_addresses(named[begin : begin + _CALLS]))
 
     def tell(self, kind: str, **more: object) -> None:
         """Sends a message to those who wait."""
@@ -234,11 +234,11 @@ class Gate:
         self.arrived, self._calls, self._reached = [], {}, {}
 
 
-def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]) -> Met:
+def _keep(meeting: Rendezvous, gate: JoinQueue, before: PreviousStart | None, awaited: set[int]) -> RendezvousResult:
     """Waits for hosts and takes those that the job can train on. `awaited`: the nodes of the last start that are
     expected back.
     """
-    waiting, began, gate.busy = Waiting(meeting, f"for hosts at {meeting.rendezvous}"), time.monotonic(), ""
+    waiting, began, gate.busy = WaitReporter(meeting, f"for hosts at {meeting.rendezvous}"), time.monotonic(), ""
     gate.last = began
     try:
         while True:
@@ -250,28 +250,28 @@ def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]
             if hosts >= meeting.counts[-1] or (largest(meeting.counts, hosts) and seconds >= patience):
                 holder = meeting.holder() if gate.fresh else ""
                 if not holder:
-                    return _taken(meeting, gate, before)
+                    return _select_hosts(meeting, gate, before)
                 waiting.turn_to(f"for the training in its run directory, which {holder} keeps", _STOP_IT)
             gate.call()
-            waiting.why = f"; {gate.refused}" if gate.refused else ""
+            waiting.why = f"; {gate.refusal}" if gate.refusal else ""
             waiting.look([str(hello["host"]) for _, hello in gate.arrived])
             gate.wait(AGAIN)
     except _Elsewhere as error:
         gate.tell("elsewhere", place=error.place)
         gate.close()
         raise
-    except Stopped:
+    except StopRequestedError:
         gate.tell("stopped")
         raise
 
 
-def _node(hello: Message, before: Before | None) -> int:
+def _node(hello: Message, before: PreviousStart | None) -> int:
     """Returns the node that a host had in the last start; -1 if it was not of it."""
     same = before is not None and hello.get("start") == before.start
     return int(hello.get("node") or -1) if same else -1
 
 
-def _taken(meeting: Meeting, gate: Gate, before: Before | None) -> Met:
+def _select_hosts(meeting: Rendezvous, gate: JoinQueue, before: PreviousStart | None) -> RendezvousResult:
     # If this keeper is a new one, the others may know more than it does.
     last = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in gate.arrived), default=(0, ""))
     changes = max((int(m.get("changes") or 0) for _, m in gate.arrived), default=0)
@@ -288,11 +288,11 @@ def _taken(meeting: Meeting, gate: Gate, before: Before | None) -> Met:
     gate.tell("wait", why=gate.busy)
     listening = listen(gate.place[0])
     store = gate.place[0], int(listening.getsockname()[1])
-    addresses = [gate.place[0], *(wire.there for wire, _ in welcomed)]
+    addresses = [gate.place[0], *(wire.remote_address for wire, _ in welcomed)]
     for node, (wire, _) in enumerate(welcomed, 1):
         said = {"hosts": hosts, "store": store, "start": start + 1, "changes": changes, "addresses": addresses}
         wire.send({"kind": "welcome", "node": node, **said})
-    return Met(
+    return RendezvousResult(
         node=0,
         machines=hosts,
         wires=dict(enumerate((wire for wire, _ in welcomed), 1)),
@@ -309,15 +309,15 @@ def _taken(meeting: Meeting, gate: Gate, before: Before | None) -> Met:
 
 
 def _join(
-    meeting: Meeting, first: Sequence[Place], before: Before | None, heir: Callable[[], Gate | None]
-) -> Met | Gate:
+    meeting: Rendezvous, first: Sequence[Place], before: PreviousStart | None, heir: Callable[[], JoinQueue | None]
+) -> RendezvousResult | JoinQueue:
     """Looks for a gate at these places, and then at those of the rendezvous, and returns what the keeper answers; or
     the gate that `heir` has opened.
     """
-    waiting, named = Waiting(meeting, ""), named_in(meeting.rendezvous)
+    waiting, named = WaitReporter(meeting, ""), named_in(meeting.rendezvous)
     while True:
         tried: list[Place] = []
-        for place in itertools.chain(first, _known(named)):
+        for place in itertools.chain(first, _resolvable_addresses(named)):
             if place in tried:
                 continue
             tried.append(place)
@@ -325,8 +325,8 @@ def _join(
             if wire is None:
                 continue
             try:
-                return _asked(meeting, wire, before, waiting)
-            except Left:
+                return _request_join(meeting, wire, before, waiting)
+            except HostLeftError:
                 wire.close()
                 waiting.patient = False
             except _Elsewhere as error:
@@ -334,7 +334,7 @@ def _join(
                 first = [error.place, *(each for each in first if each != error.place)]
                 break
             except BaseException as error:
-                if isinstance(error, Stopped):
+                if isinstance(error, StopRequestedError):
                     wire.send({"kind": "stop"})
                 wire.close()
                 raise
@@ -348,12 +348,12 @@ def _join(
         waiting.look([])
 
 
-def _reached(meeting: Meeting, place: Place, waiting: Waiting) -> Wire | None:
+def _reached(meeting: Rendezvous, place: Place, waiting: WaitReporter) -> Connection | None:
     try:
         connection = socket.create_connection(place, timeout=_REACH)
         secret = meeting.read_secret()
         if secret is not None:
-            return Wire(connection, secret)
+            return Connection(connection, secret)
     except OSError as error:
         waiting.why = f": {(error.strerror or str(error)).lower()}"
         return None
@@ -362,17 +362,21 @@ def _reached(meeting: Meeting, place: Place, waiting: Waiting) -> Wire | None:
     return None
 
 
-def _redirected(meeting: Meeting, message: Message) -> Place | None:
+def _redirected(meeting: Rendezvous, message: Message) -> Place | None:
     """Returns the place to which a launcher is sent on; None, if nothing proves who sends it there, for one that the
     rendezvous does not name.
     """
     address, port = message["place"]
     place = str(address), int(port)
-    return place if not meeting.secret.is_empty or place in _known(named_in(meeting.rendezvous)) else None
+    return (
+        place if not meeting.secret.is_empty or place in _resolvable_addresses(named_in(meeting.rendezvous)) else None
+    )
 
 
-def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting) -> Met:
-    """Says hello to a keeper and returns what it answers. Raises Left if it leaves, and what else it may say."""
+def _request_join(
+    meeting: Rendezvous, wire: Connection, before: PreviousStart | None, waiting: WaitReporter
+) -> RendezvousResult:
+    """Says hello to a keeper and returns its answer. Raises HostLeftError if it leaves, and what else it may say."""
     wire.send(
         {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
     )
@@ -380,18 +384,24 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
     since = time.monotonic()
     while True:
         readable([wire], AGAIN)
-        messages = wire.read()
+        messages = wire.receive()
         for n, message in enumerate(messages):
             match message.get("kind"):
                 case "refused":
-                    raise refused(meeting, message)
+                    raise refusal_error(meeting, message)
                 case "stopped":
-                    raise Stopped
+                    raise StopRequestedError
                 case "over":
-                    raise Over(int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"]))
+                    raise TrainingOverError(
+                        int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"])
+                    )
                 case "elsewhere":
                     place = _redirected(meeting, message)
-                    raise _Elsewhere(place) if place is not None else Left("it sends this host to an unknown place")
+                    raise (
+                        _Elsewhere(place)
+                        if place is not None
+                        else HostLeftError("it sends this host to an unknown place")
+                    )
                 case "wait":
                     waiting.patient = True
                     meeting.say(str(message["why"]))
@@ -399,7 +409,7 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
                     return welcome(message, wire, messages[n + 1 :])
         if wire.closed or (not wire.authenticated and time.monotonic() - since > HELLO):
             waiting.why = f", where one was met: {wire.why}" if wire.strange else ""
-            raise Left("the host that keeps the training left")
+            raise HostLeftError("the host that keeps the training left")
         waiting.look([])
 
 
@@ -407,23 +417,23 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Was:
+class PreviousMembership:
     """A launcher's place in the last start; the nodes that it has seen leave, and where the others are."""
 
-    before: Before
-    gate: Gate | None
+    before: PreviousStart
+    gate: JoinQueue | None
     lost: frozenset[int]
     addresses: Sequence[str]
     here: str  # this host's own address
 
 
-def meet(meeting: Meeting) -> tuple[Met, Gate | None]:
+def meet(meeting: Rendezvous) -> tuple[RendezvousResult, JoinQueue | None]:
     """Meets for the first start. The first host of the rendezvous that is there keeps, if nobody else does."""
     named, began = named_in(meeting.rendezvous), time.monotonic()
     if len(named) == 1 and not meeting.patient:
         address_of(named[0][0])
 
-    def heir() -> Gate | None:
+    def heir() -> JoinQueue | None:
         """Opens a gate if it is this host's turn, at its own place."""
         for n, each in enumerate(named):
             if n and time.monotonic() - began < _LATER * n:
@@ -437,9 +447,11 @@ def meet(meeting: Meeting) -> tuple[Met, Gate | None]:
     return keep_first(meeting, heir() or _join(meeting, [], None, heir), heir)
 
 
-def keep_first(meeting: Meeting, met: Met | Gate, heir: Callable[[], Gate | None]) -> tuple[Met, Gate | None]:
+def keep_first(
+    meeting: Rendezvous, met: RendezvousResult | JoinQueue, heir: Callable[[], JoinQueue | None]
+) -> tuple[RendezvousResult, JoinQueue | None]:
     """Waits for hosts at a gate that this host has opened, until they have met there, or at another place."""
-    while isinstance(met, Gate):
+    while isinstance(met, JoinQueue):
         try:
             with _closed_on_error(met):
                 return _keep(meeting, met, None, set()), met
@@ -448,17 +460,17 @@ def keep_first(meeting: Meeting, met: Met | Gate, heir: Callable[[], Gate | None
     return met, None
 
 
-def _opened(meeting: Meeting, place: Place) -> Gate | None:
-    """Returns a gate at a place; None if that is not one of this host, or taken. Raises NotMet."""
+def _opened(meeting: Rendezvous, place: Place) -> JoinQueue | None:
+    """Returns a gate at a place; None if that is not one of this host, or taken. Raises RendezvousError."""
     try:
-        return Gate(meeting, listen(*place))
+        return JoinQueue(meeting, listen(*place))
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            raise NotMet(f"{meeting.host} cannot listen at {meeting.rendezvous}: {error.strerror}") from error
+            raise RendezvousError(f"{meeting.host} cannot listen at {meeting.rendezvous}: {error.strerror}") from error
         return None
 
 
-def meet_again(meeting: Meeting, was: Was) -> tuple[Met, Gate | None]:
+def meet_again(meeting: Rendezvous, was: PreviousMembership) -> tuple[RendezvousResult, JoinQueue | None]:
     """Meets for another start: with the hosts that are there."""
     before, port = was.before, named_in(meeting.rendezvous)[0][1]
     nodes = range(len(was.addresses))
@@ -469,7 +481,7 @@ def meet_again(meeting: Meeting, was: Was) -> tuple[Met, Gate | None]:
     places = [(was.addresses[node], port) for node in others]
     began = time.monotonic()
 
-    def heir() -> Gate | None:
+    def heir() -> JoinQueue | None:
         """Opens a gate if it is this host's turn, at its own address, and the run directory is free."""
         if time.monotonic() - began < _TURN * (before.node - 1):
             return None
@@ -478,21 +490,21 @@ def meet_again(meeting: Meeting, was: Was) -> tuple[Met, Gate | None]:
         except OSError:
             return None
         if meeting.claim(before.folder):
-            gate = Gate(meeting, listening)
+            gate = JoinQueue(meeting, listening)
             gate.fresh = False
             return gate
         listening.close()
         return None
 
     joined = _join(meeting, places, before, heir)
-    if isinstance(joined, Met):
+    if isinstance(joined, RendezvousResult):
         return joined, None
     with _closed_on_error(joined):
         return _keep(meeting, joined, before, {node for node in others if node}), joined
 
 
 @contextlib.contextmanager
-def _closed_on_error(gate: Gate) -> Iterator[None]:
+def _closed_on_error(gate: JoinQueue) -> Iterator[None]:
     try:
         yield
     except BaseException:

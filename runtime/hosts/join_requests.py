@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import Wire, readable
+from dslc.runtime.hosts.wire import Connection, readable
 
 HELLO = 10.0  # seconds that a connection has to say who it is
 GRACE = 0.5  # the same, if others wait
@@ -21,12 +21,12 @@ PENDING = 32  # connections that have not said who they are
 
 
 class JoinRequests:
-    """Those who come to the socket; `secret` is that of the run. `refused` says who was turned away last, and why."""
+    """Those who come to the socket; `secret` is that of the run. `refusal` says who was turned away last, and why."""
 
     def __init__(self, listening: socket.socket, secret: bytes) -> None:
         self.listening, self._secret = listening, secret
-        self._pending: dict[Wire, float] = {}  # since when, the oldest first
-        self.refused = ""
+        self._pending: dict[Connection, float] = {}  # since when, the oldest first
+        self.refusal = ""
         listening.setblocking(False)
 
     @property
@@ -35,14 +35,14 @@ class JoinRequests:
         listening = [] if self._is_full() else [self.listening.fileno()]
         return [*listening, *(wire.fileno() for wire in self._pending)]
 
-    def poll(self, kinds: Sequence[str] = ("hello",)) -> list[tuple[Wire, list[Message]]]:
+    def poll(self, kinds: Sequence[str] = ("hello",)) -> list[tuple[Connection, list[Message]]]:
         """Returns the connections that have begun with a message of these kinds, with all that they have said; drops
         those that say anything else, or nothing for too long.
         """
         self._accept()
         now, arrived = time.monotonic(), []
         for wire, since in list(self._pending.items()):
-            messages = wire.read()
+            messages = wire.receive()
             if messages and messages[0]["kind"] in kinds:
                 del self._pending[wire]
                 arrived.append((wire, messages))
@@ -65,16 +65,16 @@ class JoinRequests:
                     self._drop(next(iter(self._pending)))
                 return
             with contextlib.suppress(OSError):  # it is gone already
-                self._pending[Wire(connection, self._secret, accepts=True)] = time.monotonic()
+                self._pending[Connection(connection, self._secret, accepts=True)] = time.monotonic()
 
     def _is_full(self) -> bool:
         """True if nobody can be let in now: all who are pending have just come."""
         oldest = next(iter(self._pending.values()), 0.0)
         return len(self._pending) >= PENDING and time.monotonic() - oldest < GRACE
 
-    def _drop(self, wire: Wire) -> None:
+    def _drop(self, wire: Connection) -> None:
         if wire.strange:
-            self.refused = f"{wire.there or 'somebody'} was turned away: {wire.why}"
+            self.refusal = f"{wire.remote_address or 'somebody'} was turned away: {wire.why}"
         del self._pending[wire]
         wire.close()
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from dslc.runtime.hosts.authentication import MOST, NO_SECRET
-from dslc.runtime.hosts.doors import Door, NotMet
+from dslc.runtime.hosts.doors import Endpoint, RendezvousError
 from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.run_secret import TOKEN, RunSecret, SecretError
-from dslc.runtime.hosts.wire import SILENCE, Wire, listen, readable
+from dslc.runtime.hosts.wire import SILENCE, Connection, listen, readable
 
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
@@ -37,16 +37,16 @@ _NO_WAY = "no way leads there from here: look at the network of both (`ip route`
 _EXPLAINED_BY = {"the plan": "--set"}  # facts that are compared only where another one differs
 
 
-class Left(NotMet):
+class HostLeftError(RendezvousError):
     """A host left while others waited for it. It may come back."""
 
 
-class Stopped(Exception):
+class StopRequestedError(Exception):
     """A host was asked to stop while hosts met."""
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """The part of one launcher: where they meet, how many they are, and what it knows of the job, by name.
 
     With a `door` the launchers know their places, and what has started them (`by`: "mpirun"); each starts `processes`
@@ -61,7 +61,7 @@ class Meeting:
     say: Callable[[str], object] = field(default=lambda text: None)
     host: str = field(default_factory=socket.gethostname)
     processes: int = 1
-    door: Door | None = None
+    door: Endpoint | None = None
     place: int = 0
     by: str = ""
     needs: str = _FOR_HOSTS
@@ -82,18 +82,18 @@ class Meeting:
         return f"{self.counts[0]} to {self.nodes}" if self.counts and self.counts[0] < self.nodes else str(self.nodes)
 
     def create_secret(self) -> bytes:
-        """Returns the secret of the run, on the keeper. Raises NotMet and OSError."""
+        """Returns the secret of the run, on the keeper. Raises RendezvousError and OSError."""
         try:
             return self._of_door or self.secret.create()
         except SecretError as error:
-            raise NotMet(str(error)) from error
+            raise RendezvousError(str(error)) from error
 
     def read_secret(self) -> bytes | None:
-        """Returns the secret of the run; None if its file is not seen here. Raises NotMet."""
+        """Returns the secret of the run; None if its file is not seen here. Raises RendezvousError."""
         try:
-            return self._of_door or self.secret.read()
+            return self._of_door or self.secret.load()
         except SecretError as error:
-            raise NotMet(str(error)) from error
+            raise RendezvousError(str(error)) from error
 
     @property
     def _of_door(self) -> bytes:
@@ -106,14 +106,14 @@ class Meeting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Met:
+class RendezvousResult:
     """The result of a meeting: this launcher's node, all machines, the wires by node, and the store's address; the
     number of this start of the ranks, and the run directory of the one before.
     """
 
     node: int
     machines: Sequence[str]
-    wires: Mapping[int, Wire]
+    wires: Mapping[int, Connection]
     store: tuple[str, int]
     start: int = 1
     folder: str = ""
@@ -124,7 +124,7 @@ class Met:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
+class PreviousStart:
     """A launcher's word on the start before this one, of which it was."""
 
     node: int
@@ -134,7 +134,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Where:
+class RendezvousPlace:
     """The rendezvous: its name in messages, how its address is found, and the socket that listens, on the keeper.
     `taken`: another program of this host listens there.
     """
@@ -149,14 +149,18 @@ class Where:
 
 
 def keep(
-    meeting: Meeting, where: Where, start: int = 1, late: Late | None = None, awaited: frozenset[int] = frozenset()
-) -> Met:
+    meeting: Rendezvous,
+    where: RendezvousPlace,
+    start: int = 1,
+    late: LateJoiners | None = None,
+    awaited: frozenset[int] = frozenset(),
+) -> RendezvousResult:
     """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone. `late` has
     those that have come already, and `awaited` are the nodes of the last start that were not lost.
     """
     assert where.listening is not None
     name = where.name if meeting.door is not None else meeting.rendezvous
-    waiting = Waiting(meeting, f"for the hosts at {name}")
+    waiting = WaitReporter(meeting, f"for the hosts at {name}")
     requests = late.requests if late is not None else JoinRequests(where.listening, meeting.create_secret())
     arrived = late.hand_over() if late is not None else []
     began = time.monotonic()
@@ -164,27 +168,27 @@ def keep(
         while len(arrived) + 1 < meeting.nodes or (
             time.monotonic() < began + BACK and not awaited <= {hello.get("node") for _, hello in arrived}
         ):
-            waiting.why = f"; {requests.refused}" if requests.refused else ""
+            waiting.why = f"; {requests.refusal}" if requests.refusal else ""
             waiting.look([str(message["host"]) for _, message in arrived])
             readable([*requests.handles, *(wire.fileno() for wire, _ in arrived)], AGAIN)
-            arrived += [each for each in _said_hello(requests) if start == 1 or is_alike(meeting, *each)]
+            arrived += [each for each in _said_hello(requests) if start == 1 or has_same_facts(meeting, *each)]
             arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
         if meeting.door is None:
             arrived = _as_many(meeting, arrived)
-        return _agreed(meeting, arrived, where.listening.getsockname()[0], start)
+        return _complete_rendezvous(meeting, arrived, where.listening.getsockname()[0], start)
     except BaseException as error:
         for wire, _ in arrived:
-            if isinstance(error, Stopped):
+            if isinstance(error, StopRequestedError):
                 wire.send({"kind": "stopped"})
             wire.close()
-        if isinstance(error, Stopped):
+        if isinstance(error, StopRequestedError):
             _tell_who_comes(requests, meeting.nodes - 1 - len(arrived))
         raise
     finally:
         requests.close()
 
 
-def _as_many(meeting: Meeting, arrived: list[tuple[Wire, Message]]) -> list[tuple[Wire, Message]]:
+def _as_many(meeting: Rendezvous, arrived: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
     """Returns as many hosts as the job takes, those of the last start first, and refuses the others."""
     arrived = sorted(arrived, key=lambda each: each[1].get("node") is None)
     taken, over = arrived[: meeting.nodes - 1], arrived[meeting.nodes - 1 :]
@@ -194,7 +198,7 @@ def _as_many(meeting: Meeting, arrived: list[tuple[Wire, Message]]) -> list[tupl
     return taken
 
 
-def _too_late(meeting: Meeting, hello: Message, hosts: Sequence[str]) -> str:
+def _too_late(meeting: Rendezvous, hello: Message, hosts: Sequence[str]) -> str:
     return (
         f"{hello['host']} comes too late: the job takes {meeting.takes} (`devices.nodes`), and trains with "
         f"{' and '.join(hosts)}\n"
@@ -213,7 +217,7 @@ def _tell_who_comes(requests: JoinRequests, most: int) -> None:
             most -= 1
 
 
-def _said_hello(requests: JoinRequests) -> Iterator[tuple[Wire, Message]]:
+def _said_hello(requests: JoinRequests) -> Iterator[tuple[Connection, Message]]:
     """Yields the connections that have said who they are."""
     for wire, messages in requests.poll():
         _hear_stop(messages)
@@ -221,17 +225,17 @@ def _said_hello(requests: JoinRequests) -> Iterator[tuple[Wire, Message]]:
         yield wire, messages[0]
 
 
-def _has_left(wire: Wire) -> bool:
-    _hear_stop(wire.read())
+def _has_left(wire: Connection) -> bool:
+    _hear_stop(wire.receive())
     return wire.closed
 
 
 def _hear_stop(messages: Sequence[Message]) -> None:
     if any(message.get("kind") == "stop" for message in messages):
-        raise Stopped
+        raise StopRequestedError
 
 
-def is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
+def has_same_facts(meeting: Rendezvous, wire: Connection, hello: Message) -> bool:
     """True for a host that has all alike; another one is told in what it differs, and leaves."""
     differs = _difference(meeting, [meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
     if differs is not None:
@@ -240,13 +244,13 @@ def is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
     return differs is None
 
 
-def refuse(wire: Wire, why: str, fact: str = "") -> None:
+def refuse(wire: Connection, why: str, fact: str = "") -> None:
     wire.send({"kind": "refused", "why": why[:_LONGEST], "fact": fact})
     wire.close()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class LauncherMismatch:
     """Why launchers cannot train together: in words for this one and for the others, and the `fact` that differs."""
 
     here: str
@@ -254,7 +258,9 @@ class Difference:
     fact: str = ""
 
 
-def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str, start: int) -> Met:
+def _complete_rendezvous(
+    meeting: Rendezvous, arrived: list[tuple[Connection, Message]], address: str, start: int
+) -> RendezvousResult:
     if meeting.door is not None:
         arrived.sort(key=lambda each: _place(each[1]))
     else:
@@ -264,7 +270,7 @@ def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str,
     if wrong is not None:
         for wire, _ in arrived:
             refuse(wire, wrong.there, wrong.fact)
-        raise NotMet(wrong.here)
+        raise RendezvousError(wrong.here)
     # If this keeper is a new one, the others know more than it does.
     last, folder = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived), default=(0, ""))
     listening = listen(address)
@@ -274,12 +280,14 @@ def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str,
     start = max(start, last + 1)
     for node, wire in wires.items():
         wire.send({"kind": "welcome", "node": node, "hosts": hosts, "store": store, "start": start})
-    return Met(node=0, machines=hosts, wires=wires, store=store, start=start, folder=folder, listening=listening)
+    return RendezvousResult(
+        node=0, machines=hosts, wires=wires, store=store, start=start, folder=folder, listening=listening
+    )
 
 
-def _in_order(arrived: list[tuple[Wire, Message]]) -> list[tuple[Wire, Message]]:
+def _in_order(arrived: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
     """Returns the hosts in the order of their nodes: those that had one keep it, the others take what is free."""
-    nodes: dict[int, tuple[Wire, Message]] = {}
+    nodes: dict[int, tuple[Connection, Message]] = {}
     for each in arrived:
         node = each[1].get("node")
         if node is not None and 0 < node <= len(arrived):
@@ -295,18 +303,18 @@ def _place(hello: Message) -> int:
     return place if isinstance(place, int) else -1
 
 
-def _fault(meeting: Meeting, hellos: Sequence[Message], hosts: Sequence[str]) -> Difference | None:
+def _fault(meeting: Rendezvous, hellos: Sequence[Message], hosts: Sequence[str]) -> LauncherMismatch | None:
     """Returns why these launchers cannot train together; None if they can."""
     faults = [meeting.fault, *(str(hello.get("fault", "")) for hello in hellos)] if meeting.door is not None else []
     for fault, host in zip(faults, hosts, strict=False):
         if fault:
             said = fault if len(set(hosts)) == 1 else f"{host}: {fault}"
-            return Difference(here=said, there=said)
+            return LauncherMismatch(here=said, there=said)
     places = [0, *map(_place, hellos)]
     if meeting.door is not None and places != list(range(len(places))):
         twice = next((place for n, place in enumerate(places) if place != n), 0)
         said = f"{meeting.door.name}: two processes have come in the place {twice}, of {len(places)}"
-        return Difference(here=said, there=said)
+        return LauncherMismatch(here=said, there=said)
     facts = [meeting.facts, *(hello["facts"] for hello in hellos)]
     return _difference(meeting, names_of(hosts, ranks=meeting.ranks), facts)
 
@@ -320,20 +328,24 @@ def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
     return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
 
 
-def _difference(meeting: Meeting, hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> Difference | None:
+def _difference(
+    meeting: Rendezvous, hosts: Sequence[str], facts: Sequence[Mapping[str, object]]
+) -> LauncherMismatch | None:
     """Returns the first thing in which two hosts differ, with the remedy; None if there is none."""
     names = list(dict.fromkeys(name for each in facts for name in each if name not in _EXPLAINED_BY.values()))
     for name in names:
-        other = _other(name, facts)
+        other = _first_difference(name, facts)
         if other is None:
             continue
         cause = _EXPLAINED_BY.get(name, name)
-        name, other = (cause, cause_other) if (cause_other := _other(cause, facts)) is not None else (name, other)
+        name, other = (
+            (cause, cause_other) if (cause_other := _first_difference(cause, facts)) is not None else (name, other)
+        )
         told = [str(facts[n].get(name, "nothing")) for n in (0, other)]
         remedy = meeting.remedy(name)
         help = f"\nhelp: {remedy}" if remedy else ""
         differ = f"the hosts differ in {name}"
-        return Difference(
+        return LauncherMismatch(
             here=f"{differ}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[1]}{help}",
             there=f"{differ}: {hosts[other]} has not the same as {hosts[0]}{help}",
             fact=name,
@@ -341,21 +353,21 @@ def _difference(meeting: Meeting, hosts: Sequence[str], facts: Sequence[Mapping[
     return None
 
 
-def refused(meeting: Meeting, message: Message) -> NotMet:
+def refusal_error(meeting: Rendezvous, message: Message) -> RendezvousError:
     """Returns the error of a host that was refused, with its own value of what differs."""
     first, newline, rest = str(message["why"]).partition("\n")
     fact = message.get("fact", "")
     value = f"; {meeting.host} has {meeting.facts.get(fact, 'nothing')}" if fact else ""
-    return NotMet(f"{first}{value}{newline}{rest}")
+    return RendezvousError(f"{first}{value}{newline}{rest}")
 
 
-def _other(name: str, facts: Sequence[Mapping[str, object]]) -> int | None:
+def _first_difference(name: str, facts: Sequence[Mapping[str, object]]) -> int | None:
     """Returns the first that has another fact of this name than the first of all; None if there is none."""
     told = [str(each.get(name, "nothing")) for each in facts]
     return next((n for n, value in enumerate(told) if value != told[0]), None)
 
 
-class Late:
+class LateJoiners:
     """Refuses the hosts that come when all have met, until the training ends.
 
     If hosts that are lost may be replaced, one that comes waits `SILENCE` seconds for a place, as it may take so long
@@ -363,9 +375,9 @@ class Late:
     waits.
     """
 
-    def __init__(self, meeting: Meeting, requests: JoinRequests) -> None:
+    def __init__(self, meeting: Rendezvous, requests: JoinRequests) -> None:
         self._meeting, self.requests = meeting, requests
-        self._arrived: dict[Wire, tuple[Message, float]] = {}  # hello, and when
+        self._arrived: dict[Connection, tuple[Message, float]] = {}  # hello, and when
 
     @property
     def handles(self) -> list[int]:
@@ -379,13 +391,13 @@ class Late:
             wire.send({"kind": "heard"})
             self._arrived[wire] = hello, now
         for wire, (hello, since) in list(self._arrived.items()):
-            wire.read()
+            wire.receive()
             why = self._why(hello, hosts, now - since)
             if why or wire.closed:
                 del self._arrived[wire]
                 refuse(wire, why)
 
-    def hand_over(self) -> list[tuple[Wire, Message]]:
+    def hand_over(self) -> list[tuple[Connection, Message]]:
         """Returns those that wait for a place to the next meeting."""
         arrived, self._arrived = self._arrived, {}
         return [(wire, hello) for wire, (hello, _) in arrived.items()]
@@ -412,27 +424,27 @@ class Late:
 # ------------------------------------------------------------------------------------------------------- other hosts
 
 
-def join(meeting: Meeting, where: Where, before: Before | None = None) -> Met:
-    waiting, attempts = Waiting(meeting, ""), 0
+def join(meeting: Rendezvous, where: RendezvousPlace, before: PreviousStart | None = None) -> RendezvousResult:
+    waiting, attempts = WaitReporter(meeting, ""), 0
     while True:
         waiting.what = f"for {where.name}, where the hosts meet"
         wire = _connected(meeting, where.find, waiting)
         try:
             return _welcomed(meeting, wire, where, before, waiting)
-        except Left:
+        except HostLeftError:
             wire.close()
             attempts += not wire.authenticated
             if before is None and (wire.authenticated or attempts > _REFUSALS):
                 raise
             time.sleep(0.0 if wire.authenticated else AGAIN)
         except BaseException as error:
-            if isinstance(error, Stopped):
+            if isinstance(error, StopRequestedError):
                 wire.send({"kind": "stop"})
             wire.close()
             raise
 
 
-def _connected(meeting: Meeting, find: Callable[[], tuple[str, int] | None], waiting: Waiting) -> Wire:
+def _connected(meeting: Rendezvous, find: Callable[[], tuple[str, int] | None], waiting: WaitReporter) -> Connection:
     while True:
         place = find()
         try:
@@ -440,7 +452,7 @@ def _connected(meeting: Meeting, find: Callable[[], tuple[str, int] | None], wai
                 connection = socket.create_connection(place, timeout=HELLO)
                 secret = meeting.read_secret()
                 if secret is not None:
-                    return Wire(connection, secret)
+                    return Connection(connection, secret)
                 connection.close()
                 waiting.unseen(meeting.secret.path)
         except OSError as error:
@@ -450,9 +462,11 @@ def _connected(meeting: Meeting, find: Callable[[], tuple[str, int] | None], wai
         time.sleep(AGAIN)
 
 
-def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None, waiting: Waiting) -> Met:
-    """Says hello to the keeper, and returns what it answers when all have come. Raises NotMet, and Left if it leaves
-    before.
+def _welcomed(
+    meeting: Rendezvous, wire: Connection, where: RendezvousPlace, before: PreviousStart | None, waiting: WaitReporter
+) -> RendezvousResult:
+    """Says hello to the keeper, and returns what it answers when all have come. Raises RendezvousError, and
+    HostLeftError if it leaves before.
     """
     hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
     wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})  # a letter takes 6 bytes at most
@@ -460,31 +474,35 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
     heard, since = False, time.monotonic()
     while True:
         readable([wire], AGAIN)
-        messages = wire.read()
+        messages = wire.receive()
         for n, message in enumerate(messages):
             heard = True
             if message.get("kind") == "refused":
-                raise refused(meeting, message)
+                raise refusal_error(meeting, message)
             if message.get("kind") == "stopped":
-                raise Stopped
+                raise StopRequestedError
             if message.get("kind") == "welcome":
                 return welcome(message, wire, messages[n + 1 :])
         heard = heard or wire.authenticated
         if before is None and wire.strange and wire.why == NO_SECRET:
-            raise NotMet(other_secret(meeting, where.name))
+            raise RendezvousError(other_secret(meeting, where.name))
         if before is None and (wire.strange or (wire.closed and where.taken and not heard)):
-            raise NotMet(_other_program(meeting, where, "another program listens there, or a training that has begun"))
+            raise RendezvousError(
+                _other_program(meeting, where, "another program listens there, or a training that has begun")
+            )
         if wire.closed:
-            raise Left(f"the connection to {where.name} ended: it left before all hosts had come, or they are enough")
+            raise HostLeftError(
+                f"the connection to {where.name} ended: it left before all hosts had come, or they are enough"
+            )
         if not heard and meeting.door is None and time.monotonic() - since > _HEARD:
             silent = "another program listens there, or a training that has begun"
             if not meeting.again:
-                raise NotMet(_other_program(meeting, where, silent))
+                raise RendezvousError(_other_program(meeting, where, silent))
             waiting.why = f", which does not answer: {silent}"
         waiting.look([])
 
 
-def other_secret(meeting: Meeting, name: str) -> str:
+def other_secret(meeting: Rendezvous, name: str) -> str:
     """Returns the message of a host that knows another secret than the one at this place."""
     source = meeting.secret.path or (f"that of {TOKEN}" if meeting.secret.token else "none")
     return (
@@ -493,7 +511,7 @@ def other_secret(meeting: Meeting, name: str) -> str:
     )
 
 
-def _other_program(meeting: Meeting, where: Where, what: str) -> str:
+def _other_program(meeting: Rendezvous, where: RendezvousPlace, what: str) -> str:
     told = f"{where.name}, where the hosts are to meet, does not answer {meeting.host} as dslc does: {what}"
     host = where.name.rpartition(":")[0]
     return (
@@ -501,14 +519,16 @@ def _other_program(meeting: Meeting, where: Where, what: str) -> str:
     )
 
 
-def welcome(message: Message, wire: Wire, early: Sequence[Message]) -> Met:
+def welcome(message: Message, wire: Connection, early: Sequence[Message]) -> RendezvousResult:
     """Returns what a keeper's welcome says of the meeting; `early` has what arrived after it."""
     address, port = message["store"]
     machines = [str(host) for host in message["hosts"]]
     addresses = message.get("addresses", ())
     if not 0 < message["node"] < len(machines) or (addresses and len(addresses) != len(machines)):
-        raise NotMet(f"{machines[0] if machines else 'the first host'} sent a welcome with a place that is none")
-    return Met(
+        raise RendezvousError(
+            f"{machines[0] if machines else 'the first host'} sent a welcome with a place that is none"
+        )
+    return RendezvousResult(
         node=int(message["node"]),
         machines=machines,
         wires={0: wire},
@@ -520,10 +540,12 @@ def welcome(message: Message, wire: Wire, early: Sequence[Message]) -> Met:
     )
 
 
-class Waiting:
-    """Says what is waited for, now and then; raises NotMet when that lasts too long, Stopped when one is asked to."""
+class WaitReporter:
+    """Says what is waited for, now and then; raises RendezvousError when that lasts too long, StopRequestedError when
+    one is asked to.
+    """
 
-    def __init__(self, meeting: Meeting, what: str) -> None:
+    def __init__(self, meeting: Rendezvous, what: str) -> None:
         self.what, self.why, self.help = what, "", ""
         self.patient = False  # it is known that this host waits for a place
         self._meeting, self._began = meeting, time.monotonic()
@@ -536,23 +558,23 @@ class Waiting:
             self.what, self.why, self.help, self._next = what, "", help, time.monotonic()
 
     def unseen(self, path: str) -> None:
-        """Waits for the file of the secret, for a while. Raises NotMet."""
+        """Waits for the file of the secret, for a while. Raises RendezvousError."""
         self._unseen = self._unseen or time.monotonic()
         self.why = f", whose secret {path} is not seen here"
         self.help = f"a folder that all hosts share, which --out names; or the same {TOKEN} on all of them"
         if time.monotonic() > self._unseen + _UNSEEN:
-            raise NotMet(f"{self._meeting.host} waited {_UNSEEN:g} s {self.what}{self.why}\nhelp: {self.help}")
+            raise RendezvousError(f"{self._meeting.host} waited {_UNSEEN:g} s {self.what}{self.why}\nhelp: {self.help}")
 
     def look(self, arrived: Sequence[str]) -> None:
         if self._meeting.stopped():
-            raise Stopped
+            raise StopRequestedError
         now = time.monotonic()
         there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
         limit = math.inf if self._meeting.patient else self._began + self._meeting.timeout
         if not self.patient and now > min(limit, self._meeting.until):
             waited = f"{self._meeting.host} waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}"
             help = f"\nhelp: {self.help}" if self.help else ""
-            raise NotMet(f"{waited}{there}; {self._meeting.needs.format(self._meeting.takes)}{help}")
+            raise RendezvousError(f"{waited}{there}; {self._meeting.needs.format(self._meeting.takes)}{help}")
         if now >= self._next and not self.patient:
             self._next = now + _SAY[1]
             self._meeting.say(f"waiting {self.what}{self.why}{there}; the job takes {self._meeting.takes}")

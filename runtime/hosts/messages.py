@@ -94,7 +94,7 @@ def check_message(message: Message) -> None:
     fields = KINDS[kind]
     for name, value in message.items():
         shape = fields.get(name, fields.get(f"{name}?"))
-        if name != "kind" and (shape is None or not _is_of(value, shape)):
+        if name != "kind" and (shape is None or not _has_shape(value, shape)):
             raise MessageError(f"a field of its message `{kind}` is unknown, or of another type")
     missing = [name for name in fields if not name.endswith("?") and name not in message]
     if missing:
@@ -104,14 +104,14 @@ def check_message(message: Message) -> None:
         raise MessageError(f"its message `{kind}` has a name of a host that is none")
 
 
-def _is_of(value: object, shape: Any) -> bool:
+def _has_shape(value: object, shape: Any) -> bool:
     if isinstance(shape, tuple):
-        return isinstance(value, list) and len(value) == len(shape) and all(map(_is_of, value, shape))
+        return isinstance(value, list) and len(value) == len(shape) and all(map(_has_shape, value, shape))
     if isinstance(shape, list):
-        return isinstance(value, list) and all(_is_of(item, shape[0]) for item in value)
+        return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
     if isinstance(shape, dict):
         ((_, of_values),) = shape.items()
-        return isinstance(value, dict) and all(_is_of(item, of_values) for item in value.values())
+        return isinstance(value, dict) and all(_has_shape(item, of_values) for item in value.values())
     if type(value) is int:
         return shape is int and 0 <= value < _LARGEST
     return type(value) in (get_args(shape) or (shape,))

@@ -44,12 +44,12 @@ class RunSecret:
             return self.token
         self.prepare()
         write_private(self.path, secrets.token_hex(32), replace=False)
-        secret = self.read()
+        secret = self.load()
         if secret is None:
             raise SecretError(f"{self.path}, the secret of this run, was removed")
         return secret
 
-    def read(self) -> bytes | None:
+    def load(self) -> bytes | None:
         """Returns the secret; None if its file is not seen here. Raises SecretError if others can read it."""
         if self.token or not self.path:
             return self.token

@@ -1,6 +1,6 @@
 """Keeps the ranks of several hosts together: they are done together, stop after the same step, and fail with one cause.
 
-Model: every launcher asks its `Together` what to do, a few times a second. The keeper decides for all:
+Model: every launcher asks its `HostGroup` what to do, a few times a second. The keeper decides for all:
 
     done     when the ranks of every host are done, all may leave
     failed   a launcher whose ranks fail reports the cause that it sees. The keeper asks the others for theirs, takes
@@ -27,11 +27,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from dslc.runtime.hosts.company import Company
+from dslc.runtime.hosts.company import LauncherGroup
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.process.error_text import narrow
 from dslc.runtime.process.failure import Failure, better, failure_from, for_others
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 
 Verdict = Literal["go on", "settle", "part", "end"]
 Follow = Callable[[Failure, bool, bool], tuple[bool, Failure]]  # the failure; a host was asked to stop; one is lost
@@ -40,13 +40,13 @@ _OF_OTHERS = ("done", "failed", "held")
 PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
 
-class Together:
+class HostGroup:
     """One launcher's part. `steps` are those of the training; `next_wait` gives the first step from one on at whose end
     ranks can wait; `follow` whether ranks are started again after a failure that ends them, and what is said then.
     """
 
     def __init__(
-        self, company: Company, board: Board, steps: int, next_wait: Callable[[int], int], follow: Follow
+        self, company: LauncherGroup, board: RunControl, steps: int, next_wait: Callable[[int], int], follow: Follow
     ) -> None:
         self.company, self._board, self._steps, self._next_wait = company, board, steps, next_wait
         self._follow = follow
@@ -81,7 +81,7 @@ class Together:
             self._verdict = "end"
         if board.all_done and not self._told_done:
             self._told_done = True
-            self._say(company.node, {"kind": "done", "end": board.said(0) if company.keeps else ""})
+            self._say(company.node, {"kind": "done", "end": board.last_message(0) if company.keeps else ""})
         if (board.stop_requested or board.time_is_up) and not self._told_stop:
             self._told_stop = True
             self._say(company.node, {"kind": "stop", "timed": board.time_is_up and not board.stop_requested})

@@ -1,15 +1,16 @@
 """Messages between the launchers of several hosts: JSON over TCP, authenticated by the secret of the run.
 
-Model: a `Wire` is one connection. Each message is a JSON object in a frame of authentication.py. Reading and sending
-never wait, so that a launcher can wait for its ranks and its wires at once: what the other side does not take is sent
-at the next read. A message that is sent before the other side has proved that it knows the secret waits for the proof.
+Model: a `Connection` is one connection. Each message is a JSON object in a frame of authentication.py. Reading and
+sending never wait, so that a launcher can wait for its ranks and its wires at once: what the other side does not take
+is sent at the next read. A message that is sent before the other side has proved that it knows the secret waits for the
+proof.
 
 The systems of both hosts watch the connection (TCP keepalive), also while a launcher is busy: it ends `SILENCE` seconds
 after the other host was heard from last.
 
 Contract: nothing is parsed before it is authenticated, and nothing that is read is unpickled or run. A stranger costs
 as many bytes as a greeting and a proof have. A message of more than `MOST` bytes, or none of those of messages.py, ends
-the connection, as does an error of the system, or a side that has read nothing for `PATIENCE` seconds: `read` then
+the connection, as does an error of the system, or a side that has read nothing for `PATIENCE` seconds: `receive` then
 returns what had arrived, and `closed` is true.
 """
 
@@ -46,13 +47,13 @@ _PROBE = 2  # seconds between two probes of a connection on which nothing is sen
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
-class Connection(Protocol):
-    """A socket, a `Wire`, or what else has a descriptor."""
+class Selectable(Protocol):
+    """A socket, a `Connection`, or what else has a descriptor."""
 
     def fileno(self) -> int: ...
 
 
-def readable(connections: Iterable[int | Connection], seconds: float) -> set[int]:
+def readable(connections: Iterable[int | Selectable], seconds: float) -> set[int]:
     """Waits so long until something arrives, and returns the descriptors of those where it has. By `poll`: `select`
     takes no descriptor above 1,023, of which a keeper of so many hosts has some.
     """
@@ -69,7 +70,7 @@ def is_connected(calling: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-class Wire:
+class Connection:
     """A connection to another launcher: to the one that this one has called, or from one that it `accepts`."""
 
     def __init__(self, connection: socket.socket, secret: bytes = b"", *, accepts: bool = False) -> None:
@@ -99,13 +100,13 @@ class Wire:
         return bool(self._leaving or self._queue)
 
     @property
-    def here(self) -> str:
+    def local_address(self) -> str:
         """The address of this host on the connection."""
         address: str = self._socket.getsockname()[0]
         return address
 
     @property
-    def there(self) -> str:
+    def remote_address(self) -> str:
         """The address of the other host, or "" if it is gone."""
         with contextlib.suppress(OSError):
             address: str = self._socket.getpeername()[0]
@@ -122,7 +123,7 @@ class Wire:
             self._queue.append(content)
         self._send()
 
-    def read(self) -> list[Message]:
+    def receive(self) -> list[Message]:
         """Returns the messages that have arrived, in order, and sends what has not left yet."""
         self._receive()
         messages: list[Message] = []

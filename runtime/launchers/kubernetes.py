@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslc.runtime.hosts.doors import FixedDoor, NotMet
+from dslc.runtime.hosts.doors import FixedEndpoint, RendezvousError
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 NODES, FIRST = "DSLC_NODES", "DSLC_FIRST_HOST"  # which the manifest sets
@@ -20,17 +20,17 @@ _NAMES = {"rank": _SIGN, "size": NODES, "nodes": NODES}
 _PORT = 29_400
 
 
-class _ServiceDoor(FixedDoor):
+class _ServiceDoor(FixedEndpoint):
     """A door at a name that a cluster's DNS does not know yet where the pod has not started."""
 
     def find(self) -> tuple[str, int] | None:  # type: ignore[override]  # as the protocol has it
         try:
             return super().find()
-        except NotMet:
+        except RendezvousError:
             return None
 
 
-def _read(environ: Mapping[str, str]) -> World | None:
+def _read_place(environ: Mapping[str, str]) -> World | None:
     """Returns the place of this pod, or None if it is not one of a training: a Job of many jobs has indices too."""
     if _SIGN not in environ or NODES not in environ:
         return None
@@ -38,10 +38,10 @@ def _read(environ: Mapping[str, str]) -> World | None:
     return World(**{**vars(world), "of_nodes": True, "host": environ.get("HOSTNAME", "")})
 
 
-def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedDoor:
+def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedEndpoint:
     if FIRST not in environ:
-        raise NotMet(f"{FIRST} is not set: it names the pod of index 0, as the manifest of `dslc submit` does")
+        raise RendezvousError(f"{FIRST} is not set: it names the pod of index 0, as the manifest of `dslc submit` does")
     return _ServiceDoor(environ[FIRST], _PORT)
 
 
-LAUNCHER = Launcher(word="kubernetes", sign=_SIGN, start="", read=_read, join=_join)
+LAUNCHER = Launcher(word="kubernetes", sign=_SIGN, start="", read=_read_place, join=_join)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dslc.runtime.hosts.doors import FileDoor
+from dslc.runtime.hosts.doors import FileEndpoint
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 _OPEN_MPI = {
@@ -31,7 +31,7 @@ _OPEN_MPI = {
 _HYDRA = {"rank": "PMI_RANK", "size": "PMI_SIZE", "local_rank": "MPI_LOCALRANKID", "local_size": "MPI_LOCALNRANKS"}
 
 
-def _read(environ: Mapping[str, str]) -> World | None:
+def _read_place(environ: Mapping[str, str]) -> World | None:
     """Returns this process's place, or None if no mpirun has started it."""
     for names in (_OPEN_MPI, _HYDRA):
         if names["rank"] in environ or names["size"] in environ:
@@ -39,12 +39,12 @@ def _read(environ: Mapping[str, str]) -> World | None:
     return None
 
 
-def _join(world: World, environ: Mapping[str, str], beside: str) -> FileDoor:
+def _join(world: World, environ: Mapping[str, str], beside: str) -> FileEndpoint:
     one_host = world.local_size == world.size
     run = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
     if run is None:
         run = f"mpich-{_control_port() or (os.getppid() if one_host else '')}"
-    return FileDoor(f"{beside}-{run.replace(os.sep, '_')}", one_host=one_host)
+    return FileEndpoint(f"{beside}-{run.replace(os.sep, '_')}", one_host=one_host)
 
 
 def _control_port() -> str:
@@ -60,7 +60,7 @@ LAUNCHER = Launcher(
     word="mpi",
     sign="OMPI_COMM_WORLD_SIZE or PMI_SIZE",
     start="mpirun -np {ranks}",
-    read=_read,
+    read=_read_place,
     join=_join,
     ends_others=True,
 )

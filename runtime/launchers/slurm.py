@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dslc.runtime.hosts.doors import FixedDoor, NotMet, address_of
+from dslc.runtime.hosts.doors import FixedEndpoint, RendezvousError, address_of
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 _SIGN = "SLURM_STEP_NUM_TASKS"  # not set in a batch script itself
@@ -27,7 +27,7 @@ _PORTS = range(20_000, 30_000)  # below those that systems give out by themselve
 _PATIENCE = 30.0  # seconds that `scontrol` may take
 
 
-def _read(environ: Mapping[str, str]) -> World | None:
+def _read_place(environ: Mapping[str, str]) -> World | None:
     """Returns this task's place, or None if srun has not started it."""
     if _SIGN not in environ:
         return None
@@ -37,17 +37,17 @@ def _read(environ: Mapping[str, str]) -> World | None:
     return replace(world, of_nodes=True, run=run, again=again, host=host)
 
 
-def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedDoor:
+def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedEndpoint:
     job, step = (int(re.sub(r"\D", "", environ.get(f"SLURM_{name}_ID", "")) or 0) for name in ("JOB", "STEP"))
     port = _PORTS[(31 * job + step) % len(_PORTS)]
     if world.nodes == 1:
-        return FixedDoor("127.0.0.1", port)
+        return FixedEndpoint("127.0.0.1", port)
     first = first_host(environ.get("SLURM_STEP_NODELIST", ""))
     try:
         address_of(first)
-    except NotMet:
+    except RendezvousError:
         first = _address_in_slurm(first) or first
-    return FixedDoor(first, port)
+    return FixedEndpoint(first, port)
 
 
 def first_host(nodes: str) -> str:
@@ -66,4 +66,6 @@ def _address_in_slurm(node: str) -> str:
     return found[1] if found else ""
 
 
-LAUNCHER = Launcher(word="slurm", sign=_SIGN, start="srun --nodes {nodes} --ntasks-per-node 1", read=_read, join=_join)
+LAUNCHER = Launcher(
+    word="slurm", sign=_SIGN, start="srun --nodes {nodes} --ntasks-per-node 1", read=_read_place, join=_join
+)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dslc.runtime.hosts.doors import FixedDoor, NotMet, address_toward
+from dslc.runtime.hosts.doors import FixedEndpoint, RendezvousError, address_toward
 from dslc.runtime.hosts.wire import listen
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
@@ -31,7 +31,7 @@ _NAMES = {
 _PATIENCE = datetime.timedelta(seconds=30)  # that torchrun's store, which is there already, has to answer
 
 
-def _read(environ: Mapping[str, str]) -> World | None:
+def _read_place(environ: Mapping[str, str]) -> World | None:
     """Returns this process's place, or None if torchrun has not started it."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
@@ -40,12 +40,12 @@ def _read(environ: Mapping[str, str]) -> World | None:
     return replace(world, run=run if run != "none" else f"{socket.gethostname()} {os.getppid()}")
 
 
-def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedDoor | StoreDoor:
+def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedEndpoint | StoreDoor:
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
-        raise NotMet("MASTER_ADDR and MASTER_PORT, which torchrun sets, do not say where rank 0 is")
+        raise RendezvousError("MASTER_ADDR and MASTER_PORT, which torchrun sets, do not say where rank 0 is")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return FixedDoor(address, int(port))
+        return FixedEndpoint(address, int(port))
     key = f"dslc/{environ['TORCHELASTIC_RUN_ID']}/{world.attempt}"
     return StoreDoor(address, int(port), key, one_host=world.nodes == 1)
 
@@ -60,7 +60,7 @@ class StoreDoor:
         self.name = f"{address}:{port}, where torchrun keeps its store"
 
     def open(self) -> socket.socket:
-        """Returns the socket at which rank 0 listens, when others can find it. Raises NotMet and OSError."""
+        """Returns the socket at which rank 0 listens, when others can find it. Raises RendezvousError and OSError."""
         listening = listen("127.0.0.1" if self._one_host else address_toward(self._where[0]))
         secret = secrets.token_hex(32)
         self._opened().set(self._key, json.dumps([*listening.getsockname()[:2], secret]))
@@ -68,7 +68,7 @@ class StoreDoor:
         return listening
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address of rank 0, if it is known yet. Raises NotMet."""
+        """Returns the address of rank 0, if it is known yet. Raises RendezvousError."""
         store = self._opened()
         if not store.check([self._key]):
             return None
@@ -77,7 +77,7 @@ class StoreDoor:
             self.secret = str(secret).encode()
             return str(address), int(port)
         except (ValueError, TypeError, RecursionError):
-            raise NotMet(f"{self.name}, has another value of {self._key} than a launcher writes") from None
+            raise RendezvousError(f"{self.name}, has another value of {self._key} than a launcher writes") from None
 
     def close(self) -> None:
         """Leaves the store."""
@@ -90,7 +90,7 @@ class StoreDoor:
             try:
                 self._store = TCPStore(*self._where, is_master=False, wait_for_workers=False, timeout=_PATIENCE)
             except (DistError, RuntimeError) as error:
-                raise NotMet(f"{self.name}, does not answer: {error}") from None
+                raise RendezvousError(f"{self.name}, does not answer: {error}") from None
         return self._store
 
 
@@ -98,7 +98,7 @@ LAUNCHER = Launcher(
     word="torchrun",
     sign="TORCHELASTIC_RUN_ID",
     start="torchrun --nnodes {nodes} --nproc-per-node {processes} -m",
-    read=_read,
+    read=_read_place,
     join=_join,
     ends_others=True,
 )

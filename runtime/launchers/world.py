@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dslc.runtime.hosts.doors import Door
+from dslc.runtime.hosts.doors import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,16 @@ class Launcher:
     """A launcher of processes: how its processes are known, and where they meet.
 
     `read` returns the place of this process, or None if the launcher has not started it. `join` returns where the
-    processes meet, or raises NotMet; it is given the beginning of a path that all processes have alike. `start` stands
-    before `dslc run`, with numbers by their names in braces. One that `ends_others` does so as soon as one of its
-    processes has left with an error.
+    processes meet, or raises RendezvousError; it is given the beginning of a path that all processes have alike.
+    `start` stands before `dslc run`, with numbers by their names in braces. One that `ends_others` does so as soon as
+    one of its processes has left with an error.
     """
 
     word: str  # of the job: "torchrun"
     sign: str  # the variable that it always sets
     start: str
     read: Callable[[Mapping[str, str]], World | None]
-    join: Callable[[World, Mapping[str, str], str], Door]
+    join: Callable[[World, Mapping[str, str], str], Endpoint]
     ends_others: bool = False
 
 

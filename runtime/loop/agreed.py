@@ -16,14 +16,14 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.loop.goals import Goals
-from dslc.runtime.loop.nonfinite import Guard
+from dslc.runtime.loop.nonfinite import NonFiniteGuard
 from dslc.runtime.measure import collectives
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.process.stop import Board
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.process.stop import RunControl
+from dslc.runtime.step.assemble import TrainingComponents
 
 
-class Agreed:
+class StepReduction:
     """The knowledge that all ranks share of a step: whether they leave after it (`stopped`) and, if it is logged, the
     mean loss over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of the guards'
     numbers.
@@ -33,9 +33,9 @@ class Agreed:
         self,
         job: JobProgram,
         place: RankPlace,
-        parts: Parts,
-        board: Board,
-        guard: Guard,
+        parts: TrainingComponents,
+        board: RunControl,
+        guard: NonFiniteGuard,
         checkpoints: Checkpoints,
         goals: Goals,
     ) -> None:
@@ -49,18 +49,18 @@ class Agreed:
         self.loss: float | None = None
         self.further: dict[str, float] = {}
 
-    def between(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
+    def reduce(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
         """Exchanges it between the passes of the step and its update."""
         job, guard, step = self._job, self._guard, self._step
         self._samples = batch.samples
         guard.passed(batch, total)
         if guard.hears_in_logs:
-            with collectives.aside():
+            with collectives.exclude_collectives():
                 self.agree(total, number)
             if self.loss is not None:
-                guard.heard(batch, self.guarded)
+                guard.check_total(batch, self.guarded)
         if guard.stops and (step == job.steps or self._stops() or self._may_be_saved()):
-            with collectives.aside():
+            with collectives.exclude_collectives():
                 guard.gradients()
 
     def agree(self, total: Tensor, number: int | Tensor) -> None:
@@ -72,7 +72,7 @@ class Agreed:
             return
         told = [total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()]
         if job.checkpoint.seconds:
-            told.append(told[0].new_full((), float(self._checkpoints.late and self._place.rank == 0)))
+            told.append(told[0].new_full((), float(self._checkpoints.is_due_by_time and self._place.rank == 0)))
         if (guarded := self._guard.tells()) is not None:
             told.append(guarded.double())
         exchange = self._parts.exchange

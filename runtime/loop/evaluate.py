@@ -32,13 +32,13 @@ from dslc.runtime.data.batches import split_batches
 from dslc.runtime.data.held_out import Split, samples_of
 from dslc.runtime.data.samples import Pair
 from dslc.runtime.data.sources import Splits
-from dslc.runtime.loop.kept_metrics import Kept, Value, exchange, keeps
+from dslc.runtime.loop.kept_metrics import StatefulMetric, Value, exchange, keeps
 from dslc.runtime.loop.metrics import Metrics
 from dslc.runtime.loop.whole_evaluation import WholeEvaluation
-from dslc.runtime.parallel.context_parallel import joined, piece_of
+from dslc.runtime.parallel.context_parallel import gather_output, piece_of
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.parallel.tensor_parallel import whole
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.parallel.tensor_parallel import unshard_output
+from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import autocast
 
 _LOSS = MetricStep(kind="loss", name="loss")
@@ -46,14 +46,14 @@ _LOSS = MetricStep(kind="loss", name="loss")
 
 @torch.no_grad()
 def evaluate(
-    job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, split: Split = "validation"
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, split: Split = "validation"
 ) -> dict[str, Value]:
     """Returns the metrics over the whole split, by name; the same on every rank."""
     steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
     together = WholeEvaluation(job, place, parts) if job.loss.together else None
     alone = [step for step in steps if together is None or step.kind != "loss"]
     summed = Metrics([step for step in alone if not keeps(step)], job.loss, parts.device)
-    kept = [Kept(step, job.loss, parts.device) for step in steps if keeps(step)]
+    kept = [StatefulMetric(step, job.loss, parts.device) for step in steps if keeps(step)]
     mesh, cut = mesh_of(job), piece_of(job)
     with evaluating(parts):
         size = batch_size(job, place)
@@ -67,7 +67,7 @@ def evaluate(
             if counts:
                 summed.update(output, cut(target))
             if kept:
-                output = joined(job, output)
+                output = gather_output(job, output)
             for metric in kept if counts else ():
                 metric.update(output, target)
     sums = summed.sums if together is None else torch.cat((together.sums, summed.sums))
@@ -93,18 +93,18 @@ def named(found: Mapping[str, dict[str, Value]]) -> dict[str, Value]:
     }
 
 
-def forward(job: JobProgram, parts: Parts, input: Any) -> Any:
+def forward(job: JobProgram, parts: TrainingComponents, input: Any) -> Any:
     """Returns the model's output for `input`; None if another rank of a pipeline has it."""
     if parts.pipeline is not None:
         output = parts.pipeline.forward(input)
     else:
         with autocast(job.precision, parts.device):
             output = call(parts.plain, parts.plain.forward, input) if job.data.structured else parts.plain(input)
-    return None if output is None else whole(output)
+    return None if output is None else unshard_output(output)
 
 
 @contextlib.contextmanager
-def evaluating(parts: Parts) -> Iterator[None]:
+def evaluating(parts: TrainingComponents) -> Iterator[None]:
     """Puts the model into evaluation mode, with the same buffers on all ranks; restores it afterwards."""
     modes = [(module, module.training) for module in parts.plain.modules()]
     parts.engine.agree_on_buffers()
@@ -118,7 +118,7 @@ def evaluating(parts: Parts) -> Iterator[None]:
 
 
 def _batches(
-    job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, split: Split
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, split: Split
 ) -> Iterator[tuple[Any, Any, bool]]:
     """Yields this rank's batches (input, target, whether they count): as many on every rank if they go in lockstep."""
     size, own = batch_size(job, place), 0

@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 from dslc.compiler.ir.program import GoalStep, JobProgram, PlateauStep
 from dslc.runtime.checkpoint.files import BEST, PLATEAU, STOPPING, Progress
-from dslc.runtime.loop.plateau import begun, plateau_of
+from dslc.runtime.loop.plateau import initial_progress, plateau_of
 from dslc.runtime.measure import collectives
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 
 
 class GoalError(RuntimeError):
@@ -57,7 +57,7 @@ class Goals:
             return
         values = self._of_rank_0([_number(goal, found) for goal in steps])
         for (name, goal), value in zip(self._goals.items(), values, strict=False):
-            self.progress[name] = after(goal, self.progress[name], step, value)
+            self.progress[name] = update_progress(goal, self.progress[name], step, value)
         if plateau is not None:
             plateau.hear(step, values[-1])
             self.progress[PLATEAU] = plateau.progress
@@ -88,7 +88,7 @@ class Goals:
         if self._job.world_size == 1:
             return values
         told = torch.tensor(values, dtype=torch.float64, device=self._device)
-        with collectives.aside():
+        with collectives.exclude_collectives():
             dist.broadcast(told, src=0)
         heard: list[float] = told.tolist()
         return heard
@@ -96,10 +96,10 @@ class Goals:
 
 def resumed(goal: GoalStep, kept: Progress | None) -> Progress:
     """Returns the progress that a goal begins with: that of the same goal in a checkpoint, or none."""
-    return begun(goal.metric, goal.highest, kept)
+    return initial_progress(goal.metric, goal.highest, kept)
 
 
-def after(goal: GoalStep, progress: Progress, step: int, value: float) -> Progress:
+def update_progress(goal: GoalStep, progress: Progress, step: int, value: float) -> Progress:
     """Returns the progress after an evaluation that found `value` after `step`."""
     if not math.isfinite(value) or not (progress.best is None or _better(goal, value, progress.best)):
         return replace(progress, since=progress.since + 1)
@@ -114,7 +114,7 @@ def _number(goal: GoalStep | PlateauStep, found: Mapping[str, Any]) -> float:
     value = found.get(goal.metric)
     if isinstance(value, Real):
         return float(value)
-    with at(goal.line):
+    with mark_errors(goal.line):
         if value is not None:
             raise GoalError(f"`{goal.metric}` of the evaluation is a list of numbers, and a goal needs one")
         numbers = ", ".join(name for name, each in found.items() if isinstance(each, Real))

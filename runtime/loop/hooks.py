@@ -33,10 +33,10 @@ from dslc.compiler.ir.program import HookStep, JobProgram, PythonFunction, RankP
 from dslc.runtime.checkpoint.own_state import pack, unpack
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure.replica_check import FIRST, bit_sums
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import Record
 from dslc.runtime.process.user_code import load_function
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 
 EVENTS = ("start", "epoch", "before_step", "after_backward", "after_step", "evaluated", "end", "failed")
 _STATE = ("state_dict", "load_state_dict")
@@ -80,7 +80,7 @@ class _AloneCheck:
     in the first steps and those whose number is a power of two, and at events outside of steps.
     """
 
-    def __init__(self, place: RankPlace, parts: Parts, job: JobProgram, hook: HookStep) -> None:
+    def __init__(self, place: RankPlace, parts: TrainingComponents, job: JobProgram, hook: HookStep) -> None:
         self._rank, self._parts = place.rank, parts
         self._on = job.world_size > 1 and not hook.everywhere
 
@@ -117,7 +117,7 @@ class _AloneCheck:
 class _FreezeCheck:
     """Finds that a hook freezes parameters, or lets frozen ones train, which the plan does not know of."""
 
-    def __init__(self, job: JobProgram, parts: Parts) -> None:
+    def __init__(self, job: JobProgram, parts: TrainingComponents) -> None:
         self._trained = [(name, each, each.requires_grad) for name, each in parts.plain.named_parameters()]
         # Elsewhere the ranks would wait for the gradients of frozen parameters, or sum others without them.
         self._may_freeze = job.gradients.kind in ("none", "fsdp") or job.gradients.search
@@ -138,7 +138,7 @@ class _FreezeCheck:
 class Hooks:
     """The hooks of one rank."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, run_dir: str) -> None:
         inner: Any = getattr(parts.optimizer, "optim", parts.optimizer)
         self._rank, self._steps_seen = place.rank, 0
         self._values: dict[str, Any] = {
@@ -159,7 +159,7 @@ class Hooks:
         named = _named(job.hooks)
         self._freezing = _FreezeCheck(job, parts)
         self._hooks = [
-            (name, hook.python.line, made(hook.python), _AloneCheck(place, parts, job, hook))
+            (name, hook.python.line, make_hook_object(hook.python), _AloneCheck(place, parts, job, hook))
             for name, hook in zip(named, job.hooks, strict=True)
             if hook.everywhere or place.rank == 0
         ]
@@ -168,7 +168,7 @@ class Hooks:
         for name, line, hook, alone in self._hooks:
             method = getattr(hook, event, None)
             if method is not None:
-                with at(line, f"the hook `{name}`, its `{event}`"), alone.compared(self._steps_seen, event):
+                with mark_errors(line, f"the hook `{name}`, its `{event}`"), alone.compared(self._steps_seen, event):
                     method(self._context)
                     self._freezing.look()
 
@@ -185,7 +185,7 @@ class Hooks:
         self._steps_seen += 1
         self._call("before_step")
 
-    def between(self, inner: Between) -> Between:
+    def add_after_backward(self, inner: Between) -> Between:
         """Returns `inner`, which is called between the passes and the update, with the hooks' `after_backward`."""
         if not any(hasattr(hook, "after_backward") for _, _, hook, _ in self._hooks):
             return inner
@@ -218,15 +218,15 @@ class Hooks:
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
-    def kept(self) -> dict[str, Tensor]:
+    def tensors_to_save(self) -> dict[str, Tensor]:
         found = {}
         for name, line, hook, _ in self._hooks:
             if hasattr(hook, "state_dict"):
-                with at(line, f"the hook `{name}`, its `state_dict`"):
+                with mark_errors(line, f"the hook `{name}`, its `state_dict`"):
                     found[f"hook.{self._rank}.{name}"] = _packed(hook.state_dict())
         return found
 
-    def wanted(self, there: Mapping[str, Any]) -> dict[str, Tensor]:
+    def tensors_to_load(self, there: Mapping[str, Any]) -> dict[str, Tensor]:
         found = {}
         for name, _, hook, _ in self._hooks:
             keys = [key for key in (f"hook.{self._rank}.{name}", f"hook.0.{name}") if key in there]
@@ -234,11 +234,11 @@ class Hooks:
                 found[keys[0]] = torch.empty(tuple(there[keys[0]].size), dtype=torch.uint8)
         return found
 
-    def loaded(self, tensors: Mapping[str, Tensor]) -> None:
+    def after_load(self, tensors: Mapping[str, Tensor]) -> None:
         states = {key.split(".", 2)[2]: tensor for key, tensor in tensors.items()}
         for name, line, hook, _ in self._hooks:
             if name in states:
-                with at(line, f"the hook `{name}`, its `load_state_dict`"):
+                with mark_errors(line, f"the hook `{name}`, its `load_state_dict`"):
                     hook.load_state_dict(unpack(states[name], torch.device("cpu")))
 
 
@@ -251,11 +251,11 @@ def _named(hooks: Sequence[HookStep]) -> list[str]:
     return found
 
 
-def made(function: PythonFunction) -> Any:
+def make_hook_object(function: PythonFunction) -> Any:
     """Returns the object that a job names: what a class or function returns, or an object of a module. Raises
     HookError.
     """
-    with at(function.line, f"`{function.function}`"):
+    with mark_errors(function.line, f"`{function.function}`"):
         found: Any = load_function(function)
         known = any(callable(getattr(found, name, None)) for name in (*EVENTS, "log"))
         if isinstance(found, type) or not known:
@@ -284,7 +284,7 @@ class _Logger:
     def call(self, what: str, act: Callable[[], None]) -> bool:
         """Does something with its object. Returns False, and keeps the reason, if a service cannot be reached."""
         try:
-            with at(self.function.line, f"the logger `{self.name}`{what}"):
+            with mark_errors(self.function.line, f"the logger `{self.name}`{what}"):
                 act()
         except Exception as error:  # of a library, which may have classes of its own for it
             if not is_of_service(error):
@@ -311,7 +311,7 @@ class Loggers:
 
     @staticmethod
     def _make(logger: _Logger) -> None:
-        logger.object = made(logger.function)
+        logger.object = make_hook_object(logger.function)
 
     def log(self, record: Record) -> None:
         for each in self._loggers:
@@ -381,7 +381,7 @@ def try_hook(function: PythonFunction) -> None:
     """Looks at the methods of a hook, without making it: that may begin something. Raises as its module does, and
     HookError.
     """
-    owner = _seen(function)
+    owner = _hook_type(function)
     if owner is None:
         return
     found = [event for event in EVENTS if callable(getattr(owner, event, None))]
@@ -396,7 +396,7 @@ def try_hook(function: PythonFunction) -> None:
 
 def try_logger(function: PythonFunction) -> None:
     """Looks for the `log` of a logger, without making it. Raises as its module does, and HookError."""
-    owner = _seen(function)
+    owner = _hook_type(function)
     if owner is None:
         return
     if not callable(getattr(owner, "log", None)):
@@ -404,7 +404,7 @@ def try_logger(function: PythonFunction) -> None:
     _takes_one(owner, "log")
 
 
-def _seen(function: PythonFunction) -> Any:
+def _hook_type(function: PythonFunction) -> Any:
     """Returns the class or object that a job names, whose arguments fit; None if it is a function, which tells nothing
     without being called.
     """

@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
-from dslc.runtime.model.losses import alike, classes_last, wide, wide_tensors
-from dslc.runtime.process.job_line import at
-from dslc.runtime.process.random_numbers import aside, begin_step
+from dslc.runtime.model.losses import classes_last, match_target, wide, wide_tensors
+from dslc.runtime.process.job_line import mark_errors
+from dslc.runtime.process.random_numbers import begin_step, preserve_generators
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.process.vision_library import let_torchvision_load
 
@@ -66,7 +66,7 @@ def preload(steps: Sequence[MetricStep]) -> None:
         import torchmetrics  # noqa: F401
 
 
-class Kept:
+class StatefulMetric:
     """One metric on one rank."""
 
     def __init__(self, step: MetricStep, loss: LossStep, device: torch.device | str = "cpu") -> None:
@@ -77,18 +77,18 @@ class Kept:
 
     def update(self, output: Any, target: Any) -> None:
         """Counts one batch: the model's output, in float32 at least, and the target."""
-        with at(self._line):
+        with mark_errors(self._line):
             if self._step.kind == "torchmetrics":
                 output, target, self._settings = _as_scores(wide(output), target, self._loss)
             if self._object is None:
-                self._object = self.made(self._settings)
+                self._object = self.make_metric(self._settings)
             self._object.update(wide_tensors(output), target)
 
     def states(self) -> tuple[Settings, States] | None:
         """Returns what it has counted, in the host's memory; None if nothing."""
         if self._object is None:
             return None
-        with at(self._line):
+        with mark_errors(self._line):
             names = _reductions(self._object)
             kept = self._object.metric_state if names is None else {name: getattr(self._object, name) for name in names}
             return self._settings, {name: _moved(value, "cpu") for name, value in kept.items()}
@@ -98,8 +98,8 @@ class Kept:
         counted = [each for each in found if each is not None]
         if not counted:
             return {self._step.name: math.nan}
-        with at(self._line):
-            whole = self.made(counted[0][0], "cpu")
+        with mark_errors(self._line):
+            whole = self.make_metric(counted[0][0], "cpu")
             _put_together(whole, [states for _, states in counted])
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)  # it was merged
@@ -115,7 +115,7 @@ class Kept:
         """
         if self._object is None:
             return None
-        fresh, names = vars(self.made(self._settings)), _reductions(self._object)
+        fresh, names = vars(self.make_metric(self._settings)), _reductions(self._object)
         states = self._object.metric_state if names is None else names
         for name, value in vars(self._object).items():
             of_library = names is None and name.startswith("_")
@@ -135,11 +135,11 @@ class Kept:
             return False
         return _same(*results)
 
-    def made(self, settings: Settings, device: torch.device | str = "") -> Any:
+    def make_metric(self, settings: Settings, device: torch.device | str = "") -> Any:
         """Returns a metric that has counted nothing, with the same random numbers on each rank and in each evaluation.
         Raises MetricError if it is none.
         """
-        with aside():
+        with preserve_generators():
             begin_step(0, 0, 0)
             return _on(self._new(settings), device or self._device)
 
@@ -154,7 +154,7 @@ class Kept:
         return load_function(step.python)()
 
 
-def exchange(metrics: Sequence[Kept], ranks: int, counts: bool) -> dict[str, Value]:
+def exchange(metrics: Sequence[StatefulMetric], ranks: int, counts: bool) -> dict[str, Value]:
     """Returns the values of all metrics over `ranks` ranks, by name; the same on each, which all call this. `counts`:
     this rank's own states are not those of another.
     """
@@ -170,7 +170,7 @@ def exchange(metrics: Sequence[Kept], ranks: int, counts: bool) -> dict[str, Val
     return values
 
 
-def _merged(metrics: Sequence[Kept], found: Sequence[Sequence[Any]]) -> dict[str, Value]:
+def _merged(metrics: Sequence[StatefulMetric], found: Sequence[Sequence[Any]]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for number, metric in enumerate(metrics):
         values |= metric.result([of_rank[number] for of_rank in found])
@@ -185,7 +185,7 @@ def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[
     own, put together with one that had none. Returns the names of its results that are one number. Raises as its code
     does, and MetricError if it is no metric or the results differ.
     """
-    alone, *several = (Kept(step, loss) for _ in range(len(batches) + 2))
+    alone, *several = (StatefulMetric(step, loss) for _ in range(len(batches) + 2))
     for output, target in _as_one(batches):
         alone.update(output, target)
     for part, (output, target) in zip(several, batches, strict=False):
@@ -298,14 +298,14 @@ def _on(metric: Any, device: torch.device | str) -> Any:
     names = _reductions(metric)
     if names is None:
         for each in metric.modules():  # rank 0 alone computes; torchmetrics would wait for the others
-            each.distributed_available_fn = _alone
+            each.distributed_available_fn = _is_distributed
         return metric.to(device)
     for name in names:
         setattr(metric, name, _moved(getattr(metric, name), device))
     return metric
 
 
-def _alone() -> bool:
+def _is_distributed() -> bool:
     """Tells torchmetrics that there are no other processes."""
     return False
 
@@ -324,7 +324,7 @@ def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, 
         scores, labels = classes_last(loss, output, target)
         ignored = {} if loss.ignore is None else {"ignore_index": loss.ignore}
         return scores, labels, {"task": "multiclass", "num_classes": scores.shape[-1], **ignored}
-    logits, wanted = output.flatten(1), alike(output, target).flatten(1).long()
+    logits, wanted = output.flatten(1), match_target(output, target).flatten(1).long()
     if logits.shape[1] == 1:
         return logits.sigmoid()[:, 0], wanted[:, 0], {"task": "binary"}
     return logits.sigmoid(), wanted, {"task": "multilabel", "num_labels": logits.shape[1]}

@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dslc.compiler.ir.program import LearningRateStep
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 
 Factor: TypeAlias = Callable[[int], float]
@@ -45,7 +45,7 @@ def schedule(step: LearningRateStep) -> Factor:
     if step.python is None:
         return lambda s: factor(step, s)
     own, steps = load_function(step.python), step.steps
-    return at(step.python.line)(lambda s: _share(own(s, steps), s))
+    return mark_errors(step.python.line)(lambda s: _share(own(s, steps), s))
 
 
 def _share(found: Any, s: int) -> float:

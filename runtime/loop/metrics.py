@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
-from dslc.runtime.model.losses import alike, classes_last, count, loss_sum, wide_tensors
+from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, wide_tensors
 from dslc.runtime.model.own_losses import OwnSum
 
 Measure: TypeAlias = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
@@ -71,7 +71,7 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
     match step.kind:
         case "loss" if loss.counts == "own":
             own = OwnSum(loss)
-            return lambda output, target: own.counted(output, target)[:2]
+            return lambda output, target: own.count_losses(output, target)[:2]
         case "loss":
             total = loss_sum(loss)
             return lambda output, target: (total(output, target), count(loss, target))
@@ -87,7 +87,7 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
             raise AssertionError(f"`{other}` keeps states")
 
 
-def _kept(labels: Tensor, loss: LossStep) -> Tensor | None:
+def _counted_labels(labels: Tensor, loss: LossStep) -> Tensor | None:
     return None if loss.ignore is None else labels != loss.ignore
 
 
@@ -97,7 +97,7 @@ def _cross_entropy(loss: LossStep) -> Measure:
     def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
         scores, labels = classes_last(loss, output, target)
         ignore = -100 if loss.ignore is None else loss.ignore
-        kept = _kept(labels, loss)
+        kept = _counted_labels(labels, loss)
         total = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum")
         return total, labels.numel() if kept is None else kept.sum()
 
@@ -111,7 +111,7 @@ def _among_likeliest(k: int, loss: LossStep) -> Measure:
             right = scores.argmax(-1) == labels
         else:
             right = (scores.topk(min(k, scores.shape[-1])).indices == labels[:, None]).any(-1)
-        kept = _kept(labels, loss)
+        kept = _counted_labels(labels, loss)
         if kept is None:
             return right.sum(), labels.numel()
         return (right & kept).sum(), kept.sum()
@@ -120,4 +120,4 @@ def _among_likeliest(k: int, loss: LossStep) -> Measure:
 
 
 def _squared_difference(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
-    return F.mse_loss(output, alike(output, target), reduction="sum"), target.numel()
+    return F.mse_loss(output, match_target(output, target), reduction="sum"), target.numel()

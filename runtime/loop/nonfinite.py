@@ -2,8 +2,8 @@
 
 Model: `train.on_nonfinite` decides. With `stop` a training ends before the update of a step whose loss is nan or
 infinite, and the message names its cause (nonfinite_cause.py). With `skip` the update is skipped
-(technique/precision.py, `Skipping`) and counted. With both, a state with numbers that are not finite is never saved as
-a checkpoint or as weights: the training ends instead. `continue` checks nothing.
+(technique/precision.py, `StepSkipper`) and counted. With both, a state with numbers that are not finite is never saved
+as a checkpoint or as weights: the training ends instead. `continue` checks nothing.
 
 When `stop` finds a loss, without a new wait of the host:
 
@@ -43,8 +43,8 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.exchange.exchange import GradientExchange
 from dslc.runtime.exchange.momenta import MomentumExchange
 from dslc.runtime.loop.nonfinite_cause import (
-    Seen,
-    broken,
+    NonFiniteObservation,
+    non_finite_names,
     parameters_text,
     repeat,
     samples_of,
@@ -54,9 +54,9 @@ from dslc.runtime.loop.nonfinite_cause import (
 )
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process.records import note
-from dslc.runtime.process.stop import Board
-from dslc.runtime.step.assemble import Parts
-from dslc.runtime.technique.precision import Skipping
+from dslc.runtime.process.stop import RunControl
+from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.technique.precision import StepSkipper
 
 _FOLDED = 256  # losses kept one by one until a step is logged
 
@@ -71,10 +71,12 @@ class NonFinite(RuntimeError):
         self.told, self.module = told, module
 
 
-class Guard:
+class NonFiniteGuard:
     """Checks what one rank computes, and ends the training or counts skipped updates. Made by all ranks."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, board: Board, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, job: JobProgram, place: RankPlace, parts: TrainingComponents, board: RunControl, checkpoints: Checkpoints
+    ) -> None:
         self.job, self.place, self.parts, self.board, self.checkpoints = job, place, parts, board, checkpoints
         self.step = 0
         self.stops = job.on_nonfinite == "stop"
@@ -88,17 +90,19 @@ class Guard:
         tensors = named_tensors(parts.plain)
         self._parameters = {name: each for name, each in tensors.items() if isinstance(each, nn.Parameter)}
         self._statistics: list[tuple[Tensor, Tensor]] = []
-        self._skipping = parts.scaler if isinstance(parts.scaler, Skipping) else None
+        self._skipping = parts.scaler if isinstance(parts.scaler, StepSkipper) else None
         self._said = int(self._skipping.skipped) if self._skipping else 0  # skipped updates
         self._scaled = parts.scaler.is_enabled()
-        self.loss: Callable[[Tensor], None] = self._look_at_loss if self.at_once else _nothing_of
+        self.loss: Callable[[Tensor], None] = self._look_at_loss if self.at_once else _ignore_number
         exchange = parts.exchange
         self._exchange = exchange if isinstance(exchange, GradientExchange) else None
         if self._exchange is not None:
             self._exchange.watched = self.at_once and not self._scaled
         if isinstance(exchange, MomentumExchange) and self.stops and job.device == "cpu" and not self._scaled:
             exchange.found = self.gradients  # in the exchange itself, which all ranks come to
-        self.norm: Callable[[Tensor], None] = self._look_at_norm if self.at_once and not self._scaled else _nothing_of
+        self.norm: Callable[[Tensor], None] = (
+            self._look_at_norm if self.at_once and not self._scaled else _ignore_number
+        )
 
     # ----------------------------------------------------------------------------------------------------- in a step
 
@@ -149,13 +153,13 @@ class Guard:
             return None
         return torch.cat(self._totals).isfinite().logical_not().sum()
 
-    def heard(self, batch: StepBatch, number: int) -> None:
+    def check_total(self, batch: StepBatch, number: int) -> None:
         """Takes the sum of all ranks' numbers, in a logged step before its update."""
         if number:
             self._end(batch)
         self._totals.clear()
 
-    def skipped(self, run_dir: str, number: int) -> int:
+    def note_skipped(self, run_dir: str, number: int) -> int:
         """Notes how many updates were skipped, `number` by now, if there are more than in the last note."""
         more, self._said = number - self._said, number
         if more:
@@ -172,7 +176,7 @@ class Guard:
         if not self.stops or self._scaled:
             return
         named = [(name, each.grad) for name, each in self._parameters.items() if each.grad is not None]
-        found = broken(named)
+        found = non_finite_names(named)
         if self._exchange is not None and self._exchange.unsound:  # others are nan by now
             found = [name for name, _ in named if name in self._exchange.broken]
         if not self._any(found):
@@ -195,7 +199,7 @@ class Guard:
         self._saved = self.step
         current = {name: each for name, each in named_tensors(self.parts.plain).items() if name not in self._parameters}
         named = self._parameters | current
-        found = broken(named.items())
+        found = non_finite_names(named.items())
         if not self._any(found):
             return
         self.checkpoints.finish()
@@ -220,7 +224,7 @@ class Guard:
     def _end(self, batch: StepBatch) -> NoReturn:
         """Ends the training, on all ranks in the same step."""
         self.checkpoints.finish()
-        mine = self._seen(batch)
+        mine = self._observe(batch)
         seen = self._of_all(mine)
         step = min(number for each in seen for number in each.steps)
         bad = [each for each in seen if step in each.steps]
@@ -249,7 +253,7 @@ class Guard:
             error.add_note("`train.on_nonfinite = skip` leaves out the update of such a step, `continue` trains on")
         raise error
 
-    def _seen(self, batch: StepBatch) -> Seen:
+    def _observe(self, batch: StepBatch) -> NonFiniteObservation:
         if self.at_once:
             steps: tuple[int, ...] = (self.board.not_finite,) if self._own else ()
             loss = self._own
@@ -258,19 +262,19 @@ class Guard:
             first = self.step - len(numbers) + 1
             found = {first + n: number for n, number in enumerate(numbers) if not math.isfinite(number)}
             steps, loss = tuple(found), next(iter(found.values()), 0.0)
-        return Seen(
+        return NonFiniteObservation(
             rank=self.place.rank,
             steps=steps,
             loss=loss,
             samples=samples_of(self.job, self.place, self.step, batch),
-            parameters=tuple(broken(self._parameters.items())),
+            parameters=tuple(non_finite_names(self._parameters.items())),
         )
 
-    def _of_all(self, mine: Seen) -> list[Seen]:
+    def _of_all(self, mine: NonFiniteObservation) -> list[NonFiniteObservation]:
         """Gathers what all ranks have seen, as plain values: ranks accept nothing else from each other
         (transport/unpickling.py).
         """
-        return [from_json(Seen, each) for each in self._gathered(to_json(mine))]
+        return [from_json(NonFiniteObservation, each) for each in self._gathered(to_json(mine))]
 
     def _gathered(self, mine: Any) -> list[Any]:
         if self.job.world_size == 1:
@@ -288,5 +292,5 @@ class Guard:
         return of_stage.get(id(self._parameters.get(name)), 0)
 
 
-def _nothing_of(number: Tensor) -> None:
+def _ignore_number(number: Tensor) -> None:
     pass

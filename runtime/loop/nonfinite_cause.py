@@ -26,12 +26,12 @@ from dslc.runtime.loop.evaluate import forward
 from dslc.runtime.measure.replica_check import bit_sums
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.process import random_numbers
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import autocast
 
 
 @dataclass(frozen=True, kw_only=True)
-class Culprit:
+class NonFiniteOrigin:
     """The first module of a rank whose output was not finite, in the repeated step."""
 
     micro: int
@@ -46,7 +46,7 @@ class Culprit:
 
 
 @dataclass(kw_only=True)
-class Seen:
+class NonFiniteObservation:
     """The observations of one rank in the step that ends the training."""
 
     rank: int
@@ -54,7 +54,7 @@ class Seen:
     loss: float  # the last loss that is not finite; 0 if all are finite
     samples: tuple[str, ...] = ()  # the batch's samples with numbers that are not finite
     parameters: tuple[str, ...] = ()  # not finite, in the model's order
-    culprit: Culprit | None = None
+    culprit: NonFiniteOrigin | None = None
     finite_again: bool = True  # true if the loss of the repeated step is finite
     draws: bool = False  # the repeated step drew random numbers
     state: tuple[str, ...] = ()  # the attributes and buffers that the repeated step changed
@@ -76,14 +76,14 @@ def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -
 
 
 @torch.no_grad()
-def repeat(job: JobProgram, parts: Parts, batch: StepBatch, seen: Seen) -> None:
+def repeat(job: JobProgram, parts: TrainingComponents, batch: StepBatch, seen: NonFiniteObservation) -> None:
     """Repeats the forward passes of the step; notes the first module whose output is not finite, whether the losses are
     finite this time, and by what they may differ from those before.
     """
     drawn, state = _generators(parts.device), _state(parts.plain)
     if job.compiled:
         torch.compiler.set_stance("force_eager")  # a compiled module need not call its submodules' hooks
-    watch, cut, finite = _Watch(parts), piece_of(job), True
+    watch, cut, finite = _OutputWatch(parts), piece_of(job), True
     for number, (input, target) in enumerate(batch.micro):
         watch.micro = number
         output = forward(job, parts, cut(input))
@@ -113,10 +113,10 @@ def _state(model: nn.Module) -> dict[str, Any]:
     return found | dict(zip(buffers, bit_sums(list(buffers.values())), strict=True))
 
 
-class _Watch:
+class _OutputWatch:
     """Puts hooks on every module to find the first whose output is not finite. They end with the process."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: TrainingComponents) -> None:
         self.micro, self.found = 0, None
         axis = parts.pipeline
         stages = {} if axis is None else axis.stages
@@ -125,14 +125,14 @@ class _Watch:
             module.register_forward_hook(self._hook(name, of_stage.get(id(module), 0)), with_kwargs=True)
 
     micro: int
-    found: Culprit | None
+    found: NonFiniteOrigin | None
 
     def _hook(self, name: str, stage: int) -> Callable[..., None]:
         def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self.found is None and not _finite(output):
                 handed = not _finite((args, kwargs))
                 kind = type(module).__name__.removeprefix("FSDP")
-                self.found = Culprit(micro=self.micro, stage=stage, name=name, kind=kind, handed=handed)
+                self.found = NonFiniteOrigin(micro=self.micro, stage=stage, name=name, kind=kind, handed=handed)
 
         return see
 
@@ -140,7 +140,7 @@ class _Watch:
 # ------------------------------------------------------------------------------------------------------------ in words
 
 
-def values_text(bad: Sequence[Seen]) -> str:
+def values_text(bad: Sequence[NonFiniteObservation]) -> str:
     values = "nan" if any(math.isnan(each.loss) for each in bad) else "infinite"
     ranks = [str(each.rank) for each in bad]
     if len(ranks) == 1:
@@ -163,7 +163,7 @@ def parameters_text(names: Sequence[str], step: int, now: int) -> str:
     )
 
 
-def told_by_repetition(seen: Sequence[Seen], bad: Collection[int]) -> tuple[str | None, list[str]]:
+def told_by_repetition(seen: Sequence[NonFiniteObservation], bad: Collection[int]) -> tuple[str | None, list[str]]:
     """Returns the module, and the lines that name it."""
     culprits = [
         ((each.culprit.micro, each.culprit.stage, each.rank not in bad, each.rank), each.culprit)
@@ -182,7 +182,7 @@ def told_by_repetition(seen: Sequence[Seen], bad: Collection[int]) -> tuple[str 
     return None, ["the output of every module is finite: the loss turns it into a value that is not"]
 
 
-def _difference_text(seen: Sequence[Seen]) -> str:
+def _difference_text(seen: Sequence[NonFiniteObservation]) -> str:
     """Says by what a repeated step may have differed from the step."""
     state = list(dict.fromkeys(name for each in seen for name in each.state))
     if state:
@@ -203,7 +203,7 @@ def _finite(values: Any) -> bool:
 
 
 @torch.no_grad()
-def broken(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
+def non_finite_names(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
     """Returns the names of the tensors that have numbers on this rank which are not finite. Reads one number a
     device.
     """

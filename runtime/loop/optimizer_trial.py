@@ -47,7 +47,7 @@ Named = tuple[tuple[str, ...], tuple[int, ...]]  # all names of a parameter, and
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _TrialMeasurements:
     kinds: dict[str, Kind]
     scratches: dict[str, int]
     at_once: bool
@@ -58,16 +58,16 @@ class _Measured:
 def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
     """Returns the facts of an optimizer over `parameters` that train; with none, those of parameters of some shapes."""
     named = parameters or [((name,), shape) for name, shape in _UNKNOWN]
-    if _Made(step, [(names, torch.ones(_small(shape))) for names, shape in named]).optimizer.needs_closure:
+    if _TrialOptimizer(step, [(names, torch.ones(_small(shape))) for names, shape in named]).optimizer.needs_closure:
         return _try_with_closure(step, named)
     try:
-        measured = _measured(step, named)
+        measured = _measure_trial(step, named)
     except Exception as error:  # of the user's code, which may want a closure that it has a default for
         if not _steps_with_closure(step, named, error):
             raise
         return _try_with_closure(replace(step, closure=True), named)
     kinds = sorted(set(measured.kinds.values()), key=repr)
-    trial = _Trial(step, *_samples(step, named, measured.kinds))
+    trial = _UpdateTrial(step, *_samples(step, named, measured.kinds))
     trial.follows_the_rate()
     draws = trial.draws()
     return OptimizerFacts(
@@ -76,7 +76,7 @@ def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
             (names[0], kinds.index(measured.kinds[names[0]]), measured.scratches[names[0]]) for names, _ in named
         ),
         at_once=measured.at_once,
-        alone="" if draws else trial.alone(),
+        alone="" if draws else trial.coupling_reason(),
         rows="" if draws else trial.rows(measured.kinds),
         draws=draws,
         decays=measured.decays,
@@ -90,7 +90,7 @@ def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exce
     """True if an optimizer whose `step()` raised `error` does a step with a closure. Raises OptimizerError if it needs
     gradients before it calls the closure.
     """
-    made = _Made(replace(step, closure=True), [(names, torch.ones(_small(shape))) for names, shape in named])
+    made = _TrialOptimizer(replace(step, closure=True), [(names, torch.ones(_small(shape))) for names, shape in named])
     gradients = [torch.ones_like(q) for q in made.parameters]
     for before in (False, True):
         try:
@@ -111,7 +111,7 @@ def _try_with_closure(step: OptimizerStep, named: Sequence[Named]) -> OptimizerF
     """Returns the facts of an optimizer that evaluates the loss by itself. Its parameters are never shared out."""
     measured = _measured_with_closure(step, named)
     kinds = sorted(set(measured.kinds.values()), key=repr)
-    trial = _Trial(step, [(names, _small(shape)) for names, shape in named[:TRIED_WITH_CLOSURE]], set())
+    trial = _UpdateTrial(step, [(names, _small(shape)) for names, shape in named[:TRIED_WITH_CLOSURE]], set())
     trial.follows_the_rate()
     draws = trial.draws()
     return OptimizerFacts(
@@ -130,7 +130,7 @@ def _try_with_closure(step: OptimizerStep, named: Sequence[Named]) -> OptimizerF
 # ------------------------------------------------------------------------------------------------------ measuring
 
 
-def _measured(step: OptimizerStep, named: Sequence[Named]) -> _Measured:
+def _measure_trial(step: OptimizerStep, named: Sequence[Named]) -> _TrialMeasurements:
     try:
         return _measured_on("meta", step, named)
     except Exception:  # of the user's code, which may need numbers; what is wrong with it shows there
@@ -138,7 +138,7 @@ def _measured(step: OptimizerStep, named: Sequence[Named]) -> _Measured:
         if sum(prod(shape) for _, shape in named) <= LARGEST:
             return _measured_on("cpu", step, named)
     found = [_measured_on("cpu", step, [_cut_down(each)]) for each in named]
-    return _Measured(
+    return _TrialMeasurements(
         kinds={name: kind for each in found for name, kind in each.kinds.items()},
         scratches={name: scratch for each in found for name, scratch in each.scratches.items()},
         at_once=False,
@@ -160,9 +160,9 @@ def _cut_down(named: Named) -> Named:
     return (names, (max(1, LARGEST // rest), *shape[1:])) if prod(shape) > LARGEST else named
 
 
-def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _Measured:
+def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _TrialMeasurements:
     values = [(names, torch.empty(shape, device=device).normal_()) for names, shape in named]
-    first = _Made(step, values)
+    first = _TrialOptimizer(step, values)
     first.go([torch.zeros_like(value) for _, value in values], 1.0)
     kinds = {names[0]: _kind(first.state_of(n), value) for n, (names, value) in enumerate(values)}
     everything = _scratch(first, values)
@@ -171,7 +171,7 @@ def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _M
     for names, value in values:
         key = (kinds[names[0]], value.shape)
         if key not in known:
-            alone = _Made(step, [(names, value)])
+            alone = _TrialOptimizer(step, [(names, value)])
             alone.go([torch.zeros_like(value)], 1.0)
             known[key] = _scratch(alone, [(names, value)])
         scratches[names[0]] = known[key]
@@ -179,15 +179,15 @@ def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _M
     own = first.optimizer.own
     assert own is not None
     decays = any("weight_decay" in group for group in own.param_groups)
-    return _Measured(kinds, scratches, at_once, decays, has_modes(own))
+    return _TrialMeasurements(kinds, scratches, at_once, decays, has_modes(own))
 
 
-def _measured_with_closure(step: OptimizerStep, named: Sequence[Named]) -> _Measured:
+def _measured_with_closure(step: OptimizerStep, named: Sequence[Named]) -> _TrialMeasurements:
     """Measures small copies of the parameters until the state no longer grows. A tensor with as many numbers as a
     parameter, or as all together, counts by the sizes of the model.
     """
     values = [(names, torch.ones(_small(shape))) for names, shape in named]
-    made, generator = _Made(step, values), torch.Generator().manual_seed(0)
+    made, generator = _TrialOptimizer(step, values), torch.Generator().manual_seed(0)
     sizes: list[int] = []
     while len(sizes) < GROWING and (len(sizes) < SETTLED or len(set(sizes[-SETTLED:])) > 1):
         made.go([torch.randn(value.shape, generator=generator) for _, value in values], 1.0)
@@ -201,7 +201,7 @@ def _measured_with_closure(step: OptimizerStep, named: Sequence[Named]) -> _Meas
     scratch = _scratch_with_closure(step, values) * full // max(1, small)
     own = made.optimizer.own
     assert own is not None
-    return _Measured(
+    return _TrialMeasurements(
         kinds=kinds,
         scratches={names[0]: scratch if number == 0 else 0 for number, (names, _) in enumerate(named)},
         at_once=True,
@@ -212,7 +212,7 @@ def _measured_with_closure(step: OptimizerStep, named: Sequence[Named]) -> _Meas
 
 def _scratch_with_closure(step: OptimizerStep, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
     """Returns the bytes of temporary tensors of a step, without what it adds to the state."""
-    made = _Made(step, values)
+    made = _TrialOptimizer(step, values)
     targets = [torch.zeros_like(value) for _, value in values]
     made.go(targets, 1.0)
     made.ready(targets, 1.0)
@@ -276,19 +276,19 @@ class _Temporaries(TorchDispatchMode):
             if isinstance(tensor, Tensor) and storage_identity(tensor) not in self._seen:
                 key, place = storage_identity(tensor), tensor.untyped_storage()
                 self._live += place.nbytes()
-                self._seen[key] = weakref.ref(place, self._gone(key, place.nbytes()))
+                self._seen[key] = weakref.ref(place, self._release_callback(key, place.nbytes()))
         self.peak = max(self.peak, self._live)
         return result
 
-    def _gone(self, key: int, size: int) -> Callable[[object], None]:
-        def gone(_: object) -> None:
+    def _release_callback(self, key: int, size: int) -> Callable[[object], None]:
+        def release(_: object) -> None:
             self._seen.pop(key, None)
             self._live -= size
 
-        return gone
+        return release
 
 
-def _scratch(made: _Made, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
+def _scratch(made: _TrialOptimizer, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
     """Returns the bytes of temporary tensors of one more step."""
     made.ready([torch.zeros_like(value) for _, value in values], 1.0)
     gradients = [q.grad for q in made.parameters if q.grad is not None]
@@ -310,7 +310,7 @@ def _inner(tensor: Tensor) -> list[Tensor]:
 # --------------------------------------------------------------------------------------------------------- training
 
 
-class _Made:
+class _TrialOptimizer:
     """An optimizer over copies of some parameters, as a training makes it."""
 
     def __init__(self, step: OptimizerStep, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> None:
@@ -382,7 +382,7 @@ def _samples(step: OptimizerStep, named: Sequence[Named], kinds: dict[str, Kind]
     for each in chain.from_iterable(some[:EACH] for some in chosen.values()):
         names, shape = each
         small = names, _small(shape)
-        if _alike(step, small, kinds[names[0]]):
+        if _has_same_state(step, small, kinds[names[0]]):
             found.append(small)
         elif prod(shape) <= left:
             left -= prod(shape)
@@ -393,10 +393,10 @@ def _samples(step: OptimizerStep, named: Sequence[Named], kinds: dict[str, Kind]
     return found, odd
 
 
-def _alike(step: OptimizerStep, named: Named, kind: Kind) -> bool:
+def _has_same_state(step: OptimizerStep, named: Named, kind: Kind) -> bool:
     """True if a smaller copy of a parameter has the same state."""
     names, shape = named
-    made = _Made(step, [(names, torch.ones(shape))])
+    made = _TrialOptimizer(step, [(names, torch.ones(shape))])
     made.go([torch.ones(shape)], 1.0)
     return _forms(_kind(made.state_of(0), made.parameters[0])) == _forms(kind)
 
@@ -405,7 +405,7 @@ def _forms(kind: Kind) -> list[tuple[str, str]]:
     return [(fact.name, fact.form) for fact in kind]
 
 
-class _Trial:
+class _UpdateTrial:
     """Trains the same parameters again and again. `odd`: those whose smaller copies are kept otherwise."""
 
     def __init__(self, step: OptimizerStep, named: Sequence[Named], odd: set[str]) -> None:
@@ -427,7 +427,7 @@ class _Trial:
         """True if another seed gives another update."""
         return not self._same(self._whole, self._trained(seed=1).parameters)
 
-    def alone(self) -> str:
+    def coupling_reason(self) -> str:
         """Returns the reason why a parameter cannot be updated without the others; "" if it can."""
         for n, (names, _) in enumerate(self._values):
             (only,) = self._trained(only=n).parameters
@@ -464,7 +464,7 @@ class _Trial:
         for name, state in pieces:
             states.setdefault(name, []).append(state)
         values = [(names, q.detach()) for (names, _), q in zip(self._values, before.parameters, strict=True)]
-        after = _Made(self._step, values)
+        after = _TrialOptimizer(self._step, values)
 
         def sizes(name: str, state: str) -> Sequence[int]:
             return pieces[name, state].shape
@@ -485,21 +485,21 @@ class _Trial:
         seed: int = 0,
         scale: float = 1.0,
         steps: range = range(len(STEPS)),
-    ) -> _Made:
+    ) -> _TrialOptimizer:
         torch.manual_seed(seed)
         chosen = range(len(self._values)) if only is None else (only,)
 
         def cut(tensor: Tensor) -> Tensor:
             return tensor if part is None else tensor.movedim(part[0], 0)[part[1]].movedim(0, part[0]).contiguous()
 
-        made = _Made(self._step, [(self._values[n][0], cut(self._values[n][1])) for n in chosen])
+        made = _TrialOptimizer(self._step, [(self._values[n][0], cut(self._values[n][1])) for n in chosen])
         for n in steps:
             made.go([cut(self._gradients[n][each]) for each in chosen], STEPS[n] * scale)
         return made
 
-    def _changed(self, last: _Made) -> tuple[str, ...]:
+    def _changed(self, last: _TrialOptimizer) -> tuple[str, ...]:
         """Returns the entries of groups that updates have changed."""
-        first = _Made(self._step, self._values).optimizer.own
+        first = _TrialOptimizer(self._step, self._values).optimizer.own
         assert first is not None and last.optimizer.own is not None
         found = set()
         for before, after in zip(first.param_groups, last.optimizer.own.param_groups, strict=True):

@@ -22,7 +22,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.sampler import micro_batches, split_indices, steps_per_epoch
-from dslc.runtime.data.samples import Splits, beyond
+from dslc.runtime.data.samples import Splits, first_out_of_range
 from dslc.runtime.loop import evaluate
 
 _INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values|invalid for input of size", re.ASCII)
@@ -48,10 +48,10 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
     if job.data.stream is not None and not split:  # which would be read again from its beginning
         return
     seen = _evaluation(job.data, split, place) if split else _training(job, place, step)
-    samples = splits.of(split) if split else splits.train
+    samples = splits.samples_of_split(split) if split else splits.train
     with contextlib.suppress(Exception):  # any kind: the user's code runs again, and only the first error counts
         for indices, epoch in seen:
-            found = beyond(samples.batch(indices, epoch)[1], outputs, job.loss.ignore)
+            found = first_out_of_range(samples.batch(indices, epoch)[1], outputs, job.loss.ignore)
             if found is not None:
                 at, number = found
                 name = sample_name(job.data, split.partition("/")[0] or "train", int(indices[at]))

@@ -42,7 +42,7 @@ from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.build import build_model
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
-from dslc.runtime.step.stepper import Done
+from dslc.runtime.step.stepper import StepResult
 
 MeanLoss = Callable[[Any, Any], Tensor]
 
@@ -62,7 +62,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     work = _step(job, model, optimizer, device)
     random_numbers.begin(job.seed, 0)
     observer = Observer(job, place, model, optimizer, device, run_dir, 0)
-    watched = observer.around(work)
+    watched = observer.wrap(work)
     for step, batch in enumerate(batches(job.data, splits, place, 1, 0, job.steps, device)):
         if splits.train.by_process:
             random_numbers.begin_step(job.seed, 0, step)
@@ -74,7 +74,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
 
 def _step(
     job: JobProgram, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> Callable[[StepBatch], Done]:
+) -> Callable[[StepBatch], StepResult]:
     mean = _mean_loss(job.loss)
     scaler = torch.amp.GradScaler(device.type, enabled=job.precision.dtype == "float16")
     limit = float("inf") if job.clip is None else job.clip
@@ -94,7 +94,7 @@ def _step(
             nn.utils.clip_grad_value_(trained, job.clip_value)
         return loss, norm
 
-    def step(batch: StepBatch) -> Done:
+    def step(batch: StepBatch) -> StepResult:
         _, target = batch.micro[0]
         if job.optimizer.closure:
             evaluations = []
@@ -111,7 +111,7 @@ def _step(
             scaler.step(optimizer)
             scaler.update()
         number = _number(job.loss, target) if job.loss.counts != "own" else batch.samples
-        return Done(loss.detach() * number, number, norm)
+        return StepResult(loss.detach() * number, number, norm)
 
     return step
 
@@ -207,7 +207,7 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
     after = max(1, step.steps - step.warmup)
     rate = optimizer.param_groups[0]["lr"]
     if any(group["lr"] != rate for group in optimizer.param_groups):
-        return _each(step, optimizer)
+        return _per_group_schedule(step, optimizer)
     then: lr_scheduler.LRScheduler
     match step.kind:
         case "constant" | "plateau":  # an observed training has no evaluations
@@ -243,7 +243,7 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
     return lr_scheduler.SequentialLR(optimizer, [warmup, then], [step.warmup])
 
 
-def _each(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+def _per_group_schedule(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     """Returns the schedule for groups of several rates: torch's ends at one rate for all, not at a share of each."""
     alone = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = _scheduler(step, alone)
@@ -304,7 +304,7 @@ def _mean_loss(step: LossStep) -> MeanLoss:
             assert step.python is not None
             function = load_function(step.python)
 
-            def own(output: Tensor, target: Tensor) -> Tensor:
+            def user_loss(output: Tensor, target: Tensor) -> Tensor:
                 losses: Tensor = function(output, target)
                 if step.together:
                     return losses.mean()
@@ -312,7 +312,7 @@ def _mean_loss(step: LossStep) -> MeanLoss:
                     losses = losses[target.ne(-100 if step.ignore is None else step.ignore)]
                 return losses.sum() / _number(step, target)
 
-            return own
+            return user_loss
 
 
 def _contrastive(output: Any, target: Tensor, temperature: float) -> Tensor:

@@ -22,7 +22,7 @@ from dslc.compiler.ir.program import JobProgram, LearningRateStep, PlateauStep
 from dslc.runtime.checkpoint.files import Progress
 
 
-def begun(metric: str, highest: bool, kept: Progress | None) -> Progress:
+def initial_progress(metric: str, highest: bool, kept: Progress | None) -> Progress:
     """Returns the progress over a metric with which a training begins: that of a checkpoint, if it is of the same."""
     if kept is not None and (kept.metric, kept.highest) == (metric, highest):
         return kept
@@ -70,4 +70,6 @@ def plateau_of(job: JobProgram, kept: Progress | None) -> Plateau | None:
     step = job.learning_rate.plateau
     if step is None:
         return None
-    return Plateau(job.learning_rate, step, job.optimizer.lr, begun(step.metric, step.better == "highest", kept))
+    return Plateau(
+        job.learning_rate, step, job.optimizer.lr, initial_progress(step.metric, step.better == "highest", kept)
+    )

@@ -105,14 +105,16 @@ def join(run_dir: str, ranks: int, path: str) -> dict[str, tuple[int, ...]]:
             here, there = _text(other.get(name)), _text(arrays.get(name))
             raise ValueError(f"`{name}` is {here} on rank {rank}, and {there} on rank {full[0][0]}")
     made = [
-        Joined(name, (rows, *each.shape), each.kind, [os.path.join(run_dir, f"part-{rank}.{n}") for rank, _ in full])
+        PredictionArray(
+            name, (rows, *each.shape), each.kind, [os.path.join(run_dir, f"part-{rank}.{n}") for rank, _ in full]
+        )
         for n, (name, each) in enumerate(arrays.items())
     ]
     (_write_npz if path.endswith(".npz") else _write_safetensors)(path, made)
     return {each.name: each.shape for each in made if each.name != INDEX}
 
 
-class Joined(NamedTuple):
+class PredictionArray(NamedTuple):
     """An array of the whole prediction, and the files that hold its rows."""
 
     name: str
@@ -121,7 +123,7 @@ class Joined(NamedTuple):
     files: list[str]
 
 
-def _write_npz(path: str, arrays: Sequence[Joined]) -> None:
+def _write_npz(path: str, arrays: Sequence[PredictionArray]) -> None:
     with zipfile.ZipFile(path + ".part", "w", zipfile.ZIP_STORED) as archive:
         for each in arrays:
             with archive.open(f"{each.name}.npy", "w", force_zip64=True) as entry:
@@ -131,7 +133,7 @@ def _write_npz(path: str, arrays: Sequence[Joined]) -> None:
     os.replace(path + ".part", path)
 
 
-def _write_safetensors(path: str, arrays: Sequence[Joined]) -> None:
+def _write_safetensors(path: str, arrays: Sequence[PredictionArray]) -> None:
     with writing(path, {each.name: Entry(dtype=_KINDS[each.kind][1], shape=each.shape) for each in arrays}) as file:
         for each in arrays:
             _copy(each.files, file)

@@ -32,7 +32,7 @@ from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.held_out import evaluated, for_test, held_out
-from dslc.runtime.data.samples import Samples, batch_aside, joined
+from dslc.runtime.data.samples import Samples, batch_aside, concatenate_samples
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
 from dslc.runtime.loop.predictions import Part
@@ -40,7 +40,7 @@ from dslc.runtime.model import initial_weights
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import naming
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 
 EVALUATION = "evaluation.json"
 
@@ -49,7 +49,7 @@ class OutputError(RuntimeError):
     """The outputs of a model do not make one array."""
 
 
-def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
+def work_off(job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, run_dir: str) -> None:
     """Evaluates or predicts, by the mode of the job. Raises CheckpointError and WeightsError for the weights."""
     mode = job.mode
     assert isinstance(mode, EvaluateMode | PredictMode)
@@ -75,7 +75,9 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
 
 
 @torch.no_grad()
-def _predict(job: JobProgram, mode: PredictMode, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
+def _predict(
+    job: JobProgram, mode: PredictMode, place: RankPlace, parts: TrainingComponents, splits: Splits, run_dir: str
+) -> None:
     samples, chosen, numbers = in_order(job.data, splits, mode.split)
     mesh, cut = mesh_of(job), context_parallel.piece_of(job)
     tells = mesh.leads and mesh.coordinates["context"] == 0
@@ -85,7 +87,7 @@ def _predict(job: JobProgram, mode: PredictMode, place: RankPlace, parts: Parts,
             output = forward(job, parts, cut(map_tensors(lambda tensor: tensor.to(parts.device), input)))
             if output is None:
                 continue
-            output = context_parallel.joined(job, output)
+            output = context_parallel.gather_output(job, output)
             rows = _rows(output, len(indices))
             if counts and tells:
                 part.add(rows, numbers[indices].numpy())
@@ -123,10 +125,10 @@ def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tenso
         return opened[split], own[split], numbers[split]
     whole = torch.cat(list(numbers.values()))
     order = whole.argsort()
-    return joined(list(opened.values()), step.structured), order, whole[order]
+    return concatenate_samples(list(opened.values()), step.structured), order, whole[order]
 
 
-def _batches(job: JobProgram, place: RankPlace, parts: Parts, count: int) -> Iterator[tuple[Tensor, bool]]:
+def _batches(job: JobProgram, place: RankPlace, parts: TrainingComponents, count: int) -> Iterator[tuple[Tensor, bool]]:
     """Yields this rank's samples, some at a time, and whether they count: if a pass needs all ranks, a rank that is
     done repeats its first sample as often as others need.
     """

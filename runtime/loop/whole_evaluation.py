@@ -23,19 +23,19 @@ from dslc.runtime.data.batches import read_batches
 from dslc.runtime.data.held_out import Split, range_of
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.model.whole_losses import WholeSum
-from dslc.runtime.parallel.neighbours import others_of
-from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.whole_batch import joined
+from dslc.runtime.parallel.neighbours import gathered_samples
+from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.whole_batch import concatenate
 
 
 class WholeEvaluation:
     """The loss of one pass over a split, on one rank: `sums` is the sum of its losses and their number, in float64."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
         assert isinstance(parts.loss, WholeSum)
         self._job, self._place, self._parts, self._loss = job, place, parts, parts.loss
         self.sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
-        others_of(job, place, job.data.batch)  # all ranks make the groups now
+        gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
         self._outputs: list[tuple[Any, Any]] = []
 
     def batches(self, splits: Splits, split: Split, size: int) -> Iterator[tuple[Any, Any, bool]]:
@@ -43,7 +43,7 @@ class WholeEvaluation:
         of each before the next is asked for.
         """
         chunks, ends = self._chunks(split, size)
-        samples, ends_ = splits.of(split), iter(ends)
+        samples, ends_ = splits.samples_of_split(split), iter(ends)
         counts, batch = next(ends_)
         for input, target in read_batches(self._job.data, samples, self._place, chunks, self._parts.device):
             yield input, target, counts
@@ -74,8 +74,8 @@ class WholeEvaluation:
         return chunks, ends
 
     def _close(self, batch: int) -> None:
-        output, target = (joined([pair[n] for pair in self._outputs]) for n in (0, 1))
+        output, target = (concatenate([pair[n] for pair in self._outputs]) for n in (0, 1))
         self._outputs.clear()
         start, stop = piece(batch, self._place.data_ranks, self._place.data_rank)
-        self.sums[0] += self._loss.among(output, target, others_of(self._job, self._place, batch))
+        self.sums[0] += self._loss.gathered_sum(output, target, gathered_samples(self._job, self._place, batch))
         self.sums[1] += stop - start

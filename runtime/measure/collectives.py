@@ -56,7 +56,7 @@ B = TypeVar("B")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class CollectiveExchange:
     """`count` collectives of one kind, in groups of `ranks`, with `bytes` of input in all."""
 
     operation: str
@@ -65,11 +65,11 @@ class Exchange:
     bytes: int
 
 
-_ASIDE = [0]  # nesting depth of `aside` in this process
+_ASIDE = [0]  # nesting depth of `exclude_collectives` in this process
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def exclude_collectives() -> Iterator[None]:
     """Excludes the collectives in it, such as those of logging, from the step."""
     _ASIDE[0] += 1
     try:
@@ -101,9 +101,9 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[CollectiveExchange, ...]:
         return tuple(
-            Exchange(operation=operation, ranks=ranks, count=count, bytes=size)
+            CollectiveExchange(operation=operation, ranks=ranks, count=count, bytes=size)
             for (operation, ranks), (count, size) in sorted(self._found.items())
         )
 
@@ -143,7 +143,7 @@ def _compiling_unseen() -> AbstractContextManager[object]:
     return dynamo.config.patch(optimize_ddp=False) if dynamo is not None else nullcontext()
 
 
-def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]], done: int) -> Callable[[B], T]:
+def recorded(work: Callable[[B], T], keep: dict[int, tuple[CollectiveExchange, ...]], done: int) -> Callable[[B], T]:
     """Returns `work`, which does one step, wrapped so that the steps to be recorded are put into `keep` by their
     number.
 

@@ -33,7 +33,7 @@ from dslc.runtime.measure.rank_order import call_text, different_use, module_of,
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process import random_numbers
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import autocast
 
 ROWS = 4  # samples of a pass, at most
@@ -62,7 +62,7 @@ class ForwardPass:
     def first_difference(self, other: ForwardPass) -> int | None:
         """Returns the place of the first call that differs from another pass; None if none does."""
         for place, (one, two) in enumerate(zip(self.path, other.path, strict=False)):
-            if one != two or not _near(self.sums[place], other.sums[place]):
+            if one != two or not _is_close(self.sums[place], other.sums[place]):
                 return place
         return None if len(self.path) == len(other.path) else min(len(self.path), len(other.path))
 
@@ -76,7 +76,7 @@ class ForwardCheck:
         self,
         job: JobProgram,
         place: RankPlace,
-        parts: Parts,
+        parts: TrainingComponents,
         after_pass: Callable[[], None],
         fail: Callable[..., NoReturn],
     ) -> None:
@@ -103,7 +103,7 @@ class ForwardCheck:
         eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self._job.compiled:
             eager = torch.compiler.set_stance("force_eager")
-        with collectives.aside(), self._restored(), eager:
+        with collectives.exclude_collectives(), self._restored(), eager:
             input = self._shared(input)
             if input is None:
                 return
@@ -190,7 +190,7 @@ class ForwardCheck:
             return False
         both = torch.stack((one.sums, -one.sums))
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
-        return all(_near(high, -low) for high, low in zip(*both.cpu(), strict=True))
+        return all(_is_close(high, -low) for high, low in zip(*both.cpu(), strict=True))
 
     def _report(self, one: ForwardPass, *, steady: bool) -> None:
         """Raises RankOrderError if two ranks differ whose own passes are alike."""
@@ -240,7 +240,7 @@ def _sums(output: object, device: torch.device) -> Tensor:
     return sums
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def _is_close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= _ROUNDING * torch.maximum(one[1], other[1]).abs())
 
 

@@ -41,14 +41,14 @@ from dslc.runtime.model.initial_weights import Part, own_part
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.model.row_order import as_named, is_permuted
 from dslc.runtime.process import random_numbers
-from dslc.runtime.step.stepper import Done
+from dslc.runtime.step.stepper import StepResult
 
 _FOLDER = "observed"
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class StepObservation:
     """One step of one rank. `samples` are indices into the training samples, with a digest for each sample that
     arrived.
     """
@@ -82,7 +82,7 @@ class Observer:
         alone = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
         self._first, self._leads = not any(alone.values()), not alone.get("tensor", 0)
         self._folder = os.path.join(run_dir, _FOLDER)
-        self._seen: list[Seen] = []
+        self._seen: list[StepObservation] = []
         os.makedirs(self._folder, exist_ok=True)
         if not self._mode.noise:
             _silence(model)
@@ -90,10 +90,10 @@ class Observer:
         torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, which round differently for each shape
         self._write_tensors("start")
 
-    def around(self, work: Callable[[StepBatch], Done]) -> Callable[[StepBatch], Done]:
+    def wrap(self, work: Callable[[StepBatch], StepResult]) -> Callable[[StepBatch], StepResult]:
         """Returns `work`, which does one step, wrapped so that it is recorded."""
 
-        def watched(batch: StepBatch) -> Done:
+        def watched(batch: StepBatch) -> StepResult:
             data = self._job.data
             taken = micro_batches(data, self._place, self._job.microbatches, *divmod(self._step, steps_per_epoch(data)))
             digests: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class Observer:
             assert done.norm is not None
             self._step += 1
             self._seen.append(
-                Seen(
+                StepObservation(
                     step=self._step,
                     samples=tuple(index for indices in taken for index in indices.tolist()) if self._first else (),
                     digests=digests,
@@ -205,12 +205,12 @@ class Observation:
 
     def __init__(self, run_dir: str, ranks: int) -> None:
         self._folder = os.path.join(run_dir, _FOLDER)
-        self.ranks = [self._read(rank) for rank in range(ranks)]
+        self.ranks = [self._read_rank(rank) for rank in range(ranks)]
 
-    def _read(self, rank: int) -> tuple[Seen, ...]:
+    def _read_rank(self, rank: int) -> tuple[StepObservation, ...]:
         with open(os.path.join(self._folder, f"rank-{rank}.json"), encoding="utf-8") as file:
             told = json.load(file)
-        return tuple(from_json(Seen, each) for each in told)
+        return tuple(from_json(StepObservation, each) for each in told)
 
     def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
         """Returns by name, of `start`, `first` or `end`: the part that `rank` holds, its place in the whole, and

@@ -49,8 +49,8 @@ from dslc.runtime.measure.rank_order import (
 )
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.varying import graph_nodes, leaves
-from dslc.runtime.process.job_line import at
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.process.job_line import mark_errors
+from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.batch_norm import is_synchronised
 
 FIRST = 4  # steps of a process that are all compared
@@ -62,7 +62,7 @@ T = TypeVar("T")
 class OrderCheck:
     """Compares what the ranks of one job call and use. Made by all of them."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
         self._job, self._rank, self._parts = job, place.rank, parts
         self._names = {id(module): name for name, module in parts.plain.named_modules()}
         self._parameters: dict[int, str] = {id(each): name for name, each in parts.plain.named_parameters()}
@@ -158,7 +158,7 @@ class OrderCheck:
         for stage in stages if self._compares_use else ():
             self._handles.append(stage.register_forward_hook(self._see_output))
         if not self._handles:
-            self._handles.append(plain.register_forward_pre_hook(_nothing))
+            self._handles.append(plain.register_forward_pre_hook(_do_nothing))
 
     @property
     def _stages(self) -> list[nn.Module]:
@@ -255,7 +255,7 @@ class OrderCheck:
         digest = int.from_bytes(hashlib.blake2b(event.encode(), digest_size=7).digest())
         for group in self._groups:
             word = torch.tensor([digest, -digest], device=self._parts.device)
-            with collectives.aside():
+            with collectives.exclude_collectives():
                 dist.all_reduce(word, dist.ReduceOp.MAX, group=group)
                 high, low = word.tolist()
                 if high != -low:
@@ -281,7 +281,7 @@ class OrderCheck:
 
     def _end(self, rank: int, message: str, module: str, notes: Sequence[str] = DIFFERENT_ORDER) -> NoReturn:
         python = self._job.model.python
-        with at(python.line if python is not None else ""):
+        with mark_errors(python.line if python is not None else ""):
             raise RankOrderError(message, told=self._rank == rank, module=module, notes=notes)
 
 
@@ -290,5 +290,5 @@ def _hides_parameters(outputs: list[Tensor]) -> bool:
     return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph_nodes(*outputs))
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     pass

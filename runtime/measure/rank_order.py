@@ -46,7 +46,7 @@ def different_use(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]
     also = [name for name in other["used"] if name not in one["used"]]
     parts = [
         f"`{names[0]}`{more(names)} {'is' if len(names) == 1 else 'are'} used on rank {by['rank']}"
-        f"{_where(by, names[0])} and not on rank {without['rank']}"
+        f"{_call_site(by, names[0])} and not on rank {without['rank']}"
         for names, by, without in ((only, one, other), (also, other, one))
         if names
     ]
@@ -57,7 +57,7 @@ def module_of(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _where(told: dict[str, Any], parameter: str) -> str:
+def _call_site(told: dict[str, Any], parameter: str) -> str:
     place = told["places"].get(parameter.rpartition(".")[0])
     return f" ({place})" if place else ""
 

@@ -41,9 +41,9 @@ from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.samples import Samples, Splits
 from dslc.runtime.measure import collectives
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.process.job_line import at
-from dslc.runtime.process.random_numbers import aside
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.process.job_line import mark_errors
+from dslc.runtime.process.random_numbers import preserve_generators
+from dslc.runtime.step.assemble import TrainingComponents
 
 FEW, MANY = 4, 60  # samples of the training data that are compared, and more of them; half as many of other splits
 SECONDS = 0.1  # that reading the samples of a split takes, beyond the first few
@@ -75,7 +75,7 @@ def compare_samples(job: JobProgram, place: RankPlace, splits: Splits, device: t
         return
     seconds = _compare_read(job, place, _some(splits, 0, FEW), device)
     affordable = torch.tensor(min(MANY, int(SECONDS / max(seconds, 1e-9))), device=device)
-    with collectives.aside():
+    with collectives.exclude_collectives():
         dist.all_reduce(affordable, dist.ReduceOp.MIN)
     _compare_read(job, place, _some(splits, FEW, FEW + int(affordable)), device)
 
@@ -109,7 +109,7 @@ def _compare_again(job: JobProgram, place: RankPlace, numbered: Sequence[Numbere
 
 
 def _end_by_samples(job: JobProgram, place: RankPlace, message: str) -> NoReturn:
-    with at(job.data.line):
+    with mark_errors(job.data.line):
         error = RanksDifferError(message, told=place.rank == 0)
         error.add_note(
             "each rank makes the data set for itself, and all have to make the same: what one holds out, another "
@@ -152,7 +152,7 @@ def _leaf_digests(
         batches = [torch.tensor([number]) for _, _, number in rest]
         some: list[dict[str, int]] = []
         times: list[float] = []
-        with aside():
+        with preserve_generators():
             try:
                 for pair in read_batches(step, samples, place, batches, torch.device("cpu")):
                     parts = [(what, named(part)) for what, part in zip(("input", "target"), pair, strict=True)]
@@ -179,7 +179,7 @@ def _differing(digests: Sequence[int], device: torch.device, group: dist.Process
     """Returns the places at which the ranks of a group (None: all ranks) have different numbers."""
     own = torch.tensor(digests, dtype=torch.int64, device=device)
     both = torch.stack((own, -own))
-    with collectives.aside():
+    with collectives.exclude_collectives():
         dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
     found: list[int] = (both[0] != -both[1]).nonzero().flatten().tolist()
     return found
@@ -220,7 +220,7 @@ def _changes(reads: Sequence[Mapping[str, int]], name: str) -> bool:
 class ReplicaCheck:
     """Compares, at some steps, the tensors of which several ranks hold copies. Made by all ranks."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
         self._job, self._rank, self._parts = job, place.rank, parts
         self._done, self._compared = 0, -1
         self._groups: dict[dist.ProcessGroup, dict[str, Tensor]] = {}
@@ -241,7 +241,7 @@ class ReplicaCheck:
         for name, tensor in tensors.items():
             for group in _groups_of_copies(tensor, whole):
                 self._groups.setdefault(group, {})[name] = tensor
-            if self._tensor_axis is not None and not _is_over(tensor, "tensor"):
+            if self._tensor_axis is not None and not _belongs_to_axis(tensor, "tensor"):
                 self._over_tensor_axis[name] = tensor
 
     def after_step(self, step: int) -> None:
@@ -294,7 +294,7 @@ class ReplicaCheck:
             "code of the network that writes to parameters (`.data`, `copy_`) has to do the same on each rank"
         )
         python = self._job.model.python
-        with at(hooks[0].python.line if hooks else python.line if python is not None else ""):
+        with mark_errors(hooks[0].python.line if hooks else python.line if python is not None else ""):
             raise error
 
 
@@ -304,7 +304,7 @@ def _unsynchronised(model: nn.Module) -> set[int]:
     return {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
 
 
-def _is_over(tensor: Any, axis: str) -> bool:
+def _belongs_to_axis(tensor: Any, axis: str) -> bool:
     """True if a tensor is sharded over an axis, or kept whole there by its layout."""
     return hasattr(tensor, "placements") and axis in (tensor.device_mesh.mesh_dim_names or ())
 

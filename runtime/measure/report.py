@@ -51,7 +51,7 @@ from dslc.compiler.ir.traffic import When
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.process.records import Record, naming, read_metrics
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 
 NAME = "report.json"
 VERSION = 1
@@ -61,7 +61,7 @@ B = TypeVar("B")
 T = TypeVar("T")
 
 
-def tracker_of(parts: Parts) -> Tracker:
+def tracker_of(parts: TrainingComponents) -> Tracker:
     """Returns the memory tracker for a training of these parts."""
 
     def received() -> Iterable[Tensor]:
@@ -79,12 +79,12 @@ def tracker_of(parts: Parts) -> Tracker:
 class Measure:
     """Measures one rank. `done` steps were done by earlier processes of the training."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, done: int) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, done: int) -> None:
         self._rank, self._device, self._done = place.rank, parts.device, done
-        self._exchanges: dict[int, tuple[collectives.Exchange, ...]] = {}
+        self._exchanges: dict[int, tuple[collectives.CollectiveExchange, ...]] = {}
         self._tracker = tracker_of(parts) if job.mode == TrainMode(profile=True) else None
 
-    def around(self, work: Callable[[B], T]) -> Callable[[B], T]:
+    def wrap(self, work: Callable[[B], T]) -> Callable[[B], T]:
         """Returns `work`, which does one step, measured if the program asks for it."""
         if self._tracker is None:
             return work

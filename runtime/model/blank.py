@@ -67,10 +67,10 @@ class Blank:
     def values(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Yields each tensor's name and value, the same on all ranks."""
         if self.step.root is not None:
-            return self._drawn()
+            return self._draw_weights()
         return self._reset() if self.step.reset else self._handed_out(device)
 
-    def _drawn(self) -> Iterator[tuple[str, Tensor]]:
+    def _draw_weights(self) -> Iterator[tuple[str, Tensor]]:
         for init in self.step.inits:
             yield init.parameter, initial_value(init, self.step.seed)
         for name, spots in self.spots.items():
@@ -118,10 +118,10 @@ def blank(step: ModelStep) -> Blank:
     if not step.reset and (not dist.is_initialized() or dist.get_rank() == 0):
         module = own_model(step)
         numbers = take_out(module)
-        made = _own(step, module, numbers)
+        made = _blank_of_module(step, module, numbers)
         _facts_of_rank_0(made.whole)
         return made
-    made = _own(step, _on_meta(step), {})
+    made = _blank_of_module(step, _on_meta(step), {})
     if step.reset:
         _check_resets(step, made.module)
         return made
@@ -129,12 +129,12 @@ def blank(step: ModelStep) -> Blank:
     if made.whole != facts:  # as of an orthogonal parametrization, which is another one on the meta device
         module = own_model(step)
         take_out(module)
-        made = _own(step, module, {})
+        made = _blank_of_module(step, module, {})
         _agree(step, made.whole, facts)
     return made
 
 
-def _own(step: ModelStep, module: nn.Module, numbers: dict[str, Tensor]) -> Blank:
+def _blank_of_module(step: ModelStep, module: nn.Module, numbers: dict[str, Tensor]) -> Blank:
     spots = spots_of(module)
     whole = {name: _facts(getattr(*each[0])) for name, each in spots.items()}
     return Blank(step=step, module=module, spots=spots, numbers=numbers, whole=whole)
@@ -175,7 +175,7 @@ def _on_meta(step: ModelStep) -> nn.Module:
     except (RuntimeError, TypeError, ValueError):
         pass  # torch and numpy raise these for tensors without numbers: the module is built again, with numbers
     else:
-        if not any(_beside(part) for part in module.modules()):
+        if not any(_has_hidden_meta_tensors(part) for part in module.modules()):
             make_contiguous(module)
             return module
     module = own_model(step)
@@ -183,7 +183,7 @@ def _on_meta(step: ModelStep) -> nn.Module:
     return module
 
 
-def _beside(module: nn.Module) -> bool:
+def _has_hidden_meta_tensors(module: nn.Module) -> bool:
     """True if a module keeps tensors on the meta device that are neither parameters nor buffers."""
     own = {id(tensor) for tensor in (*own_parameters(module).values(), *own_buffers(module).values())}
     return any(tensor.is_meta and id(tensor) not in own for _, tensor in attribute_tensors(module))
@@ -206,7 +206,7 @@ def _agree(step: ModelStep, facts: Facts, wanted: Facts) -> None:
     for name in (*wanted, *facts):
         if wanted.get(name) != facts.get(name):
             raise ModelError(
-                f"{where(step)}`{name}` is {_words(facts.get(name))} on rank {dist.get_rank()} and "
+                f"{job_line(step)}`{name}` is {_words(facts.get(name))} on rank {dist.get_rank()} and "
                 f"{_words(wanted.get(name))} on rank 0: the model has to be the same on every rank"
             )
 
@@ -215,7 +215,7 @@ def _words(fact: tuple[tuple[int, ...], torch.dtype] | None) -> str:
     return "not there" if fact is None else f"{str(fact[1]).removeprefix('torch.')} of shape {fact[0]}"
 
 
-def where(step: ModelStep) -> str:
+def job_line(step: ModelStep) -> str:
     """Returns the place in the job that names a user's own model, with which an error's message begins."""
     line = (step.python.line if step.python else "") or (step.transformers.line if step.transformers else "")
     return f"{line}: " if line else ""
@@ -228,7 +228,7 @@ def _check_resets(step: ModelStep, module: nn.Module) -> None:
         if own and not callable(getattr(part, "reset_parameters", None)):
             kind = type(part).__name__
             raise ModelError(
-                f"{where(step)}the module `{name or kind}` ({kind}) has no `reset_parameters`, which would give its "
+                f"{job_line(step)}the module `{name or kind}` ({kind}) has no `reset_parameters`, which would give its "
                 "tensors their numbers: without it the model has to be built whole"
             )
 
@@ -250,7 +250,7 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
         setattr(module, attribute, old)
     for attribute in names:
         if _is_unset(made[attribute]):
-            raise ModelError(f"{where(step)}`reset_parameters` of `{name}` leaves `{attribute}` without a value")
+            raise ModelError(f"{job_line(step)}`reset_parameters` of `{name}` leaves `{attribute}` without a value")
     return made
 
 

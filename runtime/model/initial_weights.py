@@ -86,7 +86,7 @@ def load(
             allow_unused=weights.allow_unused,
         )
         if not fits.is_complete:
-            said = (f"it {kind} {_first(names)}" for kind, names in faults(fits, found, wanted))
+            said = (f"it {kind} {_some_names(names)}" for kind, names in faults(fits, found, wanted))
             raise WeightsError(f"{what} is not of this model: {'; '.join(said)}")
         _put(fits, read, tensors, what)
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -128,10 +128,10 @@ def _tell(fits: WeightMatch, path: str, tell: Tell) -> None:
     )
     for what, names in kinds:
         if names:
-            tell(*(f"weights: {what}: {_first(list(names), most)}" for most in (_SHOWN, len(names))))
+            tell(*(f"weights: {what}: {_some_names(list(names), most)}" for most in (_SHOWN, len(names))))
 
 
-def _first(names: list[str], count: int = _SHOWN) -> str:
+def _some_names(names: list[str], count: int = _SHOWN) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
@@ -176,11 +176,11 @@ def _safetensors(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int,
     file: Any = open_files.enter_context(safe_open(path, framework="pt", device="cpu"))
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
-    def read(name: str, part: Part) -> Tensor:
+    def read_part(name: str, part: Part) -> Tensor:
         tensor: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
         return tensor
 
-    return shapes, read
+    return shapes, read_part
 
 
 def _torch(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]], Read]:
@@ -193,16 +193,16 @@ def tensors_of(path: str) -> dict[str, Tensor]:
     ValueError if there is no state dict, or several.
     """
     try:
-        return state_dict_in(_loaded(path))
+        return state_dict_in(_load_file(path))
     except (pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(_refused(path, str(error))) from error
+        raise ValueError(_refusal_reason(path, str(error))) from error
     except RuntimeError as error:
         if "TorchScript" not in str(error):
             raise
         raise ValueError(f"it is an archive of TorchScript: {_SAVE_ALONE}") from error
 
 
-def _loaded(path: str) -> object:
+def _load_file(path: str) -> object:
     """Returns what `torch.save` wrote, mapped into memory where torch can; nothing in it runs."""
     try:
         with warnings.catch_warnings():
@@ -214,7 +214,7 @@ def _loaded(path: str) -> object:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _refused(path: str, error: str) -> str:
+def _refusal_reason(path: str, error: str) -> str:
     """Returns why torch does not read a file by `weights_only`: it holds an object of a class, which may run code, or
     is no file of `torch.save`. Torch's own advice is left out: to read it all the same.
     """
@@ -246,7 +246,7 @@ def state_dict_in(loaded: object) -> dict[str, Tensor]:
     found = with_weights or found
     if len(found) != 1:
         keys = list(found) or (list(map(str, loaded)) if isinstance(loaded, Mapping) else [])
-        named = _first([f"`{key}`" for key in keys], _KEYS)
+        named = _some_names([f"`{key}`" for key in keys], _KEYS)
         if found:
             raise ValueError(f"it holds {len(found)} state dicts, {named}: save the network's own alone")
         what = f"its keys are {named}" if keys else f"it is a {type(loaded).__name__}"

@@ -75,7 +75,7 @@ def try_state(function: Loss, name: str, output: Any, target: Any, *, again: boo
         unnamed = [f"a parameter of shape {tuple(parameters[each].shape)}" for each in own - names.keys()]
         raise LossStateError(name, [*reversed(names.values()), *unnamed], moves=False)
     now = dict(held_tensors(function))
-    moved = [path for path, (each, _) in now.items() if _is_other(each, *before.get(path, (None, 0)))]
+    moved = [path for path, (each, _) in now.items() if _has_changed(each, *before.get(path, (None, 0)))]
     buffers = [path for path in moved if now[path][1]]
     if again:
         moved += [path for path, number in _held_numbers(function).items() if number != numbers.get(path)]
@@ -89,7 +89,7 @@ def try_state(function: Loss, name: str, output: Any, target: Any, *, again: boo
     return found
 
 
-def _is_other(tensor: Tensor, before: Tensor | None, written: int) -> bool:
+def _has_changed(tensor: Tensor, before: Tensor | None, written: int) -> bool:
     if before is tensor:
         return _times_written(tensor) != written
     return before is None or not _same(before, tensor)

@@ -31,9 +31,19 @@ from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.model.own_losses import OwnSum, counts_itself, of_one_number
 from dslc.runtime.model.whole_losses import WholeSum
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 
-__all__ = ["LossError", "LossSum", "alike", "classes_last", "count", "loss_sum", "try_out", "wide", "wide_tensors"]
+__all__ = [
+    "LossError",
+    "LossSum",
+    "classes_last",
+    "count",
+    "loss_sum",
+    "match_target",
+    "try_out",
+    "wide",
+    "wide_tensors",
+]
 
 LossSum: TypeAlias = Callable[[Any, Any], Tensor]
 
@@ -100,7 +110,7 @@ def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
     def losses(rows: slice) -> tuple[Tensor, Tensor]:
         part = map_tensors(lambda each: each[rows], (output, target))
         if step.counts == "own":
-            total, number = OwnSum(step).counted(*part)[:2]
+            total, number = OwnSum(step).count_losses(*part)[:2]
         else:
             total, number = loss_sum(step)(*part), count(step, part[1])
         return total.double(), torch.as_tensor(number).double()
@@ -115,7 +125,7 @@ def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
 
 def loss_sum(step: LossStep) -> LossSum:
     """Returns the function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
-    here = at(step.line)
+    here = mark_errors(step.line)
     if step.together:
         with here:
             return WholeSum(step)
@@ -172,7 +182,7 @@ def wide_tensors(output: Any) -> Any:
     return map_tensors(wide, output)
 
 
-def alike(output: Tensor, target: Tensor) -> Tensor:
+def match_target(output: Tensor, target: Tensor) -> Tensor:
     """Returns the target in the output's shape and dtype; a last dimension of 1 may be missing or extra."""
     if output.shape != target.shape:
         if output.shape[:1] != target.shape[:1] or output.numel() != target.numel():
@@ -200,7 +210,7 @@ def _cross_entropy(step: LossStep) -> LossSum:
 def _elementwise(step: LossStep, function: Callable[..., Tensor]) -> LossSum:
     def total(output: Tensor, target: Tensor) -> Tensor:
         output = wide(output)
-        summed = function(output, alike(output, target), reduction="sum")
+        summed = function(output, match_target(output, target), reduction="sum")
         own = output[0].numel() if len(output) else 1
         return summed / own if own != 1 else summed
 

@@ -25,7 +25,7 @@ from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model import modules
 from dslc.runtime.model.model_error import ModelError
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 
 
@@ -68,7 +68,7 @@ def _make(step: ModuleStep) -> nn.Module:
     place, name = (modules, step.kind[1:]) if step.kind.startswith(".") else (nn, step.kind)
     kind = getattr(place, name, None)
     assert inspect.isclass(kind) and issubclass(kind, nn.Module), f"{step.line}: no module {step.kind}"
-    with at(step.line):
+    with mark_errors(step.line):
         module = kind(**step.arguments)
     for child in step.children:
         module.add_module(child.name, _make(child))
@@ -95,11 +95,11 @@ def own_model(step: ModelStep) -> nn.Module:
     if step.transformers is not None:
         from dslc.runtime.model.transformers_model import build_transformers
 
-        with at(step.transformers.line), under_seed(step.seed):
+        with mark_errors(step.transformers.line), under_seed(step.seed):
             made = build_transformers(step.transformers)
         return _adapted(made, step)
     assert step.python is not None
-    with at(step.python.line):
+    with mark_errors(step.python.line):
         function = load_function(step.python)
         with under_seed(step.seed):
             module = function()

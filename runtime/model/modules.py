@@ -138,7 +138,7 @@ class Bottleneck(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class Placed(Protocol):
+class DocumentPositions(Protocol):
     """Knows the position of each token in its document, int64 of shape (batch, length)."""
 
     places: Tensor
@@ -154,7 +154,7 @@ class PositionalEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, width))
         self.piece = 0
-        self.documents: Placed | None = None  # positions begin anew in each
+        self.documents: DocumentPositions | None = None  # positions begin anew in each
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]

@@ -27,11 +27,11 @@ from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.loss_state import load_loss
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 
 
-class Counted(NamedTuple):
+class LossCounts(NamedTuple):
     """The sum of a batch's losses and their number, and the sums of its further losses over its samples, by name."""
 
     total: Tensor
@@ -59,7 +59,7 @@ def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
     its program has to say so.
     """
     assert step.python is not None
-    with at(step.python.line):
+    with mark_errors(step.python.line):
         found = load_function(step.python)(output, target)
     if step.counts != "kept" or not isinstance(found, Tensor) or not isinstance(target, Tensor):
         return isinstance(found, tuple | list)
@@ -67,7 +67,9 @@ def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
 
 
 class OwnSum:
-    """The sum of the losses of a batch, differentiable. `taken` returns what has been counted since it was called."""
+    """The sum of the losses of a batch, differentiable. `take_counts` returns what has been counted since it was
+    called.
+    """
 
     def __init__(self, step: LossStep) -> None:
         self._step = step
@@ -77,14 +79,14 @@ class OwnSum:
         self._further: dict[str, Tensor] = {}
 
     def __call__(self, output: Any, target: Any) -> Tensor:
-        found = self.counted(output, target)
+        found = self.count_losses(output, target)
         number = found.number
         self._number += number.detach().double() if isinstance(number, Tensor) else number
         for name, value in found.further.items():
             self._further[name] = self._further[name] + value if name in self._further else value
         return found.total
 
-    def taken(self) -> tuple[int | Tensor, dict[str, Tensor]]:
+    def take_counts(self) -> tuple[int | Tensor, dict[str, Tensor]]:
         """Returns the number of the losses, float64 where it is a tensor, and the sums of the further ones, and begins
         anew.
         """
@@ -92,27 +94,27 @@ class OwnSum:
         self._number, self._further = 0, {}
         return number, further
 
-    def counted(self, output: Any, target: Any) -> Counted:
+    def count_losses(self, output: Any, target: Any) -> LossCounts:
         """Returns what a batch gives. Raises LossError."""
-        with at(self._line):
+        with mark_errors(self._line):
             found = self._own(output, target) if self._own is not None else _of_model(output)
-        return self.told(found, target)
+        return self.interpret(found, target)
 
-    def told(self, found: Any, target: Any) -> Counted:
+    def interpret(self, found: Any, target: Any) -> LossCounts:
         """Returns the meaning of what a loss gave. Raises LossError."""
         further: Mapping[str, Any] = {}
         if isinstance(found, tuple | list) and len(found) in (2, 3) and isinstance(found[-1], Mapping):
             *kept, further = found
             found = kept[0] if len(kept) == 1 else tuple(kept)
         total, number = self._sum(found, target)
-        return Counted(total, number, {name: _over_samples(value, target) for name, value in further.items()})
+        return LossCounts(total, number, {name: _over_samples(value, target) for name, value in further.items()})
 
     def _sum(self, found: Any, target: Any) -> tuple[Tensor, int | Tensor]:
         if isinstance(found, tuple | list) and len(found) == 2:
             total, number = found
             if isinstance(total, Tensor) and total.numel() == 1 and _numbers(number) == 1:
                 return _in_float32(total.reshape(())), torch.as_tensor(number, device=total.device).reshape(())
-        elif isinstance(found, Tensor) and found.dim() and (kept := self._kept(target, found)) is not None:
+        elif isinstance(found, Tensor) and found.dim() and (kept := self._counted_mask(target, found)) is not None:
             return _in_float32(found.reshape(-1).masked_fill(~kept, 0).sum()), kept.sum()
         elif isinstance(found, Tensor) and found.numel() != 1:
             return _in_float32(found.sum()), found.numel()
@@ -133,7 +135,7 @@ class OwnSum:
         number: Tensor = _part(target, name, shift).ne(ignore).sum()
         return number
 
-    def _kept(self, target: Any, losses: Tensor) -> Tensor | None:
+    def _counted_mask(self, target: Any, losses: Tensor) -> Tensor | None:
         """Returns which of the losses count, where each belongs to a target; None if all do: padding would make their
         number follow from how a batch is cut.
         """

@@ -174,7 +174,7 @@ def padding_of(model: nn.Module) -> int | None:
 
 
 @contextlib.contextmanager
-def known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
+def treat_as_known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
     """Makes the library treat a tensor without memory whose `numbers` are known as an ordinary one. For a traced tensor
     it does not check whether a mask can be omitted, and computes with masks that a training does without.
     """

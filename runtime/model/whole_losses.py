@@ -1,8 +1,8 @@
 """Losses that compare the samples of a batch: the contrastive loss, and a user's own of a whole batch.
 
-Model: a rank has the outputs of its own samples, and `Others` bring those of other ranks. The value is the sum of the
-losses of the rank's own samples, so that all of them over all ranks, divided by the samples, is the loss of the step,
-as for any loss.
+Model: a rank has the outputs of its own samples, and `GatheredSamples` bring those of other ranks. The value is the
+sum of the losses of the rank's own samples, so that all of them over all ranks, divided by the samples, is the loss of
+the step, as for any loss.
 
 `contrastive`: each rank computes the losses of its own samples, against the embeddings of all. Their gradient goes back
 to the ranks that made them. Chen et al. 2020 (arXiv:2002.05709), and with classes Khosla et al. 2020 (arXiv:2004.11362,
@@ -30,12 +30,12 @@ from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.loss_state import load_loss
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 
 SHORTEST = 1e-12  # the length of an embedding below which it has no direction
 
 
-class Others(Protocol):
+class GatheredSamples(Protocol):
     """The samples that a rank's own are compared with: `samples` of `ranks` ranks, of which its own begin at `first`.
     All ranks call the same methods in the same order.
     """
@@ -53,7 +53,7 @@ class Others(Protocol):
         ...
 
 
-class Alone:
+class LocalSamples:
     """No others: a rank that has all samples itself."""
 
     ranks, first = 1, 0
@@ -76,20 +76,20 @@ class WholeSum:
         self._own = load_loss(step.python) if step.python is not None else None
 
     def __call__(self, output: Any, target: Any) -> Tensor:
-        return self.among(output, target, Alone(rows(output)))
+        return self.gathered_sum(output, target, LocalSamples(rows(output)))
 
-    def among(self, output: Any, target: Any, others: Others) -> Tensor:
+    def gathered_sum(self, output: Any, target: Any, others: GatheredSamples) -> Tensor:
         """Returns the sum where there are other ranks. Raises LossError."""
-        with at(self._step.line):
+        with mark_errors(self._step.line):
             if self._own is None:
                 return contrastive(output, target, float(self._step.arguments["temperature"]), others)
             return self._of_all(output, target, others)
 
-    def _of_all(self, output: Any, target: Any, others: Others) -> Tensor:
+    def _of_all(self, output: Any, target: Any, others: GatheredSamples) -> Tensor:
         assert self._own is not None and self._step.python is not None
         outputs, targets = others.fixed(map_tensors(_wide, output)), others.fixed(target)
         if not others.samples:
-            return _nothing(output)
+            return _zero_of(output)
         found = self._own(outputs, targets)
         if not isinstance(found, Tensor) or found.numel() not in (1, others.samples):
             got = f"{found.numel()}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
@@ -103,7 +103,7 @@ class WholeSum:
         return total if others.ranks == 1 else total + (total / others.ranks - total).detach()
 
 
-def contrastive(output: Any, target: Any, temperature: float, others: Others) -> Tensor:
+def contrastive(output: Any, target: Any, temperature: float, others: GatheredSamples) -> Tensor:
     """Returns the sum of the contrastive losses of a rank's own samples. Raises LossError."""
     views = _views(output)
     with torch.autocast(views.device.type, enabled=False):
@@ -125,7 +125,7 @@ def contrastive(output: Any, target: Any, temperature: float, others: Others) ->
         return losses.sum() / each
 
 
-def _groups(target: Any, samples: int, views: int, others: Others, device: torch.device) -> Tensor:
+def _groups(target: Any, samples: int, views: int, others: GatheredSamples, device: torch.device) -> Tensor:
     """Returns for each of all samples a number that it shares with its positives: its own, or its class."""
     if views > 1:
         return torch.arange(others.samples, device=device)
@@ -168,7 +168,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def _nothing(output: Any) -> Tensor:
+def _zero_of(output: Any) -> Tensor:
     """Returns 0, which depends on the output where that has a gradient."""
     found = [each for each in tensors(output) if each.is_floating_point()]
     return found[0].sum(dtype=torch.float32) if found else torch.zeros(())

@@ -96,7 +96,7 @@ def _attending(forward: Callable[..., Any], attention: Callable[..., Tensor]) ->
     runs, also when that runs again in the backward pass.
     """
 
-    def around(*args: Any, **kwargs: Any) -> Any:
+    def call_sharded(*args: Any, **kwargs: Any) -> Any:
         before = F.scaled_dot_product_attention
         F.scaled_dot_product_attention = attention
         try:
@@ -104,7 +104,7 @@ def _attending(forward: Callable[..., Any], attention: Callable[..., Tensor]) ->
         finally:
             F.scaled_dot_product_attention = before
 
-    return around
+    return call_sharded
 
 
 def attend_as_torch(
@@ -189,7 +189,7 @@ def piece_of(job: JobProgram) -> Callable[[Any], Any]:
     return functools.partial(map_tensors, cut)
 
 
-def joined(job: JobProgram, output: Any) -> Any:
+def gather_output(job: JobProgram, output: Any) -> Any:
     """Gathers the whole from each rank's piece `output`; all ranks of the axis call this. A tensor without positions,
     such as a loss, stays this rank's own.
     """

@@ -23,12 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.parallel import zero1
-from dslc.runtime.parallel.engine import Engine, buffers_of_rank_0, nothing
+from dslc.runtime.parallel.engine import Engine, buffers_of_rank_0, do_nothing
 
 Hook = Callable[[dist.GradBucket], None]
 
 
-def wrap(job: JobProgram, model: nn.Module, hook: Hook | None = None, complete: Callable[[], None] = nothing) -> Engine:
+def wrap(
+    job: JobProgram, model: nn.Module, hook: Hook | None = None, complete: Callable[[], None] = do_nothing
+) -> Engine:
     """Returns the engine of `model` itself for one rank, else of DistributedDataParallel around it. A `hook` takes the
     mean of a bucket of gradients in place of an exact sum, and `complete` waits for it.
     """
@@ -57,27 +59,27 @@ def wrap(job: JobProgram, model: nn.Module, hook: Hook | None = None, complete: 
             broadcast_buffers=differ,
         )
     if hook is not None:
-        wrapped.register_comm_hook(None, _told_done(hook))
+        wrapped.register_comm_hook(None, _complete_at_once(hook))
     return Engine(
         model=wrapped,
         scale=job.gradients.averages,
         held=wrapped.no_sync,
         complete=complete,
-        agree_on_buffers=buffers_of_rank_0(model) if differ else nothing,
+        agree_on_buffers=buffers_of_rank_0(model) if differ else do_nothing,
     )
 
 
-def _told_done(hook: Hook) -> Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]:
+def _complete_at_once(hook: Hook) -> Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]:
     """Returns a communication hook that calls `hook` and tells DistributedDataParallel at once that the bucket is done.
     It keeps the gradients where they are, so that they may change until `complete` has waited.
     """
 
-    def told(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def complete(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         hook(bucket)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 
     # It looks at these, and takes no text for a type.
-    told.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    return told
+    complete.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    return complete

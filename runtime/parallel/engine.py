@@ -12,7 +12,7 @@ from torch import Tensor, nn
 Contexts = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Stands in for a function that an engine does not need."""
 
 
@@ -40,10 +40,10 @@ class Engine:
     lockstep: bool = False
     shards: dist.ProcessGroup | None = None
     counts: Callable[[Tensor], bool] = all_count
-    agree_on_buffers: Callable[[], None] = nothing
-    let_go: Callable[[], None] = nothing
-    begin_step: Callable[[], None] = nothing
-    complete: Callable[[], None] = nothing
+    agree_on_buffers: Callable[[], None] = do_nothing
+    let_go: Callable[[], None] = do_nothing
+    begin_step: Callable[[], None] = do_nothing
+    complete: Callable[[], None] = do_nothing
 
 
 def buffers_of_rank_0(model: nn.Module, group: dist.ProcessGroup | None = None) -> Callable[[], None]:

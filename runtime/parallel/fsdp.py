@@ -33,11 +33,11 @@ from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import import_compiler, spec_of
 from dslc.compiler.trace.structures import tensors
-from dslc.runtime.model.blank import where
+from dslc.runtime.model.blank import job_line
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.parallel import parted
-from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, nothing
+from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.parallel.rounded_sums import round_sums
 from dslc.runtime.technique import offload
@@ -79,22 +79,22 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload.policy(job, device)}
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)
 
-    def shown(module: nn.Module, **settings: Any) -> None:
-        around = _Shown()
-        module.register_forward_hook(around.before)
+    def shard_with_outputs(module: nn.Module, **settings: Any) -> None:
+        around = _OutputExposer()
+        module.register_forward_hook(around.expose_tensors)
         fully_shard(module, **settings)
-        module.register_forward_hook(around.after)
+        module.register_forward_hook(around.restore_output)
 
     for name in step.units:
         module = model.get_submodule(name)
-        shown(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
+        shard_with_outputs(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
     # The backward pass needs the root again at once, but torch's default frees it.
     outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide, output_dtype=wide)
     for root in roots or (() if stepping else (model,)):
         last = getattr(root, "last", True)  # of a stage: its output goes to the loss, not to another stage
         policy = outer if last else inner
         after = step.reshard if stepping else None if step.reshard else False
-        shown(root, reshard_after_forward=after, mp_policy=policy, ignored_params=whole or None, **common)
+        shard_with_outputs(root, reshard_after_forward=after, mp_policy=policy, ignored_params=whole or None, **common)
     units = [
         module
         for root in roots or (() if stepping else (model,))
@@ -113,20 +113,20 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         for unit in units:
             unit.reshard()
 
-    agree = buffers_of_rank_0(model, axes.group("data", "context")) if mesh.size() > 1 else nothing
+    agree = buffers_of_rank_0(model, axes.group("data", "context")) if mesh.size() > 1 else do_nothing
     return Engine(
         model=model,
-        held=lambda: _held(job, units),
+        held=lambda: _defer_exchange(job, units),
         lockstep=mesh.size() > 1,
         shards=_shards(axes, mesh),
         counts=_counts(axes, mesh) if not stepping else _counts_of_parts(mesh),
         let_go=let_go,
-        agree_on_buffers=nothing if job.sync_batch_norm and not stepping and not job.moves_buffers else agree,
-        begin_step=agree if job.moves_buffers else nothing,
+        agree_on_buffers=do_nothing if job.sync_batch_norm and not stepping and not job.moves_buffers else agree,
+        begin_step=agree if job.moves_buffers else do_nothing,
     )
 
 
-class _Shown:
+class _OutputExposer:
     """Puts the tensors of an object that a module returns beside it, in whose class `fully_shard` would not look for
     them, while that looks: without one the module would not take part in the backward pass.
     """
@@ -134,12 +134,12 @@ class _Shown:
     def __init__(self) -> None:
         self._beside = False
 
-    def before(self, module: nn.Module, given: object, output: object) -> object:
+    def expose_tensors(self, module: nn.Module, given: object, output: object) -> object:
         self._beside = not isinstance(output, Tensor | tuple | list | dict)
         found = tensors(output) or tensors(dict(getattr(output, "__dict__", {}))) if self._beside else []
         return (output, found) if self._beside else output
 
-    def after(self, module: nn.Module, given: object, output: Any) -> object:
+    def restore_output(self, module: nn.Module, given: object, output: Any) -> object:
         return output[0] if self._beside else output
 
 
@@ -176,18 +176,18 @@ def _check(job: JobProgram, model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0 and job.own_step is None:
             raise ModelError(
-                f"{where(job.model)}`{name}` is a single number without a dimension, which has no rows to be sharded"
+                f"{job_line(job.model)}`{name}` is a single number without a dimension, which has no rows to be sharded"
             )
     dtypes = {str(parameter.dtype)[6:] for parameter in model.parameters() if parameter.requires_grad}
     if len(dtypes) > 1:
         raise ModelError(
-            f"{where(job.model)}parameters that train have to be of one dtype to be sharded, and these are of "
+            f"{job_line(job.model)}parameters that train have to be of one dtype to be sharded, and these are of "
             + " and ".join(sorted(dtypes))
         )
 
 
 @contextlib.contextmanager
-def _held(job: JobProgram, units: Sequence[FSDPModule]) -> Iterator[None]:
+def _defer_exchange(job: JobProgram, units: Sequence[FSDPModule]) -> Iterator[None]:
     """Defers the exchange of a micro-batch that is not the last."""
     _exchange(job, units, last=False)
     yield

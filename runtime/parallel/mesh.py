@@ -46,10 +46,10 @@ class Mesh:
         """Returns the group of ranks that differ from this one along `axes` alone; None if it is this rank alone."""
         wide = tuple(axis for axis in AXES if axis in axes and self.sizes[axis] > 1)
         if wide not in self._groups:
-            self._groups[wide] = self._made(wide)
+            self._groups[wide] = self._make_group(wide)
         return self._groups[wide]
 
-    def _made(self, wide: tuple[str, ...]) -> dist.ProcessGroup | None:
+    def _make_group(self, wide: tuple[str, ...]) -> dist.ProcessGroup | None:
         if not wide:
             return None
         if prod(self.sizes[axis] for axis in wide) == prod(self.sizes.values()):

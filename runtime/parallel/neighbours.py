@@ -25,19 +25,19 @@ from dslc.compiler.common.shares import largest, pieces
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import flatten, unflatten
 from dslc.runtime.model.loss_error import LossError
-from dslc.runtime.model.whole_losses import Alone, Others
+from dslc.runtime.model.whole_losses import GatheredSamples, LocalSamples
 from dslc.runtime.parallel.mesh import mesh_of
 
 _MADE: dict[tuple[int, int, int], dist.ProcessGroup | None] = {}  # of this process: groups are never closed
 
 
-def others_of(job: JobProgram, place: RankPlace, samples: int) -> Others:
+def gathered_samples(job: JobProgram, place: RankPlace, samples: int) -> GatheredSamples:
     """Returns the samples of a batch, over all data ranks, that this rank's are compared with."""
     together, ranks = job.loss.together, place.data_ranks
     assert together > 0 and ranks % together == 0
     if together == 1:
         start, stop = pieces(samples, ranks)[place.data_rank]
-        return Alone(stop - start)
+        return LocalSamples(stop - start)
     begin = place.data_rank // together * together
     sizes = [stop - start for start, stop in pieces(samples, ranks)[begin : begin + together]]
     return Neighbours(_group(job), sizes, place.data_rank - begin, largest(samples, ranks))

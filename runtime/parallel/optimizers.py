@@ -45,7 +45,7 @@ def build_optimizer(
     names = names or parameter_names(model)
     groups = _groups(step, model, names)
     if step.python is not None:
-        return _own(step, groups, model, names, shared_out)
+        return _user_optimizer(step, groups, model, names, shared_out)
     parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device.type if parameters else "cpu"
     arguments: dict[str, Any] = {**step.arguments, "lr": step.lr}
@@ -60,7 +60,7 @@ def build_optimizer(
     return optimizer
 
 
-def _own(
+def _user_optimizer(
     step: OptimizerStep, groups: list[dict[str, Any]], model: nn.Module, names: ParameterNames, shared_out: bool
 ) -> torch.optim.Optimizer:
     first = {id(parameter): names.first_name(name) for name, parameter in model.named_parameters()}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import is_distributed, local_part
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.technique import dynamo
 
@@ -41,14 +41,14 @@ class OptimizerError(RuntimeError):
         self.remedy = remedy
 
 
-def made(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
+def make_user_optimizer(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
     """Returns the user's optimizer over `groups`, with an `initial_lr` in each group. Raises as the user's code does,
     and OptimizerError.
     """
     assert step.python is not None
     groups = [group for group in groups if group[0]]
     given = [pair for pairs, _ in groups for pair in pairs]
-    with at(step.python.line):
+    with mark_errors(step.python.line):
         function = load_function(step.python)
         named = _takes_names(function)
         lists: list[list[Any]] = [pairs if named else [tensor for _, tensor in pairs] for pairs, _ in groups]
@@ -116,7 +116,7 @@ class OwnOptimizer(torch.optim.Optimizer):
             found = [(parameter, _part(parameter)) for parameter in group["params"]]
             self.pairs += found
             mine.append(([(names[id(parameter)], part) for parameter, part in found], "weight_decay" in group))
-        self.own = made(step, mine) if self.pairs else None
+        self.own = make_user_optimizer(step, mine) if self.pairs else None
         self.needs_closure = self.own is not None and (step.closure or needs_closure(self.own))
         if self.own is not None:
             self.state = self.own.state

@@ -6,8 +6,8 @@ gathered when it is called, and with `reshard` (ZeRO-3) freed after that and gat
 stay until the update that the pass is for. A reduce-scatter sums the gradients of a part after its backward pass.
 
 Contract: all ranks call the parts in one order, and all or none use what a part gives in an update. A parameter that
-some ranks use gets a gradient on all; one that none uses has none, as in one process. `Parts.backward` does a backward
-pass so.
+some ranks use gets a gradient on all; one that none uses has none, as in one process. `ShardedModules.backward` does a
+backward pass so.
 
 Limits: a step uses the parameters of a part through the part's `forward` alone; the trial before a training finds one
 that does not (E0624).
@@ -83,7 +83,7 @@ def present_when_called(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-class Parts:
+class ShardedModules:
     """The sharded parts of a model. To be made when they are in place, before the first step."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, device: torch.device) -> None:

@@ -120,18 +120,18 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 
     kept: dict[str, Any] = {}
 
-    def before(module: nn.Module, args: Any) -> None:
+    def share_parameters(module: nn.Module, args: Any) -> None:
         for name, parameter in own_parameters(module).items():
             if parameter is not None:
                 kept[name] = parameter
                 shared = DTensor.from_local(parameter, axis, [Replicate()], run_check=False)
                 own_parameters(module)[name] = shared.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
+    def restore_parameters(module: nn.Module, args: Any, output: Any) -> None:
         own_parameters(module).update(kept)
 
-    module.register_forward_pre_hook(before)
-    module.register_forward_hook(after, always_call=True)
+    module.register_forward_pre_hook(share_parameters)
+    module.register_forward_hook(restore_parameters, always_call=True)
 
 
 @contextlib.contextmanager
@@ -202,7 +202,7 @@ def engine(job: JobProgram, model: nn.Module) -> Engine:
     return Engine(model=model, shards=axes.group(*AXES), counts=counts, complete=complete)
 
 
-def whole(output: Tensor) -> Tensor:
+def unshard_output(output: Tensor) -> Tensor:
     """Gathers a model's output if the ranks have shares of it; all of them call this."""
     gathered: Tensor = output.full_tensor() if hasattr(output, "full_tensor") else output
     return gathered

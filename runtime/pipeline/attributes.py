@@ -51,7 +51,7 @@ class Attributes:
                     self._kept.append(fake.from_tensor(tensor))
                     self._memory |= {storage_identity(each): full for each in self._kept[-2:]}
 
-    def of(self, tensor: Tensor) -> str:
+    def name_of(self, tensor: Tensor) -> str:
         """Returns the name of the attribute whose memory this is; "" for none."""
         return self._memory.get(storage_identity(tensor), "")
 

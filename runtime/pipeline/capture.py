@@ -209,7 +209,7 @@ class _Recorder(TorchFunctionMode):
                 around.callback(enter.remove)
                 leave = module.register_forward_hook(self._leave(path), with_kwargs=True)
                 around.callback(leave.remove)
-            around.enter_context(_asked(lambda tensor: self._constant(tensor) is not None))
+            around.enter_context(_with_known_numbers(lambda tensor: self._constant(tensor) is not None))
             around.enter_context(self._fake)
             around.enter_context(OperationMode(self._watched))
             around.enter_context(
@@ -324,7 +324,7 @@ class _Recorder(TorchFunctionMode):
         versions: dict[int, int],
     ) -> None:
         for tensor in tensors_of((args, kwargs)):
-            if (name := self._attributes.of(tensor)) and times_written(tensor) != versions.get(id(tensor)):
+            if (name := self._attributes.name_of(tensor)) and times_written(tensor) != versions.get(id(tensor)):
                 raise CaptureError(f"its forward changes `{name}`, which {ATTRIBUTE}", _line())
         changed = {key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version}
         tensors = tensors_of(result)
@@ -340,7 +340,7 @@ class _Recorder(TorchFunctionMode):
             self._rewritten.add(facts[each.number].memory)
         takes: set[int] = set()
         held: set[Held] = set()
-        written = self._written(args, takes, held, what), self._written(kwargs, takes, held, what)
+        written = self._replace_tensors(args, takes, held, what), self._replace_tensors(kwargs, takes, held, what)
         if astray := (held | self._foreign) & self._summed:
             reason = f"`{full(min(astray))}` is used outside of a layer, where nothing adds up its gradients"
             raise CaptureError(reason, _line())
@@ -380,7 +380,7 @@ class _Recorder(TorchFunctionMode):
         )
         return number
 
-    def _written(self, value: Any, takes: set[int], held: set[Held], what: Any) -> Any:
+    def _replace_tensors(self, value: Any, takes: set[int], held: set[Held], what: Any) -> Any:
         """Returns `value` with references in the place of tensors, and adds these to `takes` and `held`."""
         if isinstance(value, Tensor):
             known = self._known.get(id(value))
@@ -393,14 +393,16 @@ class _Recorder(TorchFunctionMode):
                 held.add(known)
             return Constant(value) if known is None else known
         if isinstance(value, slice):
-            return slice(*(self._written(each, takes, held, what) for each in (value.start, value.stop, value.step)))
+            return slice(
+                *(self._replace_tensors(each, takes, held, what) for each in (value.start, value.stop, value.step))
+            )
         if isinstance(value, tuple | list):
-            items = [self._written(each, takes, held, what) for each in value]
+            items = [self._replace_tensors(each, takes, held, what) for each in value]
             if hasattr(value, "_fields"):
                 return type(value)(*items)
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
-            return {key: self._written(each, takes, held, what) for key, each in value.items()}
+            return {key: self._replace_tensors(each, takes, held, what) for key, each in value.items()}
         if value is None or value is Ellipsis or isinstance(value, _PLAIN + _TORCHS):
             return value
         taker = f"`{what}`" if isinstance(what, str) else "torch"
@@ -453,13 +455,13 @@ def _cast() -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
 
-def _asked(numbers: Callable[[Tensor], bool]) -> contextlib.AbstractContextManager[None]:
+def _with_known_numbers(numbers: Callable[[Tensor], bool]) -> contextlib.AbstractContextManager[None]:
     """Makes `transformers` read the numbers that are known, as it does in a training."""
     if "transformers" not in sys.modules:
         return contextlib.nullcontext()
-    from dslc.runtime.model.transformers_model import known
+    from dslc.runtime.model.transformers_model import treat_as_known
 
-    return known(numbers)
+    return treat_as_known(numbers)
 
 
 # ------------------------------------------------------------------------------------------------ lines of the user's

@@ -214,7 +214,7 @@ def codes(recordings: Mapping[bool, Recording], firsts: Sequence[str]) -> list[d
     return made
 
 
-def held_by(codes: Mapping[bool, Code]) -> tuple[Held, ...]:
+def tensors_used_by(codes: Mapping[bool, Code]) -> tuple[Held, ...]:
     """Returns the parameters and buffers that a stage uses outside of layers."""
     return tuple(dict.fromkeys(h for each in codes.values() for call in each.calls for h in call.held))
 

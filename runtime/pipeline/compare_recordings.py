@@ -20,7 +20,7 @@ import torch.distributed as dist
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.pipeline.recording import Call, Constant, Recording
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 
 
 class RecordingsDifferError(RuntimeError):
@@ -61,7 +61,7 @@ def raise_difference(job: JobProgram, one: tuple[int, Sequence[Any]], other: tup
         for (rank, _), call in zip((one, other), pair, strict=True)
     ]
     python = job.model.python
-    with at(python.line if python is not None else ""):
+    with mark_errors(python.line if python is not None else ""):
         raise RecordingsDifferError(
             f"the ranks record different forward passes: call {number} is {texts[0]}, and {texts[1]}",
             told=dist.get_rank() == one[0],

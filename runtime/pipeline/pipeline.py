@@ -50,11 +50,11 @@ from dslc.runtime.model.blank import Blank, Spot
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.names import named_tensors, parameter_names
 from dslc.runtime.parallel import context_parallel
-from dslc.runtime.parallel.engine import Engine, nothing
+from dslc.runtime.parallel.engine import Engine, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import Recording
-from dslc.runtime.pipeline.stage import CapturedStage, Part, Stage
+from dslc.runtime.pipeline.stage import CapturedPart, CapturedStage, Stage
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast
 
@@ -68,7 +68,7 @@ def preload() -> None:
 
 
 @dataclass(kw_only=True)
-class Cut:
+class PipelineCut:
     """The part of the model that a rank keeps: `made` without the other ranks' layers, and `job` without their names.
 
     `parts` are those of a user's own module. `whole` are the tensors of the whole model, on the meta device, by name.
@@ -79,7 +79,7 @@ class Cut:
     job: JobProgram
     made: Blank
     modules: dict[int, dict[str, nn.Module]]  # the layers, by the index of the stage
-    parts: Mapping[int, Part]
+    parts: Mapping[int, CapturedPart]
     whole: Mapping[str, Tensor]
     names: ParameterNames  # of the whole model
     shared: Mapping[str, tuple[int, ...]]
@@ -92,7 +92,7 @@ class Cut:
             setattr(owner, attribute, getattr(there, original))
 
 
-def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) -> Cut:
+def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) -> PipelineCut:
     """Removes the layers that are not of `coordinate` from `made.module`, in place. `input_form` is that of a batch."""
     assert job.pipeline is not None
     whole, all_names = named_tensors(made.module), parameter_names(made.module)
@@ -100,7 +100,7 @@ def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) ->
     names = [name for stage in own for name in stage.modules]
     modules = {stage.index: {name: made.module.get_submodule(name) for name in stage.modules if name} for stage in own}
     inside = {id(part) for layers in modules.values() for layer in layers.values() for part in layer.modules()}
-    between = _between(job.pipeline, made.module) if "" in names else {}
+    between = _modules_outside_layers(job.pipeline, made.module) if "" in names else {}
     kept = inside | {id(part) for part in between.values()}
     parts = {} if job.model.root is not None else _parts(job, made.module, input_form, [stage.index for stage in own])
     mine = {name: [spot for spot in each if id(spot[0]) in kept] for name, each in made.spots.items()}
@@ -119,7 +119,7 @@ def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) ->
             own_parameters(left).clear()
             own_buffers(left).clear()
     inits = tuple(init for init in made.step.inits if init.parameter in spots)
-    found = Cut(
+    found = PipelineCut(
         job=_restricted(job, names),
         made=dataclasses.replace(made, step=dataclasses.replace(made.step, inits=inits), spots=spots),
         modules=modules,
@@ -141,13 +141,13 @@ def _shared(step: PipelineStep, made: Blank, spots: Mapping[str, list[Spot]]) ->
     return {name: found for name, found in holders.items() if len(found) > 1}
 
 
-def _between(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
+def _modules_outside_layers(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
     """Returns the modules that belong to no layer, by path."""
     layers = [name for stage in step.stages for name in stage.modules if name]
     return {path: part for path, part in model.named_modules() if not _within(path, layers)}
 
 
-def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Sequence[int]) -> dict[int, Part]:
+def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Sequence[int]) -> dict[int, CapturedPart]:
     """Returns the parts of a user's own module that the stages `indices` run."""
     from dslc.runtime.pipeline.capture import capture
     from dslc.runtime.pipeline.captured import codes
@@ -164,7 +164,7 @@ def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Se
     if job.context is not None:
         _attend(recordings.values(), context_parallel.torchs_attention(job))
     made = codes(recordings, [stage.modules[0] for stage in stages])
-    return {index: Part(codes=made[index]) for index in indices}
+    return {index: CapturedPart(codes=made[index]) for index in indices}
 
 
 def _attend(recordings: Iterable[Recording], attention: Callable[..., Tensor]) -> None:
@@ -175,14 +175,14 @@ def _attend(recordings: Iterable[Recording], attention: Callable[..., Tensor]) -
                 call.what = attention
 
 
-def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
+def _hold(part: CapturedPart, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
     """Fills in the places of the tensors that a stage uses outside of layers. A tensor of no layer of this rank
     (`inside` holds their modules) gets a place.
     """
-    from dslc.runtime.pipeline.captured import held_by
+    from dslc.runtime.pipeline.captured import tensors_used_by
 
     names = {id(getattr(*all_spots[0])): name for name, all_spots in made.spots.items()}
-    for number, held in enumerate(held_by(part.codes)):
+    for number, held in enumerate(tensors_used_by(part.codes)):
         owner = made.module.get_submodule(held.path)
         tensor = getattr(owner, held.name)
         if id(owner) in inside:
@@ -197,10 +197,10 @@ def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int
         # First, as engines know this place.
         spots.setdefault(names[id(tensor)], []).insert(0, part.places[held])
         if made.step.reset:
-            spots[names[id(tensor)]].append((_alone(owner), held.name))  # a module that can make its numbers
+            spots[names[id(tensor)]].append((_snapshot(owner), held.name))  # a module that can make its numbers
 
 
-def _hold_spares(part: Part, spots: Mapping[str, list[Spot]], staged: set[int]) -> None:
+def _hold_spares(part: CapturedPart, spots: Mapping[str, list[Spot]], staged: set[int]) -> None:
     """Gives parameters that no stage uses a place in this stage: engines know only parameters of stages, those in
     `staged`.
     """
@@ -213,7 +213,7 @@ def _hold_spares(part: Part, spots: Mapping[str, list[Spot]], staged: set[int]) 
             each.insert(0, (part.holder, place))
 
 
-def _alone(module: nn.Module) -> nn.Module:
+def _snapshot(module: nn.Module) -> nn.Module:
     """Returns a copy of `module` as it is now, unaffected by later removals."""
     made = copy.copy(module)
     separate_tensors(made, module)
@@ -223,7 +223,10 @@ def _alone(module: nn.Module) -> nn.Module:
 def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tuple[int, ...]:
     """Returns the pipeline coordinates that have a weight, that of its first place first."""
     ranks = {
-        id(part): stage.rank for stage in step.stages if "" in stage.modules for part in _between(step, model).values()
+        id(part): stage.rank
+        for stage in step.stages
+        if "" in stage.modules
+        for part in _modules_outside_layers(step, model).values()
     }
     for stage in step.stages:
         for name in filter(None, stage.modules):
@@ -260,7 +263,7 @@ def _make_path(module: nn.Module, path: str) -> None:
 def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
     """Returns the program with only the names of modules that exist here."""
 
-    def there(modules: Sequence[str]) -> tuple[str, ...]:
+    def present_modules(modules: Sequence[str]) -> tuple[str, ...]:
         return tuple(module for module in modules if _within(module, names))
 
     return dataclasses.replace(
@@ -269,10 +272,12 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
         model=dataclasses.replace(job.model, frozen=(), ties=_ties(job, names)),
         tensor=job.tensor and dataclasses.replace(job.tensor, styles=_styles(job.tensor, names)),
         context=job.context
-        and dataclasses.replace(job.context, attention=there(job.context.attention), positions=False),
-        recompute=dataclasses.replace(job.recompute, modules=there(job.recompute.modules)),
-        compiled=there(tuple(name for name in job.compiled if name)),  # "", the whole model, is handled by each stage
-        gradients=dataclasses.replace(job.gradients, units=there(job.gradients.units)),
+        and dataclasses.replace(job.context, attention=present_modules(job.context.attention), positions=False),
+        recompute=dataclasses.replace(job.recompute, modules=present_modules(job.recompute.modules)),
+        compiled=present_modules(
+            tuple(name for name in job.compiled if name)
+        ),  # "", the whole model, is handled by each stage
+        gradients=dataclasses.replace(job.gradients, units=present_modules(job.gradients.units)),
     )
 
 
@@ -291,23 +296,25 @@ def _within(name: str, modules: Sequence[str]) -> bool:
 # -------------------------------------------------------------------------------------------------------- the axis
 
 
-def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipeline:
+def join(job: JobProgram, cut: PipelineCut, mesh: Mesh, device: torch.device) -> Pipeline:
     """Returns the pipeline over the stages that `cut` has kept."""
     step = job.pipeline
     assert step is not None
     aside, last = offload.activations(job, device), len(step.stages) - 1
 
     @contextlib.contextmanager
-    def around() -> Iterator[None]:
+    def pass_context() -> Iterator[None]:
         with aside(), autocast(job.precision, device):
             yield
 
     stages: dict[int, Stage | CapturedStage] = {}
     for n, layers in cut.modules.items():
         if n in cut.parts:
-            stages[n] = CapturedStage(step.stages[n], n == last, layers, cut.parts[n], cut.made.module, around, device)
+            stages[n] = CapturedStage(
+                step.stages[n], n == last, layers, cut.parts[n], cut.made.module, pass_context, device
+            )
         else:
-            stages[n] = Stage(step.stages[n], n == last, layers.values(), around)
+            stages[n] = Stage(step.stages[n], n == last, layers.values(), pass_context)
     if "" in job.compiled:  # the whole model
         for stage in stages.values():
             compiling.apply(("",), stage, device, cut=job.tensor is not None)
@@ -417,7 +424,7 @@ class Pipeline:
             if index > 0 and index - 1 not in self.stages:
                 source = self.peer(self.step.stages[index - 1].rank)
                 given = tuple(self._received(samples, fact, source) for fact in stage.step.inputs)
-            made = stage(*given, **self.beside(leaves))
+            made = stage(*given, **self.stage_arguments(leaves))
             given = made if isinstance(made, tuple) else (made,)
             if index != self.last and index + 1 not in self.stages:
                 to = self.peer(self.step.stages[index + 1].rank)
@@ -429,7 +436,7 @@ class Pipeline:
         last = self.stages[self.last]
         return last.restored(output, samples) if isinstance(last, CapturedStage) else output
 
-    def beside(self, input: tuple[Tensor, ...]) -> dict[str, tuple[Tensor, ...]]:
+    def stage_arguments(self, input: tuple[Tensor, ...]) -> dict[str, tuple[Tensor, ...]]:
         """Returns the arguments of each stage besides the tensors it receives."""
         return {"input": input} if any(isinstance(stage, CapturedStage) for stage in self.stages.values()) else {}
 
@@ -570,13 +577,13 @@ class Schedule:
             [self._pipeline.input_form.tensors_of(input) for input, _ in micro],
             [target for _, target in micro],
         )
-        beside = [self._pipeline.beside(input) for input in inputs]
+        beside = [self._pipeline.stage_arguments(input) for input in inputs]
         run_microbatches(self._runtime, inputs, beside, targets)
 
 
 def _no_weights() -> Callable[[], None]:
     """Returns the second half of a backward pass whose first half computes all gradients."""
-    return nothing
+    return do_nothing
 
 
 def _examples(facts: Sequence[tuple[tuple[int, ...], str]], samples: int, *, grad: bool) -> tuple[Tensor, ...]:

@@ -175,20 +175,20 @@ def merged(small: Recording, large: Recording) -> Recording:
     for one, other in zip(small.calls, large.calls, strict=False):
         if one.what != other.what or one.gives != other.gives or one.takes != other.takes:
             raise CaptureError("its forward does different things for different numbers of samples", one.where)
-        one.args = _joined(one.args, other.args, one.where)
-        one.kwargs = _joined(one.kwargs, other.kwargs, one.where)
+        one.args = _merge_values(one.args, other.args, one.where)
+        one.kwargs = _merge_values(one.kwargs, other.kwargs, one.where)
     if len(small.calls) != len(large.calls) or small.outputs != large.outputs:
         raise CaptureError("its forward does different things for different numbers of samples")
     if small.result.form != large.result.form:
         raise CaptureError("its output has another form for another number of samples")
-    small.result = Result(_joined(small.result.leaves, large.result.leaves, ""), small.result.form)
+    small.result = Result(_merge_values(small.result.leaves, large.result.leaves, ""), small.result.form)
     for number, fact in small.facts.items():
         fact.large = large.facts[number].small
     _settle(small)
     return small
 
 
-def _joined(small: Any, large: Any, where: str) -> Any:
+def _merge_values(small: Any, large: Any, where: str) -> Any:
     if isinstance(small, int) and not isinstance(small, bool) and small != large:
         if isinstance(large, int) and small * LARGE == large * SMALL and small % SMALL == 0:
             return Each(small // SMALL)
@@ -200,11 +200,11 @@ def _joined(small: Any, large: Any, where: str) -> Any:
         return small
     if isinstance(small, slice):
         parts = zip((small.start, small.stop, small.step), (large.start, large.stop, large.step), strict=True)
-        return slice(*(_joined(one, other, where) for one, other in parts))
+        return slice(*(_merge_values(one, other, where) for one, other in parts))
     if isinstance(small, dict) and isinstance(large, dict) and list(small) == list(large):
-        return {key: _joined(small[key], large[key], where) for key in small}
+        return {key: _merge_values(small[key], large[key], where) for key in small}
     if isinstance(small, tuple | list) and type(small) is type(large) and len(small) == len(large):
-        items = [_joined(one, other, where) for one, other in zip(small, large, strict=True)]
+        items = [_merge_values(one, other, where) for one, other in zip(small, large, strict=True)]
         if hasattr(small, "_fields"):
             return type(small)(*items)
         return items if isinstance(small, list) else tuple(items)

@@ -56,7 +56,7 @@ def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[in
                     for use in (earlier, later)
                     for name in (*_layers_before(use, parameter, leaves, origins), owners.get(use, ""))
                 )
-                for other in (other for node in _between(earlier, upstream) for other in users.get(node, ())):
+                for other in (other for node in _nodes_between(earlier, upstream) for other in users.get(node, ())):
                     if other != parameter:
                         found[(full(names[parameter]), *places, full(names[other]))] = None
     return tuple(found)
@@ -70,7 +70,7 @@ def _layers_before(
     return [name for source in sources for name in origins[source]]
 
 
-def _between(earlier: Any, upstream: list[Any]) -> list[Any]:
+def _nodes_between(earlier: Any, upstream: list[Any]) -> list[Any]:
     """Returns the nodes of `upstream` that depend on `earlier`, without the last of it."""
     after = {earlier}
     found = []

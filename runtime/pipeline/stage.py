@@ -47,7 +47,7 @@ class Stage(nn.Module):
 
 
 @dataclass(kw_only=True)
-class Part:
+class CapturedPart:
     """The code of a stage of a user's own module, in training and in evaluation, and the places of the tensors that it
     uses outside of layers: in a layer of its own, or in `holder`.
     """
@@ -65,7 +65,7 @@ class CapturedStage(nn.Module):
         step: StageStep,
         last: bool,
         layers: Mapping[str, nn.Module],
-        part: Part,
+        part: CapturedPart,
         whole: nn.Module,
         around: Contexts,
         device: torch.device,

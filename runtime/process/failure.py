@@ -47,7 +47,7 @@ from dslc.runtime.process.error_text import READ, error_text, narrow
 from dslc.runtime.process.job_line import during, line_of
 from dslc.runtime.process.out_of_memory import planned_memory
 from dslc.runtime.process.records import NAME, NOTES
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 from dslc.runtime.process.whose_code import is_ours, is_pythons, is_torchs
 
 Kind = Literal["error", "ended", "timeout", "lost"]
@@ -87,7 +87,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ends:
+class ProcessExits:
     """The state of all processes when one had failed, before the launcher ended the others.
 
     `statuses` are the exit statuses by rank: -N for signal N, None for a process still alive. `stopped` holds ranks;
@@ -116,7 +116,7 @@ class Outcome:
     restarts: int = 0
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         return self.stopped_at is None and self.failure is None
 
 
@@ -125,7 +125,7 @@ def log_folder(run_dir: str, attempt: int = 1) -> str:
     return os.path.join(run_dir, "logs", *([f"attempt-{attempt}"] if attempt > 1 else []))
 
 
-def log_path(run_dir: str, board: Board, rank: int) -> str:
+def log_path(run_dir: str, board: RunControl, rank: int) -> str:
     """Returns the path of the file to which a rank writes all its output."""
     return os.path.join(log_folder(run_dir, board.attempt), f"rank-{rank}.log")
 
@@ -174,7 +174,7 @@ def change_in_words(failure: Failure) -> str:
 
 
 def record(
-    run_dir: str, board: Board, rank: int, error: BaseException, job: JobProgram, model: nn.Module | None
+    run_dir: str, board: RunControl, rank: int, error: BaseException, job: JobProgram, model: nn.Module | None
 ) -> Failure:
     """Returns this rank's failure, after writing all of it to the log as far as the log can be written."""
     now = time.time()
@@ -201,7 +201,7 @@ def record(
     )
 
 
-def say(board: Board, rank: int, failure: Failure) -> None:
+def say(board: RunControl, rank: int, failure: Failure) -> None:
     """Writes the failure to the board, for the launcher."""
     board.say(rank, json.dumps(dataclasses.asdict(failure), ensure_ascii=False))
 
@@ -225,7 +225,7 @@ def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]
     return tuple(notes)
 
 
-def show_stacks(board: Board, own: int | None = None) -> None:
+def show_stacks(board: RunControl, own: int | None = None) -> None:
     """Has the ranks of this node but `own` write their stacks into their logs, after a timeout."""
     for rank in board.ranks:
         process = board.process(rank)
@@ -267,7 +267,7 @@ def _within_torch(error: BaseException) -> bool:
 def message_of(error: BaseException) -> str:
     """Returns the text of an exception for a message: at most some lines, with its class if it is the user's."""
     if isinstance(error, SystemExit):
-        return narrow(f"the user's code left by sys.exit({_shown(error.code)})")
+        return narrow(f"the user's code left by sys.exit({_safe_repr(error.code)})")
     if _explains_itself(error):
         return _bounded(error_text(error))
     if isinstance(error, OSError) and error.errno in _STORAGE and error.filename is not None:
@@ -275,7 +275,7 @@ def message_of(error: BaseException) -> str:
     return _bounded("".join(traceback.format_exception_only(error)))
 
 
-def _shown(value: object) -> str:
+def _safe_repr(value: object) -> str:
     try:
         return repr(value)
     except Exception:
@@ -354,23 +354,29 @@ def forget(run_dir: str, goes_on: bool = False) -> None:
             os.remove(os.path.join(run_dir, name))
 
 
-def cause(run_dir: str, board: Board, ends: Ends, timeout: float) -> Failure:
+def cause(run_dir: str, board: RunControl, ends: ProcessExits, timeout: float) -> Failure:
     """Returns the failure that ended the training."""
-    if (found := seen(run_dir, board, ends, timeout)) is not None:
+    if (found := node_failure(run_dir, board, ends, timeout)) is not None:
         return found
-    silent = [rank for rank in board.ranks if not board.done(rank)]
-    return _ended(run_dir, board, silent[0] if silent else board.ranks.start, None)
+    silent = [rank for rank in board.ranks if not board.is_done(rank)]
+    return _exit_failure(run_dir, board, silent[0] if silent else board.ranks.start, None)
 
 
-def seen(run_dir: str, board: Board, ends: Ends, timeout: float) -> Failure | None:
+def node_failure(run_dir: str, board: RunControl, ends: ProcessExits, timeout: float) -> Failure | None:
     """Returns the failure that the ranks of this node show; None if they show none."""
     if not ends.folder:
         message = f"{run_dir} was removed while the training ran"
         return Failure(rank=None, step=board.furthest, kind="ended", message=message)
-    recorded = [failure for rank in board.ranks if (failure := said(board, rank)) is not None]
-    silent = [rank for rank in board.ranks if not board.done(rank) and all(f.rank != rank for f in recorded)]
-    ended = [_ended(run_dir, board, rank, status) for rank in silent if (status := ends.statuses.get(rank)) is not None]
-    stopped = [_stopped(run_dir, board, rank, ends.stopped, timeout) for rank in ends.stopped if rank in silent]
+    recorded = [failure for rank in board.ranks if (failure := reported_failure(board, rank)) is not None]
+    silent = [rank for rank in board.ranks if not board.is_done(rank) and all(f.rank != rank for f in recorded)]
+    ended = [
+        _exit_failure(run_dir, board, rank, status)
+        for rank in silent
+        if (status := ends.statuses.get(rank)) is not None
+    ]
+    stopped = [
+        _suspension_failure(run_dir, board, rank, ends.stopped, timeout) for rank in ends.stopped if rank in silent
+    ]
     recorded = [
         replace(each, notes=_of_a_timeout(run_dir, board, silent, timeout)) if each.kind == "timeout" else each
         for each in recorded
@@ -379,21 +385,22 @@ def seen(run_dir: str, board: Board, ends: Ends, timeout: float) -> Failure | No
     return better(found) if found else None
 
 
-def waiting(run_dir: str, board: Board, timeout: float) -> Failure:
+def timeout_failure(run_dir: str, board: RunControl, timeout: float) -> Failure:
     """Returns where the ranks of this node were when those of another had waited for too long."""
     show_stacks(board)
-    silent = [rank for rank in board.ranks if not board.done(rank)]
+    silent = [rank for rank in board.ranks if not board.is_done(rank)]
     notes = _of_a_timeout(run_dir, board, silent, timeout)
     return Failure(rank=None, step=board.furthest, kind="timeout", message="", notes=notes, time=math.inf)
 
 
-def places(run_dir: str, board: Board) -> list[str]:
+def places(run_dir: str, board: RunControl) -> list[str]:
     """Returns where each rank of this node is that is not done; has them write their stacks."""
     show_stacks(board)
-    paths = {rank: log_path(run_dir, board, rank) for rank in board.ranks if not board.done(rank)}
+    paths = {rank: log_path(run_dir, board, rank) for rank in board.ranks if not board.is_done(rank)}
     return [
         f"rank {rank} is {f'in step {step}' if (step := board.step(rank)) else 'before its first step'}, "
-        f"{_where(_end_of(path))} (all of it: {path})"
+        f"{_position(_end_of(path))} "
+        f"(all of it: {path})"
         for rank, path in paths.items()
     ]
 
@@ -419,10 +426,10 @@ def for_others(failure: Failure, host: str) -> Failure:
     return replace(failure, host=host, tail=tuple(narrow(line) for line in lines[-_LAST:]))
 
 
-def said(board: Board, rank: int) -> Failure | None:
+def reported_failure(board: RunControl, rank: int) -> Failure | None:
     """Returns the failure that a rank has reported, or None."""
-    words = board.said(rank)
-    if not words or board.done(rank):
+    words = board.last_message(rank)
+    if not words or board.is_done(rank):
         return None
     return failure_from(json.loads(words))
 
@@ -432,7 +439,9 @@ def is_final(failure: Failure | None) -> bool:
     return failure is not None and failure.kind != "lost"
 
 
-def _stopped(run_dir: str, board: Board, rank: int, stopped: tuple[int, ...], timeout: float) -> Failure:
+def _suspension_failure(
+    run_dir: str, board: RunControl, rank: int, stopped: tuple[int, ...], timeout: float
+) -> Failure:
     message = "the process is stopped, as by SIGSTOP, Ctrl-Z or a debugger, and nobody has continued it"
     others = f"; so are ranks {', '.join(map(str, stopped))}" if len(stopped) > 1 else ""
     return Failure(
@@ -445,7 +454,7 @@ def _stopped(run_dir: str, board: Board, rank: int, stopped: tuple[int, ...], ti
     )
 
 
-def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure:
+def _exit_failure(run_dir: str, board: RunControl, rank: int, status: int | None) -> Failure:
     notes: tuple[str, ...] = ()
     if status is None:
         message = "the process is gone"
@@ -481,7 +490,7 @@ def _last_words(path: str) -> tuple[str, ...]:
     if not found:
         return ()
     lines = [line.strip() for line in said.splitlines() if line.strip()][-_LAST:]
-    return (*(f"its last output: {line}" for line in lines), f"it was in {_where(stacks)}")
+    return (*(f"its last output: {line}" for line in lines), f"it was in {_position(stacks)}")
 
 
 def _end_of(path: str) -> str:
@@ -493,16 +502,16 @@ def _end_of(path: str) -> str:
         return ""
 
 
-def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float) -> tuple[str, ...]:
+def _of_a_timeout(run_dir: str, board: RunControl, silent: list[int], timeout: float) -> tuple[str, ...]:
     waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
     where = [
-        f"rank {rank} did not join it: it is in step {board.step(rank)}, {_where(_end_of(path))} (all of it: {path})"
+        f"rank {rank} did not join it: it is in step {board.step(rank)}, {_position(_end_of(path))} (all of it: {path})"
         for rank, path in ((rank, log_path(run_dir, board, rank)) for rank in silent)
     ]
     return (waited, *where)
 
 
-def _where(log: str) -> str:
+def _position(log: str) -> str:
     """Returns where the main thread of a rank was, as `show_stacks` or a crash wrote it into the log."""
     _, found, stack = log.rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []

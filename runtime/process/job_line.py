@@ -18,7 +18,7 @@ _MARK, _DURING = "_dslc_line", "_dslc_during"
 T = TypeVar("T")
 
 
-class at(contextlib.ContextDecorator):
+class mark_errors(contextlib.ContextDecorator):
     """Marks exceptions with a line of the job, and with what is at work, as a `with` statement or a decorator. Empty
     text marks nothing.
     """
@@ -39,9 +39,9 @@ class at(contextlib.ContextDecorator):
                 setattr(error, _DURING, self._during)
 
 
-def each_at(line: str, items: Iterable[T]) -> Iterator[T]:
+def mark_item_errors(line: str, items: Iterable[T]) -> Iterator[T]:
     """Yields the same items; marks an exception raised while making one."""
-    with at(line):
+    with mark_errors(line):
         yield from items
 
 

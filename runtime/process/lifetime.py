@@ -1,7 +1,7 @@
 """Ends processes with the one that forked them, and finds those that are stopped or left behind (Linux).
 
 Model: the kernel kills a rank whose launcher ends (`end_with`). Processes that a rank leaves behind would be adopted by
-the machine's first process; while an `Adopted` exists this process adopts them and ends them.
+the machine's first process; while an `OrphanReaper` exists this process adopts them and ends them.
 
 Limits: on other systems than Linux these are no-ops and find nothing. A process that outlives its parent is not ended
 if the launcher itself is killed.
@@ -63,12 +63,12 @@ def environments_of_children(parent: int) -> dict[int, dict[str, str]]:
 # ------------------------------------------------------------------------------------------- those that are stopped
 
 
-def is_stopped(process: int) -> bool:
+def is_suspended(process: int) -> bool:
     """True if a process is stopped: by SIGSTOP, by Ctrl-Z, or by a debugger."""
     return _stat(process)[:1] in (["T"], ["t"])
 
 
-class Pauses:
+class SuspensionTracker:
     """Counts the seconds that each of some processes has been stopped, by looking now and then.
 
     At most `gap` seconds between two looks count, as this process may have been stopped as well.
@@ -82,11 +82,11 @@ class Pauses:
         now = time.monotonic()
         passed, self._at = min(now - self._at, self._gap), now
         before = self._seconds
-        self._seconds = {p: before[p] + passed if p in before else 0.0 for p in processes if is_stopped(p)}
+        self._seconds = {p: before[p] + passed if p in before else 0.0 for p in processes if is_suspended(p)}
         return self._seconds
 
 
-class Still:
+class StallDetector:
     """Notices, by looking now and then, that something has not changed for so many `seconds`, once each time.
 
     At most `gap` seconds between two looks count, as this process may have been stopped.
@@ -113,7 +113,7 @@ class Still:
 # ------------------------------------------------------------------------------------------------ those left behind
 
 
-class Adopted:
+class OrphanReaper:
     """The orphans that this process adopts: children it has now and did not have before."""
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.failure import Outcome, in_words
 from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers, parse_record
-from dslc.runtime.process.run_status import Beat
+from dslc.runtime.process.run_status import Heartbeat
 from dslc.runtime.process.screen import drop, readable
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 
 QUIET = 5.0  # seconds
 MOST = 3  # processes left behind that are named at most
@@ -36,19 +36,26 @@ class Watch:
     """
 
     def __init__(
-        self, job: JobProgram, run_dir: str, board: Board, screen: TextIO, keeper: str = "", *, goes_on: bool = False
+        self,
+        job: JobProgram,
+        run_dir: str,
+        board: RunControl,
+        screen: TextIO,
+        keeper: str = "",
+        *,
+        goes_on: bool = False,
     ) -> None:
         self._job, self._run_dir, self._board, self._screen = job, run_dir, board, screen
         notes = os.path.join(run_dir, NOTES)
         self._notes = Follower(notes, os.path.getsize(notes) if goes_on and os.path.exists(notes) else 0)
         self._records: Follower | None = None
-        self._display: _Display | None = None
+        self._display: _ProgressDisplay | None = None
         self._tensorboard: TensorBoard | None = None
         self._last: dict[str, Record] = {}
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
         self._warned, self._keeper, self._trains = False, keeper, job.is_training
-        self._beat = Beat(run_dir, job.steps, keeps=not keeper and self._trains)
+        self._beat = Heartbeat(run_dir, job.steps, keeps=not keeper and self._trains)
         self._left: tuple[int, float] | None = None  # before a change of hosts
         self._hosts = ""
         self._noted = 0  # bytes of the lines on the board that are shown
@@ -79,8 +86,8 @@ class Watch:
                 continue  # cut off when the disk was full, or written by another
             self._last[record["split"]] = record
             with self._screened():
-                self._shown(record["step"]).record(record)
-            with self._kept():
+                self._open_display(record["step"]).record(record)
+            with self._drop_on_full_disk():
                 if self._tensorboard is not None:
                     self._tensorboard.write(record)
         self.is_stopping()
@@ -108,7 +115,7 @@ class Watch:
         self.look()
         self._beat.restart(max(0, self._board.furthest - 1), self._board.attempt, message, self._job.timeout)
         self._records, self._noted = None, 0
-        with self._kept():
+        with self._drop_on_full_disk():
             if self._tensorboard is not None:
                 self._tensorboard.close()
         self._tensorboard = None
@@ -117,7 +124,7 @@ class Watch:
             if self._display is not None:
                 self._display.restart(note)
 
-    def shown_by(self, keeper: str) -> None:
+    def delegate_display(self, keeper: str) -> None:
         """Leaves the display and the state of the run to the host `keeper` from now on; "": this one has them."""
         self._keeper, self._beat.keeps = keeper, not keeper and self._trains
 
@@ -171,7 +178,7 @@ class Watch:
     def close(self, outcome: Outcome) -> None:
         """Shows the last records, and a summary if the training did not fail."""
         self.look()
-        with self._kept():
+        with self._drop_on_full_disk():
             if self._tensorboard is not None:
                 self._tensorboard.close()
         with self._screened():
@@ -212,10 +219,10 @@ class Watch:
         except (OSError, ValueError):
             drop(self._screen)  # or flushing its buffer would fail at exit
             self._screen = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-            self._display = _Lines(self._job.steps, 1, "", self._screen)
+            self._display = _LineDisplay(self._job.steps, 1, "", self._screen)
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _drop_on_full_disk(self) -> Iterator[None]:
         """Drops TensorBoard's events if they cannot be written (disk full): metrics.jsonl has the same numbers."""
         try:
             yield
@@ -230,14 +237,14 @@ class Watch:
         else:
             self._display.say(text)
 
-    def _shown(self, step: int) -> _Display:
+    def _open_display(self, step: int) -> _ProgressDisplay:
         """Returns the display, made at the first call with the record of `step`."""
-        with self._kept():
+        with self._drop_on_full_disk():
             if self._events and self._tensorboard is None:
                 self._tensorboard = TensorBoard(self._run_dir, step)
         if self._display is None:
             units = "tokens" if self._job.loss.counts in ("tokens", "kept") else "samples"
-            kind = _Bar if self._fancy else _Lines
+            kind = _Bar if self._fancy else _LineDisplay
             self._display = kind(self._job.steps, self._job.data.batch * self._board.units, units, self._screen)
         return self._display
 
@@ -268,7 +275,7 @@ class Watch:
         return "\n".join([*lines, f"weights, metrics and logs are in {folder}"])
 
 
-class _Display(Protocol):
+class _ProgressDisplay(Protocol):
     def record(self, record: Record) -> None: ...
 
     def say(self, text: str) -> None: ...
@@ -280,7 +287,7 @@ class _Display(Protocol):
     def close(self, steps: int) -> None: ...
 
 
-class _Lines:
+class _LineDisplay:
     """Prints plain lines, few of them."""
 
     def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:

@@ -62,7 +62,7 @@ def _of_epoch(seed: int, part: str, epoch: int) -> hashlib.blake2b:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Restores the states of the host's generators on leaving, whatever has been drawn in between."""
     own, numpys, torchs = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:

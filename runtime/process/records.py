@@ -54,7 +54,7 @@ class Records:
         self._also, self._tell, self._told = also, tell, False
         self._late = b""  # what could not be written yet
         path = os.path.join(run_dir, NAME)
-        found, damaged = _read(run_dir)
+        found, damaged = _read_records(run_dir)
         for fault in damaged:
             note(run_dir, f"{NAME}, {fault}: the line is left out")
         kept = [record for record in found if step and record["step"] <= step and record["split"] != "test"]
@@ -119,7 +119,7 @@ def read_metrics(run_dir: str) -> list[Record]:
     """Returns the records of metrics.jsonl; [] if there is no file. Leaves out a line that was cut off. Raises
     ValueError, with the number of the line, if one cannot be read.
     """
-    found, damaged = _read(run_dir)
+    found, damaged = _read_records(run_dir)
     if damaged:
         raise ValueError(f"{os.path.join(run_dir, NAME)}, {damaged[0]}")
     return found
@@ -127,10 +127,10 @@ def read_metrics(run_dir: str) -> list[Record]:
 
 def readable_records(run_dir: str) -> list[Record]:
     """Returns the records of metrics.jsonl that can be read; [] if there is no file."""
-    return _read(run_dir)[0]
+    return _read_records(run_dir)[0]
 
 
-def _read(run_dir: str) -> tuple[list[Record], list[str]]:
+def _read_records(run_dir: str) -> tuple[list[Record], list[str]]:
     """Returns the records of metrics.jsonl, and for each unreadable line its number and the reason."""
     found: list[Record] = []
     damaged: list[str] = []
@@ -201,7 +201,7 @@ class Follower:
             return  # it is not there, or not at the moment
 
 
-class Lines:
+class RecordFollower:
     """The new records of a run directory, as they are written."""
 
     def __init__(self, run_dir: str) -> None:

@@ -170,7 +170,7 @@ def broke_off(run_dir: str, message: str) -> None:
         write_status(run_dir, replace(told, state="failed", message=message))
 
 
-class Beat:
+class Heartbeat:
     """The launcher's part: signs of life, and the end. `keeps` is false on a host that leaves this to another."""
 
     def __init__(self, run_dir: str, steps: int, *, keeps: bool = True) -> None:

@@ -37,10 +37,10 @@ def prepare() -> None:
     for descriptor, (name, called) in enumerate(NAMES.items(), 1):
         own = getattr(sys, name)
         if own is None or (type(own) is io.TextIOWrapper and own is getattr(sys, f"__{name}__")):
-            setattr(sys, name, _over(own, descriptor, called))
+            setattr(sys, name, _open_text(own, descriptor, called))
 
 
-def _over(own: io.TextIOWrapper | None, descriptor: int, called: str) -> TextIO:
+def _open_text(own: io.TextIOWrapper | None, descriptor: int, called: str) -> TextIO:
     raw = io.BufferedWriter(_Stream(descriptor, called))
     if own is None:
         return io.TextIOWrapper(raw, "utf-8", "replace")

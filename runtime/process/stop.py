@@ -51,7 +51,7 @@ _HEAD, _EACH = 11, 3  # numbers at the beginning of the board, and for each rank
 _PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a rank that is done
 
 
-class Board:
+class RunControl:
     """Numbers that the launcher and the ranks of one node share: `ranks` of them from `first` on.
 
     `alone`: no other node takes part. Else rank 0 leaves the answer to a request to the launchers (hosts/together.py).
@@ -140,7 +140,7 @@ class Board:
 
     # ------------------------------------------------------------------------------------------- what a rank is at
 
-    def _at(self, rank: int) -> int:
+    def _offset(self, rank: int) -> int:
         return _HEAD + _EACH * (rank - self.ranks.start)
 
     def begin(self, step: int) -> None:
@@ -162,31 +162,31 @@ class Board:
 
     def arrive(self, rank: int) -> None:
         """Records that a rank's process has begun."""
-        self._numbers[self._at(rank) + _PROCESS] = os.getpid()
+        self._numbers[self._offset(rank) + _PROCESS] = os.getpid()
 
     def enter(self, rank: int, step: int) -> None:
         """Records that a rank begins `step` (from 1)."""
-        self._numbers[self._at(rank) + _STEP] = step
+        self._numbers[self._offset(rank) + _STEP] = step
 
     def process(self, rank: int) -> int:
         """Returns the process id of a rank; 0 before it has begun."""
-        return self._numbers[self._at(rank) + _PROCESS]
+        return self._numbers[self._offset(rank) + _PROCESS]
 
     def step(self, rank: int) -> int:
         """Returns the step (from 1) that a rank is in; 0 before the first."""
-        return self._numbers[self._at(rank) + _STEP]
+        return self._numbers[self._offset(rank) + _STEP]
 
-    def done(self, rank: int) -> bool:
+    def is_done(self, rank: int) -> bool:
         """True if a rank has finished its work."""
-        return self._numbers[self._at(rank) + _SAID] < 0
+        return self._numbers[self._offset(rank) + _SAID] < 0
 
     def failing(self, rank: int) -> bool:
         """True if a rank has reported that it ends before its work is finished."""
-        return self._numbers[self._at(rank) + _SAID] > 0
+        return self._numbers[self._offset(rank) + _SAID] > 0
 
     @property
     def all_done(self) -> bool:
-        return all(self.done(rank) for rank in self.ranks)
+        return all(self.is_done(rank) for rank in self.ranks)
 
     # ----------------------------------------------------------------------------------------------- its last words
 
@@ -196,12 +196,12 @@ class Board:
         assert 0 < len(content) <= WORDS
         self._memory[begin : begin + len(content)] = content
         # Written last, as one number: whoever sees it sees complete words.
-        self._numbers[self._at(rank) + _SAID] = -len(content) if done else len(content)
+        self._numbers[self._offset(rank) + _SAID] = -len(content) if done else len(content)
 
-    def said(self, rank: int) -> str:
+    def last_message(self, rank: int) -> str:
         """Returns the last words of a rank; "" if there are none yet."""
         begin = self._words + WORDS * (rank - self.ranks.start)
-        return self._memory[begin : begin + abs(self._numbers[self._at(rank) + _SAID])].decode()
+        return self._memory[begin : begin + abs(self._numbers[self._offset(rank) + _SAID])].decode()
 
     # --------------------------------------------------------------------------------------------- for the display
 
@@ -241,7 +241,7 @@ class Board:
 
 
 @contextlib.contextmanager
-def listening(board: Board, at_once: type[BaseException] | None = None) -> Iterator[None]:
+def listening(board: RunControl, at_once: type[BaseException] | None = None) -> Iterator[None]:
     """Turns the signals of a user who wants to stop into a request on the board, while the context lasts.
 
     The second raises `at_once` in the main thread (KeyboardInterrupt if None). A signal that was ignored before (a job
@@ -252,7 +252,7 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
         return
     owner, first, ending = os.getpid(), 0.0, False
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def handle_stop(number: int, frame: FrameType | None) -> None:
         nonlocal first, ending
         if os.getpid() != owner:
             return  # a rank just forked that has not set its own handlers yet
@@ -269,7 +269,7 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
     for name in SIGNALS:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, heard)
+            before[number] = signal.signal(number, handle_stop)
     try:
         yield
     finally:
@@ -277,13 +277,13 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
             signal.signal(number, handler)
 
 
-def deaf(board: Board, *, in_group: bool = False) -> None:
+def deaf(board: RunControl, *, in_group: bool = False) -> None:
     """Makes a rank ignore the signals that stop a training, which the launcher handles. SIGQUIT ends it at once, and
     SIGTERM, unless the launcher has got one, too. `in_group`: those who stop the launcher always send it to both.
     """
     owner = os.getpid()
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def handle_interrupt(number: int, frame: FrameType | None) -> None:
         until = time.monotonic() + ANSWER
         while os.getpid() == owner and time.monotonic() < until:
             if board.stop_requested:
@@ -297,7 +297,7 @@ def deaf(board: Board, *, in_group: bool = False) -> None:
         ("SIGHUP", signal.SIG_IGN),
         ("SIGUSR1", signal.SIG_IGN),  # until the log exists into which it writes stacks (worker.py)
         ("SIGUSR2", signal.SIG_IGN),
-        ("SIGTERM", signal.SIG_IGN if in_group else heard),
+        ("SIGTERM", signal.SIG_IGN if in_group else handle_interrupt),
         ("SIGQUIT", signal.SIG_DFL),
     ):
         if hasattr(signal, name):

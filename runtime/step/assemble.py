@@ -19,21 +19,21 @@ from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.parallel import context_parallel, ddp, fsdp, tensor_parallel
-from dslc.runtime.parallel.engine import Engine, nothing
+from dslc.runtime.parallel.engine import Engine, do_nothing
 from dslc.runtime.parallel.evaluation_weights import weights_in_place
 from dslc.runtime.parallel.mesh import mesh_of, several_axes
 from dslc.runtime.parallel.optimizers import build_optimizer
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import SMALL
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute
 from dslc.runtime.technique.ema import Average, WeightsInPlace
 from dslc.runtime.technique.precision import grad_scaler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class TrainingComponents:
     """The parts of a training. `plain` is the model under its own names, `engine` holds the module that the loop calls.
     Under a pipeline `plain` is this rank's part of the model, its own stages. `average` are other weights that are
     evaluated in their place, if the job has such.
@@ -56,7 +56,7 @@ def assemble(
     device: torch.device,
     tell: initial_weights.Tell = lambda line, whole: None,
     samples: Samples | None = None,
-) -> Parts:
+) -> TrainingComponents:
     """Makes the parts on `device`. With several ranks or shards, the process group must be open. `tell` is given lines
     for whoever watches the training. Stages that take structures are recorded with a batch of `samples`.
     """
@@ -69,10 +69,10 @@ def assemble(
         if parts:
             plain, engine = _sharded(job, device, tell)
         else:
-            plain, engine, exchange = _whole(job, device, tell)
+            plain, engine, exchange = _assemble_unpipelined(job, device, tell)
     moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
     # Moving the optimizer needs all of torch.
-    with at(job.optimizer.line), contextlib.nullcontext() if moved else dynamo.leave_out():
+    with mark_errors(job.optimizer.line), contextlib.nullcontext() if moved else dynamo.leave_out():
         optimizer = build_optimizer(
             job.optimizer,
             plain,
@@ -90,9 +90,9 @@ def assemble(
     average: WeightsInPlace | None = None
     if job.is_training:
         moving = Average(job.average, plain, optimizer) if job.average is not None else None
-        with at(job.optimizer.line):
+        with mark_errors(job.optimizer.line):
             average = weights_in_place(moving, plain, optimizer)
-    return Parts(
+    return TrainingComponents(
         plain=plain,
         engine=engine,
         optimizer=optimizer,
@@ -105,7 +105,7 @@ def assemble(
     )
 
 
-def _whole(
+def _assemble_unpipelined(
     job: JobProgram, device: torch.device, tell: initial_weights.Tell
 ) -> tuple[nn.Module, Engine, Exchange | None]:
     plain = build_model(job.model, device)  # with its memory format, which must be fixed before buckets are laid out
@@ -118,7 +118,7 @@ def _whole(
             return plain, local_engine(job, plain, exchange), exchange
         hook = exchange.hook if isinstance(exchange, GradientExchange) else None
         # May broadcast rank 0's numbers: before the optimizer takes any.
-        return plain, ddp.wrap(job, plain, hook, exchange.gradients if exchange is not None else nothing), exchange
+        return plain, ddp.wrap(job, plain, hook, exchange.gradients if exchange is not None else do_nothing), exchange
 
 
 def _sharded(job: JobProgram, device: torch.device, tell: initial_weights.Tell) -> tuple[nn.Module, Engine]:
@@ -139,7 +139,7 @@ def _staged(
     """Builds the stages of this rank, cut out of the model before they have numbers."""
     made, mesh = blank(job.model), mesh_of(job)
     frozen.freeze(job.model, made.module)  # while each pattern still finds all its parameters
-    with at(job.data.line):
+    with mark_errors(job.data.line):
         input_form = _input_form(job, samples)
     cut = pipeline.cut(job, made, mesh.coordinates["pipeline"], input_form)
     plain = cut.made.module

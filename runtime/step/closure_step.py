@@ -25,24 +25,26 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.own_optimizer import OptimizerError, OwnOptimizer
 from dslc.runtime.process import random_numbers
-from dslc.runtime.process.job_line import at
-from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import UNSEEN, Done, Looks, clipper, passes
+from dslc.runtime.process.job_line import mark_errors
+from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.stepper import UNSEEN, StepCallbacks, StepResult, clipper, passes
 
 
-def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
+def stepper(
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
+) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
     optimizer = parts.optimizer
     assert isinstance(optimizer, OwnOptimizer) and not parts.scaler.is_enabled() and parts.exchange is None
     run_passes, clip = passes(job, place, parts), clipper(job, parts)
     group = mesh_of(job).group("data") if job.world_size > 1 else None
 
-    def first_evaluation(batch: StepBatch) -> Done:
+    def first_evaluation(batch: StepBatch) -> StepResult:
         total, number = run_passes(batch, looks.loss)
         looks.between(batch, total, number)
-        return Done(total, number, clip(looks.norm))
+        return StepResult(total, number, clip(looks.norm))
 
-    def later_evaluation(batch: StepBatch, noise: dict[str, Tensor]) -> Done:
+    def later_evaluation(batch: StepBatch, noise: dict[str, Tensor]) -> StepResult:
         """Leaves the random numbers and the further losses of the step as they are."""
         current, further = random_numbers.state(parts.device), dict(parts.further)
         random_numbers.restore(noise, parts.device)
@@ -53,9 +55,9 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         random_numbers.restore(current, parts.device)
         parts.further.clear()
         parts.further.update(further)
-        return Done(total, number, norm)
+        return StepResult(total, number, norm)
 
-    def global_loss(evaluation: Done) -> Tensor:
+    def global_loss(evaluation: StepResult) -> Tensor:
         total = evaluation.total.to(torch.float64, copy=True)  # that of the rank stays its own
         if group is not None:
             with looks.later():
@@ -64,8 +66,8 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         divisor = number.clamp(min=1) if isinstance(number, Tensor) else number
         return (total / divisor).to(evaluation.total.dtype)
 
-    def step(batch: StepBatch) -> Done:
-        first: Done | None = None
+    def step(batch: StepBatch) -> StepResult:
+        first: StepResult | None = None
         noise = random_numbers.state(parts.device)
 
         @torch.enable_grad()
@@ -81,7 +83,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         optimizer.step(closure)
         optimizer.zero_grad(set_to_none=True)
         if first is None:
-            with at(job.optimizer.line):
+            with mark_errors(job.optimizer.line):
                 raise OptimizerError("its `step` has not called the closure, so that the step has no loss")
         return first
 

@@ -98,20 +98,20 @@ class NetworkTrial:
     _late: tuple[CodePlace, HostDraws] | None = field(init=False, default=None)  # draws that begin in a later pass
 
     def __post_init__(self) -> None:
-        with random_numbers.aside():
-            self.model = self._made()
+        with random_numbers.preserve_generators():
+            self.model = self._make_network()
         sizes = {each.shape[0] if each.dim() else 0 for each in tensors(self.batch)}
         leaves_ = flatten(self.batch)[0]
         self.rows = sizes.pop() if len(sizes) == 1 and all(isinstance(leaf, Tensor) for leaf in leaves_) else 0
 
     def result(self, facts: NetworkFacts) -> NetworkFacts:
         """Returns the facts of tracing with those of the trial. Raises as the network does."""
-        with random_numbers.aside():
+        with random_numbers.preserve_generators():
             self._written = facts.written
             facts = self._training(facts)
             if self.rows > 1:
                 one = self._pass(self._fresh(), self.batch, training=False)
-                others = self._others(one, training=False)
+                others = self._sample_passes(one, training=False)
                 facts = replace(facts, mixes_evaluation=self._mixing(one, others, training=False))
                 if self.loss is not None and facts.repeats:
                     facts = replace(facts, loss_mixes=self._loss_mixes())
@@ -123,7 +123,7 @@ class NetworkTrial:
 
     # ------------------------------------------------------------------------------------------------ one pass
 
-    def _made(self) -> nn.Module:
+    def _make_network(self) -> nn.Module:
         _begin()
         return with_fixed_statistics(_without_zeros(self.make()))
 
@@ -132,7 +132,7 @@ class NetworkTrial:
         try:
             return copy.deepcopy(self.model)
         except Exception:  # any kind: an attribute that cannot be copied; the network is made anew
-            return self._made()
+            return self._make_network()
 
     def _pass(self, model: nn.Module, batch: tuple[Any, Any], *, training: bool = True, seed: int = _SEED) -> Pass:
         model.train(training)
@@ -147,7 +147,7 @@ class NetworkTrial:
         used = {names.get(leaf, "") for each in outputs if each.requires_grad for leaf in leaves(each)}
         total = number = 0.0
         if self.loss is not None:
-            counted = OwnSum(self.loss).counted(output, batch[1])
+            counted = OwnSum(self.loss).count_losses(output, batch[1])
             total, number = float(counted.total.detach()), float(counted.number)
         buffers = {name: tensor.detach().clone() for name, tensor in self._state(model).items()}
         return Pass([each.detach() for each in outputs], frozenset(used), (total, number), buffers, drew)
@@ -173,7 +173,7 @@ class NetworkTrial:
         held = {name: value for name, value in after.items() if not _equal(before.get(name), value)}
         carried = {name: _copied(value) for name, value in held_values(first) if name in held}
         passes = [one, self._pass(self._fresh(), self.batch)]
-        repeats = draws.is_seeded and _alike(*passes) and self._repeats(one, training=True, times=3)
+        repeats = draws.is_seeded and _passes_agree(*passes) and self._repeats(one, training=True, times=3)
         variables = any(not has_attribute(first, name) for name in held)  # which no copy puts back
         self.unsteady = not (repeats or variables or draws.source)
         if not self.unsteady:
@@ -181,7 +181,7 @@ class NetworkTrial:
             passes.append(self._pass(first, self.batch))
             names = self._influential(passes, before, held, carried, draws)
             facts = replace(facts, attributes=tuple(self._attribute(name, held.get(name)) for name in names))
-        others = self._others(one, training=True) if repeats and self.rows > 1 else []
+        others = self._sample_passes(one, training=True) if repeats and self.rows > 1 else []
         moved, counted = self._buffers(one, others)
         if repeats:
             self._count_further(one, passes, counted)
@@ -200,7 +200,7 @@ class NetworkTrial:
         return dict(model.named_buffers()) | written
 
     def _place_of_draw(self, values: Mapping[str, Any] = MappingProxyType({})) -> CodePlace:
-        model = self._with(values)
+        model = self._with_values(values)
         _begin()
         with HostDraws(model).line_of() as places:
             self._pass(model, self.batch)
@@ -217,7 +217,7 @@ class NetworkTrial:
 
     def _repeats(self, one: Pass, *, training: bool, times: int) -> bool:
         """True if some more passes over the whole batch are like one."""
-        return all(_alike(one, self._pass(self._fresh(), self.batch, training=training)) for _ in range(times))
+        return all(_passes_agree(one, self._pass(self._fresh(), self.batch, training=training)) for _ in range(times))
 
     def _skipped_norms(self) -> tuple[str, ...]:
         """Returns the batch norms that passes with other random numbers, or other samples, do not call alike."""
@@ -227,7 +227,7 @@ class NetworkTrial:
             for number in range(PATHS):
                 restore()
                 # Made anew, so that a generator which the constructor seeds by the system is another one.
-                model = self._made() if number == 1 else self._fresh()
+                model = self._make_network() if number == 1 else self._fresh()
                 calls = _count_calls(model)
                 if not calls:
                     return ()
@@ -255,7 +255,7 @@ class NetworkTrial:
         """
         if draws.holder in held or not draws.is_seeded:
             return [draws.holder] if draws.holder in held else []  # no two passes are alike
-        if not (_alike(passes[0], passes[1]) and _alike(passes[0], passes[2])):
+        if not (_passes_agree(passes[0], passes[1]) and _passes_agree(passes[0], passes[2])):
             alone = [name for name in held if not self._stays_with({name: carried[name]}, passes)]
             return alone or _iterators(self.model) or list(held)
         counters = {
@@ -272,11 +272,11 @@ class NetworkTrial:
     def _stays_with(self, values: Mapping[str, Any], passes: list[Pass]) -> bool:
         """True if a pass of a copy with these attributes is like the first pass."""
         passes.append(self._pass_later(values))
-        return _alike(passes[0], passes[-1])
+        return _passes_agree(passes[0], passes[-1])
 
     def _pass_later(self, values: Mapping[str, Any]) -> Pass:
         """Returns a pass of a copy with these attributes and buffers, and notes whether it draws host randomness."""
-        model = self._with(values)
+        model = self._with_values(values)
         draws = HostDraws(model)
         with draws.watch():
             result = self._pass(model, self.batch)
@@ -284,7 +284,7 @@ class NetworkTrial:
             self._late = (self._place_of_draw(values), draws)
         return result
 
-    def _with(self, values: Mapping[str, Any]) -> nn.Module:
+    def _with_values(self, values: Mapping[str, Any]) -> nn.Module:
         """Returns a copy of the network with these attributes and buffers."""
         model = self._fresh()
         modules, buffers = dict(model.named_modules()), dict(model.named_buffers())
@@ -321,13 +321,13 @@ class NetworkTrial:
         same = [
             name
             for name in changed
-            if others and all(_near(one.buffers[name], each.buffers[name]) for _, each in others)
+            if others and all(_is_close(one.buffers[name], each.buffers[name]) for _, each in others)
         ]
         return tuple(name for name in changed if name not in same), tuple(same)
 
     # ------------------------------------------------------------------------------------------------ mixing
 
-    def _others(self, one: Pass, *, training: bool) -> list[tuple[list[int], Pass]]:
+    def _sample_passes(self, one: Pass, *, training: bool) -> list[tuple[list[int], Pass]]:
         """Returns the passes of each sample beside itself, and of a part of the batch, unless draws depend on its
         shape.
         """
@@ -352,7 +352,7 @@ class NetworkTrial:
     ) -> bool:
         pairs = zip(one, other, strict=False)
         return all(
-            _near(a[kept], b[kept], tolerance)
+            _is_close(a[kept], b[kept], tolerance)
             for a, b in pairs
             if a.dim() and a.shape[0] == self.rows and b.dim() and b.shape[0] == rows
         )
@@ -377,9 +377,9 @@ class NetworkTrial:
         for (place, a), (_, b), (_, c) in zip(*results, strict=False):
             if a.shape != b.shape:
                 continue
-            if _near(a, b, tolerance):
+            if _is_close(a, b, tolerance):
                 doubtful = None  # what went before was no difference of samples
-            elif a.shape == c.shape and _near(a, c, tolerance):
+            elif a.shape == c.shape and _is_close(a, c, tolerance):
                 return place
             else:
                 doubtful = doubtful or place
@@ -519,11 +519,11 @@ def _has_tensors(value: Any) -> bool:
 def _equal(one: Any, other: Any) -> bool:
     a, b = tensors(one), tensors(other)
     if a or b:
-        return len(a) == len(b) and all(_near(*pair, 0.0) for pair in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_is_close(*pair, 0.0) for pair in zip(a, b, strict=True))
     return type(one) is type(other) and bool(one == other)
 
 
-def _near(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> bool:
+def _is_close(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point() and not one.is_complex():
@@ -532,11 +532,11 @@ def _near(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> bool:
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
-def _alike(one: Pass, other: Pass) -> bool:
+def _passes_agree(one: Pass, other: Pass) -> bool:
     return (
         one.used == other.used
         and len(one.outputs) == len(other.outputs)
-        and all(_near(*pair) for pair in zip(one.outputs, other.outputs, strict=True))
+        and all(_is_close(*pair) for pair in zip(one.outputs, other.outputs, strict=True))
     )
 
 

@@ -1,6 +1,6 @@
 """A step of the user's own, `train.step`: for what is no single loss and optimizer.
 
-Model: the function is called once a step, with this rank's batch and a `Training`, whose `update` does what closes a
+Model: the function is called once a step, with this rank's batch and a `StepContext`, whose `update` does what closes a
 step, for all parameters or some parts of the model: a backward pass, the sum of the gradients over the ranks, divided
 by the count of all losses, clipping, the optimizer. What the function returns is logged as the loss of the step.
 
@@ -27,14 +27,14 @@ from dslc.runtime.model.own_losses import OwnSum
 from dslc.runtime.parallel import parted
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process import random_numbers
-from dslc.runtime.process.job_line import at
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
-from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import UNSEEN, Done, Looks, updater
+from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.stepper import UNSEEN, StepCallbacks, StepResult, updater
 from dslc.runtime.technique.precision import autocast
 
 
-class Training:
+class StepContext:
     """The arguments of a user's own step beside its batch.
 
     `model` is the network; `step` counts from 0 to `steps - 1`; `rank` is one of `ranks`; `samples` are those of the
@@ -51,7 +51,7 @@ class Training:
         scaler: torch.amp.GradScaler | None = None,
         seen: Callable[[Tensor], None] = UNSEEN.loss,
         group: dist.ProcessGroup | None = None,
-        sharded: parted.Parts | None = None,
+        sharded: parted.ShardedModules | None = None,
     ) -> None:
         self.model, self.device = model, device
         self.step, self.steps = 0, steps
@@ -74,7 +74,11 @@ class Training:
         self._seen(total.detach())
         if self._group is not None:
             dist.all_reduce(number, group=self._group)
-        loss, taken, apart = self._scaler.scale(total / number.clamp(min=1)), self._taken(parts), set[str]()
+        loss, taken, apart = (
+            self._scaler.scale(total / number.clamp(min=1)),
+            self._selected_parameters(parts),
+            set[str](),
+        )
         if self._sharded is not None:
             used, apart = self._sharded.backward(loss), set(self._sharded.names)
             taken = {name: parameter for name, parameter in taken.items() if name in used or name not in apart}
@@ -89,7 +93,7 @@ class Training:
         if self._sharded is not None:
             self._sharded.let_go({*taken})
 
-    def _taken(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
+    def _selected_parameters(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
         if not parts:
             return self._parameters
         found = {
@@ -115,15 +119,17 @@ class Training:
             parameter.grad = gradient.view_as(parameter).clone() if ranks else None
 
 
-def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
+def stepper(
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
+) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
     named = job.own_step
     assert named is not None and job.microbatches == 1
     function, told = load_function(named), OwnSum(job.loss)
     group = mesh_of(job).group("data") if job.world_size > 1 else None
     close = updater(job, parts, looks)
-    sharded = parted.Parts(parts.plain, group, parts.device) if job.gradients.kind == "fsdp" else None
-    training = Training(
+    sharded = parted.ShardedModules(parts.plain, group, parts.device) if job.gradients.kind == "fsdp" else None
+    training = StepContext(
         parts.plain,
         job.steps,
         close,
@@ -136,13 +142,13 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     if group is not None and sharded is None:
         _begin_alike(parts.plain, group)
 
-    def step(batch: StepBatch) -> Done:
+    def step(batch: StepBatch) -> StepResult:
         ((input, target),) = batch.micro
         training.samples, training.norm = batch.samples, None
         training.step = batch.number
-        with autocast(job.precision, parts.device), at(named.line):
+        with autocast(job.precision, parts.device), mark_errors(named.line):
             found = function(training, input if target is input else (input, target))
-        total, number, further = told.told(found, target)
+        total, number, further = told.interpret(found, target)
         if sharded is not None:
             sharded.let_go()
         total, number = total.detach(), torch.as_tensor(number, dtype=torch.float64, device=parts.device).detach()
@@ -150,7 +156,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         if group is not None:
             dist.all_reduce(number, group=group)
         looks.between(batch, total, number)
-        return Done(total, number, training.norm)
+        return StepResult(total, number, training.norm)
 
     return step
 
@@ -159,10 +165,10 @@ def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: Any, 
     """Does one step with a batch, in this process, that updates nothing. Returns whether it draws random numbers.
     Raises as the step does.
     """
-    training = Training(model.train(), 1, model.zero_grad, device=torch.device("cpu"))
+    training = StepContext(model.train(), 1, model.zero_grad, device=torch.device("cpu"))
     training.samples = samples
     before = random_numbers.state(training.device)
-    OwnSum(loss).told(load_function(step)(training, batch), batch)
+    OwnSum(loss).interpret(load_function(step)(training, batch), batch)
     after = random_numbers.state(training.device)
     return any(before[name].numpy().tobytes() != after[name].numpy().tobytes() for name in before)
 

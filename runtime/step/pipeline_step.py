@@ -24,12 +24,23 @@ from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.varying import graph_nodes
 from dslc.runtime.pipeline.pipeline import Schedule
-from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import UNSEEN, Done, Looks, connected, global_count, own_count, share_of_mean, updater
+from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.stepper import (
+    UNSEEN,
+    StepCallbacks,
+    StepResult,
+    connected,
+    global_count,
+    own_count,
+    share_of_mean,
+    updater,
+)
 from dslc.runtime.technique.precision import autocast
 
 
-def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
+def stepper(
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
+) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
     axis, engine, loss_sum, scaler = parts.pipeline, parts.engine, parts.loss, parts.scaler
     assert axis is not None
@@ -55,7 +66,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     samples = job.data.batch // (place.data_ranks * job.microbatches)
     schedule = Schedule(axis, samples, job.microbatches, loss)
 
-    def step(batch: StepBatch) -> Done:
+    def step(batch: StepBatch) -> StepResult:
         nonlocal agreed, number
         engine.begin_step()
         number, agreed = global_count(job, place, batch, device)
@@ -68,7 +79,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
             number = counted(batch.samples, parameters, False)
         total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
         looks.between(batch, total, number)
-        return Done(total, number, update())
+        return StepResult(total, number, update())
 
     return step
 

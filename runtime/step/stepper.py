@@ -35,13 +35,13 @@ from dslc.runtime.model.own_losses import OwnSum
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.varying import Varying
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.whole_batch import WholeBatch
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.precision import autocast
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """The result of a step: the sum of this rank's losses, the divisor of all ranks' losses, and the norm of the
     gradient before it was clipped, if that was asked for.
     """
@@ -60,7 +60,7 @@ Passes = Callable[[StepBatch, Callable[[Tensor], None]], tuple[Tensor, int | Ten
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looks:
+class StepCallbacks:
     """Callbacks within a step: each loss before its backward pass; between the passes and the update the batch, the sum
     of this rank's losses and its divisor; the norm of the gradient before it is clipped.
 
@@ -75,22 +75,24 @@ class Looks:
     later: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
-UNSEEN = Looks()
+UNSEEN = StepCallbacks()
 
 
-def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
+def stepper(
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
+) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
     run_passes, update = passes(job, place, parts), updater(job, parts, looks)
 
-    def step(batch: StepBatch) -> Done:
+    def step(batch: StepBatch) -> StepResult:
         total, number = run_passes(batch, looks.loss)
         looks.between(batch, total, number)
-        return Done(total, number, update())
+        return StepResult(total, number, update())
 
     return step
 
 
-def passes(job: JobProgram, place: RankPlace, parts: Parts) -> Passes:
+def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Passes:
     """Returns the function that runs the forward and backward passes of a step over all its micro-batches. It takes the
     batch, and a function that is called with each loss before its backward pass. It returns the sum of this rank's
     losses, and the divisor of the losses of all ranks.
@@ -102,7 +104,7 @@ def passes(job: JobProgram, place: RankPlace, parts: Parts) -> Passes:
     aside = offload.activations(job, device)
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
     exchange = parts.exchange
-    begin = exchange.begin if exchange is not None else _nothing
+    begin = exchange.begin if exchange is not None else _do_nothing
 
     together: WholeBatch | None = None
     if job.loss.together:  # the loss compares samples
@@ -128,7 +130,7 @@ def passes(job: JobProgram, place: RankPlace, parts: Parts) -> Passes:
     if job.data.structured:
         plain, forward = parts.plain.forward, forward_of_structure
     if together is not None:
-        forward = together.around(forward)
+        forward = together.wrap(forward)
     varying: Varying | None = None
     # A structure's loss may be a constant, where nothing of a batch counts: no parameter is used then.
     always = job.gradients.kind != "none" or not job.data.structured
@@ -179,7 +181,9 @@ def connected(loss: Tensor, output: Any) -> Tensor:
     return loss + 0 * output.reshape(-1)[:1].sum()
 
 
-def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor], bool], int | Tensor] | None:
+def own_count(
+    job: JobProgram, parts: TrainingComponents
+) -> Callable[[int, Sequence[Tensor], bool], int | Tensor] | None:
     """Returns, for a loss that counts by itself, the function that returns the number of all ranks' losses in a step,
     after it has divided gradients by it that were divided by a number of samples; else None. The function's last
     argument is true in a step in which the rank takes its own number, times the ranks.
@@ -193,8 +197,8 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor],
     group = mesh.group(*(AXES if everywhere else ("data",))) if job.world_size > 1 else None
 
     @torch.no_grad()
-    def counted(samples: int, parameters: Sequence[Tensor], by_itself: bool) -> int | Tensor:
-        number, further = loss.taken()
+    def count_losses(samples: int, parameters: Sequence[Tensor], by_itself: bool) -> int | Tensor:
+        number, further = loss.take_counts()
         if everywhere:
             number = number * mesh.leads
         if axis is not None:
@@ -214,17 +218,19 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor],
             scale_all(rows, (samples / number.clamp(min=1)).to(wide))
         return number
 
-    return counted
+    return count_losses
 
 
-def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor | None]:
+def updater(job: JobProgram, parts: TrainingComponents, looks: StepCallbacks) -> Callable[[], Tensor | None]:
     """Returns the function that closes a step: it clips the gradient, changes the parameters by it and drops it, and
     returns its norm if that was asked for.
     """
     optimizer, scaler, clip = parts.optimizer, parts.scaler, clipper(job, parts)
     scaled, plain_step = scaler.is_enabled(), dynamo.plain_step(optimizer)
     exchange = parts.exchange
-    before, after = (exchange.before_update, exchange.after_update) if exchange is not None else (_nothing, _nothing)
+    before, after = (
+        (exchange.before_update, exchange.after_update) if exchange is not None else (_do_nothing, _do_nothing)
+    )
 
     def update() -> Tensor | None:
         norm = clip(looks.norm)
@@ -241,7 +247,7 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
     return update
 
 
-def clipper(job: JobProgram, parts: Parts) -> Callable[[Callable[[Tensor], None]], Tensor | None]:
+def clipper(job: JobProgram, parts: TrainingComponents) -> Callable[[Callable[[Tensor], None]], Tensor | None]:
     """Returns the function that clips the gradient as the job asks, and returns its norm if that was asked for. It
     takes a function that is called with the norm before.
     """
@@ -322,27 +328,27 @@ def global_count(
     """
     match job.loss.counts:
         case "samples" | "own":
-            return batch.samples, _nothing
+            return batch.samples, _do_nothing
         case "tokens":
-            return batch.samples * per_sample(batch), _nothing
+            return batch.samples * per_sample(batch), _do_nothing
         case "kept":
             number = torch.zeros((), dtype=torch.int64, device=device)
             for _, target in batch.micro:
                 number += count(job.loss, target)
             if place.data_ranks == 1 or by_itself:
-                return number * place.data_ranks, _nothing
+                return number * place.data_ranks, _do_nothing
             pending = dist.all_reduce(number, group=mesh_of(job).group("data"), async_op=True)
 
-            def agreed() -> None:
+            def complete_pending() -> None:
                 nonlocal pending
                 if pending is not None:
                     pending.wait()
                     pending = None
 
-            return number, agreed
+            return number, complete_pending
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 

@@ -25,9 +25,9 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import flatten, tensors, unflatten
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.whole_losses import WholeSum, rows
-from dslc.runtime.parallel.neighbours import others_of
+from dslc.runtime.parallel.neighbours import gathered_samples
 from dslc.runtime.process import random_numbers
-from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import autocast
 
 Forward = Callable[[Any], Any]
@@ -39,35 +39,35 @@ class WholeBatch:
     each output. `forward` makes the output of an input, without the loss.
     """
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, forward: Forward) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, forward: Forward) -> None:
         assert isinstance(parts.loss, WholeSum)
         self._job, self._place, self._sum = job, place, parts.loss
         self._plain, self._device, self._forward = parts.plain, parts.device, forward
-        others_of(job, place, job.data.batch)  # all ranks make the groups now
+        gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
         self._ahead: list[tuple[list[Tensor | None], Tensor]] = []  # by micro-batch: gradients of its output, its loss
         self._drawn: list[dict[str, Tensor]] = []
 
     def begin(self, batch: StepBatch) -> None:
         """Takes up a batch; all ranks do, with as many micro-batches."""
-        self._others = others_of(self._job, self._place, batch.samples)
+        self._others = gathered_samples(self._job, self._place, batch.samples)
         self._ahead, self._drawn = [], []
         if len(batch.micro) > 1:
             self._make_ahead(batch)
 
-    def around(self, work: Pass) -> Pass:
+    def wrap(self, work: Pass) -> Pass:
         """Returns the pass of a micro-batch, which draws again what it drew ahead."""
 
-        def again(input: Any, target: Any) -> Tensor:
+        def redraw(input: Any, target: Any) -> Tensor:
             if self._drawn:
                 random_numbers.restore(self._drawn.pop(0), self._device)
             return work(input, target)
 
-        return cast("Pass", again)
+        return cast("Pass", redraw)
 
     def loss(self, output: Any, target: Any) -> Tensor:
         """Returns the sum of the losses of a micro-batch, differentiable in its output."""
         if not self._ahead:
-            return self._sum.among(output, target, self._others)
+            return self._sum.gathered_sum(output, target, self._others)
         gradients, value = self._ahead.pop(0)
         found = zip(_differentiable(output), gradients, strict=True)
         parts = [(each.to(given.dtype) * given).sum() for each, given in found if given is not None]
@@ -77,12 +77,12 @@ class WholeBatch:
     def _make_ahead(self, batch: StepBatch) -> None:
         outputs = self._outputs(batch)
         sizes = [rows(output) for output in outputs]
-        output, target = joined(outputs), joined([target for _, target in batch.micro])
+        output, target = concatenate(outputs), concatenate([target for _, target in batch.micro])
         del outputs
         leaves, form = flatten(output)
         leaves = [each.requires_grad_() if _has_gradient(each) else each for each in leaves]
         with autocast(self._job.precision, self._device):
-            total = self._sum.among(unflatten(leaves, form), target, self._others)
+            total = self._sum.gathered_sum(unflatten(leaves, form), target, self._others)
         found = [each for each in leaves if _has_gradient(each)]
         made = torch.autograd.grad(total, found, allow_unused=True) if total.requires_grad else [None] * len(found)
         value = total.detach()
@@ -121,7 +121,7 @@ def _differentiable(output: Any) -> list[Tensor]:
     return [each for each in tensors(output) if _has_gradient(each)]
 
 
-def joined(parts: list[Any]) -> Any:
+def concatenate(parts: list[Any]) -> Any:
     """Returns structures of equal form as one, whose tensors have the rows of all."""
     leaves, form = flatten(parts[0])
     each = [flatten(part)[0] for part in parts]

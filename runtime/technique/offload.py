@@ -53,13 +53,13 @@ class _Activations(saved_tensors_hooks):
             if _is_parameter(tensor):
                 return tensor
             if is_distributed(tensor):
-                return _Share(_moved(local_part(tensor), pin_memory), spec_of(tensor))
+                return _HostShard(_moved(local_part(tensor), pin_memory), spec_of(tensor))
             return _moved(tensor, pin_memory)
 
         def unpack(packed: Any) -> Tensor:
             if isinstance(packed, Tensor):
                 return packed
-            if isinstance(packed, _Share):
+            if isinstance(packed, _HostShard):
                 from torch.distributed.tensor import DTensor
 
                 return DTensor(_back(packed.kept), packed.spec, requires_grad=False)
@@ -68,7 +68,7 @@ class _Activations(saved_tensors_hooks):
         super().__init__(pack, unpack)
 
 
-class _Kept(NamedTuple):
+class _HostCopy(NamedTuple):
     """The numbers of a tensor on the host, each once, with its device, size and strides."""
 
     numbers: Tensor
@@ -77,24 +77,24 @@ class _Kept(NamedTuple):
     stride: tuple[int, ...]
 
 
-class _Share(NamedTuple):
+class _HostShard(NamedTuple):
     """A saved DTensor: this rank's share, and its layout over the ranks."""
 
-    kept: _Kept
+    kept: _HostCopy
     spec: Any
 
 
-def _moved(tensor: Tensor, pin_memory: bool) -> _Kept:
+def _moved(tensor: Tensor, pin_memory: bool) -> _HostCopy:
     once = tensor
     for dim, (size, step) in enumerate(zip(tensor.size(), tensor.stride(), strict=True)):
         if step == 0 and size > 1:  # an expanded dimension: the same numbers again and again
             once = once.narrow(dim, 0, 1)
     numbers = torch.empty_like(once, device="cpu", pin_memory=pin_memory)
     numbers.copy_(once, non_blocking=pin_memory)
-    return _Kept(numbers, tensor.device, tensor.size(), tensor.stride())
+    return _HostCopy(numbers, tensor.device, tensor.size(), tensor.stride())
 
 
-def _back(kept: _Kept) -> Tensor:
+def _back(kept: _HostCopy) -> Tensor:
     numbers = kept.numbers
     if numbers.size() == kept.size and numbers.stride() == kept.stride:
         return numbers.to(kept.device, non_blocking=True)

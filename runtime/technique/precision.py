@@ -8,7 +8,7 @@ Model: under O1 the forward pass and the loss run inside `autocast(step, device)
 Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none. If
 each rank holds whole gradients they have been summed over all ranks, and an infinity or nan on one rank is one in the
 sum. If each holds some rows, torch reduces the flag over the mesh of the gradients; over several axes all ranks reduce
-it. A job that skips steps that are not finite does the same without a scale (`Skipping`). Numbers in float16 are as
+it. A job that skips steps that are not finite does the same without a scale (`StepSkipper`). Numbers in float16 are as
 large under every engine: if a loss is multiplied to undo a mean, the initial scale is lower by that factor.
 """
 
@@ -41,12 +41,12 @@ def grad_scaler(
     """
     scale = 2.0**16 / loss_scale
     if skips:
-        return (_AgreedSkipping if agreed else Skipping)(device, scale if step.scaled else None)
-    kind = _Agreed if agreed else torch.amp.GradScaler
+        return (_MultiAxisStepSkipper if agreed else StepSkipper)(device, scale if step.scaled else None)
+    kind = _MultiAxisScaler if agreed else torch.amp.GradScaler
     return kind(device.type, init_scale=scale, enabled=step.scaled)
 
 
-class _Agreed(torch.amp.GradScaler):
+class _MultiAxisScaler(torch.amp.GradScaler):
     """A scaler for several axes: gradients are on several meshes, and each rank checks its own rows."""
 
     def _unscale_grads_(
@@ -61,7 +61,7 @@ class _Agreed(torch.amp.GradScaler):
         return {found_inf.device: found_inf}
 
 
-class Skipping(torch.amp.GradScaler):
+class StepSkipper(torch.amp.GradScaler):
     """Skips the update of a step whose loss or gradient is not finite, and counts such steps in `skipped`, on the
     device and in checkpoints. Without an `initial` scale nothing is scaled: it stays at 1, and is not saved.
     """
@@ -99,5 +99,5 @@ class Skipping(torch.amp.GradScaler):
             super().load_state_dict(scale)
 
 
-class _AgreedSkipping(Skipping, _Agreed):
+class _MultiAxisStepSkipper(StepSkipper, _MultiAxisScaler):
     """Skips steps over several axes."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 
 
-class Gate:
+class Barrier:
     """A gate at which ranks wait until the launcher opens it or ends."""
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class Gate:
         self._ends = ()
 
 
-class Meeting:
+class StartupChannels:
     """The gates and the news pipe that the launcher and the ranks of one training share.
 
     The first gate opens when all ranks are forked: none starts, or fails, while the launcher still forks others.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: RunControl) -> None:
         self.board = board
-        self.first, self.last = Gate(), Gate()
+        self.first, self.last = Barrier(), Barrier()
         self.news, self._bell = os.pipe()  # the launcher waits at one end; a rank writes to the other
 
     def begin(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from dslc.launching.agreement import check_folder
 from dslc.launching.cut_off import newest_of, starts_before
 from dslc.run_folder import LOCK, claim_folder
-from dslc.runtime.hosts.doors import NotMet
+from dslc.runtime.hosts.doors import RendezvousError
 from dslc.runtime.process.run_status import RunStatus, write_status
 
 
@@ -73,7 +73,7 @@ def test_a_launcher_writes_to_no_folder_that_others_choose(tmp_path: Path) -> No
     for out in (None, str(ours), str(tmp_path / "link"), os.path.relpath(ours)):
         check_folder(str(ours), out, our_plan)
     for folder in (theirs, tmp_path, tmp_path / "none"):
-        with pytest.raises(NotMet, match="where is no training of this job"):
+        with pytest.raises(RendezvousError, match="where is no training of this job"):
             check_folder(str(folder), None, our_plan)
-        with pytest.raises(NotMet, match="and --out names"):
+        with pytest.raises(RendezvousError, match="and --out names"):
             check_folder(str(folder), str(ours), our_plan)

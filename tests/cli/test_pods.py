@@ -17,7 +17,7 @@ from dslc.launching.restarted import is_training_done
 from dslc.run_folder import claim_folder
 from dslc.runs import LaunchContext, Ready, prepare, write_run_directory
 from dslc.runtime.hosts import company
-from dslc.runtime.hosts.elastic import Over
+from dslc.runtime.hosts.elastic import TrainingOverError
 from dslc.runtime.process.failure import Failure, Outcome
 from dslc.runtime.process.run_status import RunStatus, write_status
 
@@ -123,7 +123,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
 
     def over(_: object) -> None:
-        raise Over(7, "keeper", stopped=stopped)
+        raise TrainingOverError(7, "keeper", stopped=stopped)
 
     monkeypatch.setattr(company, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)

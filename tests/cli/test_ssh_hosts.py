@@ -11,7 +11,7 @@ from dslc.launching import ssh_hosts
 from dslc.launching.by_ssh import _fault
 from dslc.launching.on_host import READY
 from dslc.launching.ssh_hosts import ElasticHosts, Host, NotStarted, end
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 
 GO = f"echo '{READY}'; until [ \"$word\" = go ]; do read word || exit; done; "
 TRAINS = GO + "echo trains; exit 0"
@@ -33,7 +33,7 @@ def run(
         return host(name, again(name))
 
     try:
-        return ElasticHosts(hosts, Board(1), _fault, least=least, timeout=timeout, start=start).run()
+        return ElasticHosts(hosts, RunControl(1), _fault, least=least, timeout=timeout, start=start).run()
     finally:
         end(hosts)
 

@@ -21,7 +21,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.front import inspect
 from dslc.reference import shrink_job
-from dslc.runtime.measure.observe import Observation, Seen
+from dslc.runtime.measure.observe import Observation, StepObservation
 from dslc.verification import Rounding, Verdict, compare, compare_resumed
 
 JOB = """
@@ -432,7 +432,7 @@ def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path
     both = (right, dataclasses.replace(wrong, data_rank=0))
     for folder, ranks, where in (("plan", 2, both), ("one", 1, places(1))):
         outcome, shown = launcher.launch(program(ranks, data, **common), where, tmp_path / folder)
-        assert outcome.done, shown
+        assert outcome.is_complete, shown
     plan, one = Observation(str(tmp_path / "plan"), 2), Observation(str(tmp_path / "one"), 1)
     verdict = compare(program(2, data, **common), plan, one, [])
     assert verdict.broken_invariants == ["same samples"]
@@ -445,7 +445,7 @@ def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path
 def test_a_loss_after_going_on_is_shown_with_what_was_allowed(tmp_path: Path) -> None:
     def told(name: str, losses: dict[int, float]) -> Observation:
         seen = [
-            Seen(step=n, samples=(n,), digests=("",), total=loss, number=1.0, norm=1.0, lr=0.1, noise=False)
+            StepObservation(step=n, samples=(n,), digests=("",), total=loss, number=1.0, norm=1.0, lr=0.1, noise=False)
             for n, loss in losses.items()
         ]
         (tmp_path / name / "observed").mkdir(parents=True)

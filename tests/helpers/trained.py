@@ -112,7 +112,7 @@ def train(
     outcome, shown = launcher.launch(dataclasses.replace(program, **changed), places, folder)
     if outcome is not None and outcome.failure is not None:
         shown += Path(outcome.failure.log).read_text(errors="replace")[-10_000:]
-    assert outcome is not None and outcome.done, f"{outcome}\n{shown}"
+    assert outcome is not None and outcome.is_complete, f"{outcome}\n{shown}"
     return Trained(folder, shown)
 
 

@@ -146,7 +146,7 @@ def test_a_program_that_is_killed_goes_on_as_if_it_were_not(
         outcome, killed = live(
             launcher, random.Random(seed), made.program, folder, made.places, partial(checkpoints_in, str(saved))
         )
-        if outcome is not None and outcome.done:
+        if outcome is not None and outcome.is_complete:
             continue  # it was faster
         assert killed, f"failed by itself: {outcome}"
         broken = train(launcher, folder, made.program, made.places)

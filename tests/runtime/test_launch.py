@@ -17,7 +17,7 @@ from helpers.paths import TESTS
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.launch import _preload
-from dslc.runtime.transport.meeting import Gate
+from dslc.runtime.transport.meeting import Barrier
 
 
 def small(folder: Path, ranks: int, **changed: Any) -> p.JobProgram:
@@ -46,7 +46,7 @@ def test_a_hundred_runs_end_with_status_0_and_leave_no_process(tmp_path: Path) -
 
 def test_no_rank_begins_before_all_are_forked() -> None:
     """Also if one of them ends at once."""
-    gate, (reading, writing) = Gate(), os.pipe()
+    gate, (reading, writing) = Barrier(), os.pipe()
 
     def rank(number: int) -> None:
         if number != 1:
@@ -149,7 +149,7 @@ def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, mode
     job = program(2, data, model=None if model == "conv" else gpt_model(), loss=loss, clip=1.0)
     outcome, _ = launcher.launch(job, places(2), tmp_path / "run")
     launcher.close()
-    assert outcome.done, outcome
+    assert outcome.is_complete, outcome
     lines = (tmp_path / "run" / "logs" / "rank-1.log").read_text().splitlines()
     assert lines == ["[]"] * len(lines) and len(lines) >= job.steps
 
@@ -164,7 +164,7 @@ def test_threads_are_shared_out(launcher: Launcher, tmp_path: Path) -> None:
     model = p.ModelStep(python=python("threads:net", tmp_path))
     job = small(tmp_path, 1, model=model, threads=3)
     outcome, _ = launcher.launch(job, places(1), tmp_path / "run")
-    assert outcome.done
+    assert outcome.is_complete
     assert (tmp_path / "run" / "logs" / "rank-0.log").read_text() == "threads 3\n"
 
 
@@ -193,7 +193,7 @@ if __name__ == "__main__":
     before, sys.stdout = sys.stdout, Screen()
     outcome = run_in_subprocess(job, places(2), {run!r})
     screen, sys.stdout = sys.stdout, before
-    assert outcome.done and outcome.steps == 4, outcome
+    assert outcome.is_complete and outcome.steps == 4, outcome
     assert any("trained 4 steps" in line for line in screen.lines), screen.lines
 """
 

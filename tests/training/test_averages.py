@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dslc.runtime.checkpoint.export import export
-from dslc.runtime.checkpoint.state import keys_of, read
+from dslc.runtime.checkpoint.state import keys_of, read_tensors
 
 STEPS, DECAY = 6, 0.7
 JOB = f"""
@@ -72,7 +72,7 @@ def averaged(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Av
 def tensors(folder: Path, step: int, kind: str) -> dict[str, torch.Tensor]:
     path = str(folder / "checkpoints" / f"step-{step:08d}")
     found = {key: torch.empty(about.size) for key, about in keys_of(path).items() if key.startswith(kind)}
-    read(path, found)
+    read_tensors(path, found)
     return {key.removeprefix(kind): tensor for key, tensor in found.items()}
 
 

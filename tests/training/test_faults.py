@@ -136,8 +136,8 @@ def ending(fault: Fault, outcome: Outcome | None) -> str:
         assert fault.hit == "the launcher" and fault.kind in ("kill", "damaged file"), fault.hit
         return "the launcher is gone"
     if outcome.failure is None:
-        assert outcome.done or fault.hit == "the launcher", describe(outcome)
-        return "done all the same" if outcome.done else "stopped between two steps"
+        assert outcome.is_complete or fault.hit == "the launcher", describe(outcome)
+        return "done all the same" if outcome.is_complete else "stopped between two steps"
     said, about = describe(outcome), f"{fault.kind}, {fault.hit}"
     number, rank = fault.hit.removeprefix("rank "), outcome.failure.rank
     if fault.kind == "full disk":
@@ -214,7 +214,7 @@ def faults(launcher: Launcher, tmp_path: Path, count: int, seed: int) -> list[st
                 seen.append(f"{fault.kind:14} {fault.hit:12} {ending(fault, outcome)}")
                 print(len(seen), seen[-1], flush=True)
             removed = fault is not None and fault.kind == "removed folder" and bool(fault.hit)
-            if outcome is not None and outcome.done and not removed:
+            if outcome is not None and outcome.is_complete and not removed:
                 break
             assert fault is not None and fault.hit, f"failed by itself: {outcome}"
             if fault.kind == "damaged file":

@@ -74,7 +74,7 @@ def kill(launcher: Launcher, tmp_path: Path, kills: int, seed: int) -> list[str]
             else:
                 outcome, _ = launcher.launch(made, places(made.world_size), folder)
             examine(folder)
-            if outcome is not None and outcome.done:
+            if outcome is not None and outcome.is_complete:
                 break
             assert killed, f"failed by itself: {outcome}"
         found = read_metrics(str(folder))

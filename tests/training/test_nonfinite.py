@@ -25,7 +25,7 @@ from dslc.runtime.loop.nonfinite import NonFinite
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.failure import Outcome, describe
 from dslc.runtime.process.records import read_metrics
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import assemble
 
 JOB = """
@@ -274,7 +274,7 @@ def _train_elsewhere(rank: int, made: Ready, folder: str) -> tuple[str, int | No
     mesh_of(program)
     splits, parts = open_source(program.data), assemble(program, torch.device("cpu"))
     try:
-        runtime.train(program, made.places[rank], parts, splits, Board(1, first=rank), folder)
+        runtime.train(program, made.places[rank], parts, splits, RunControl(1, first=rank), folder)
     except NonFinite as found:
         return str(found), found.told
     return "", None

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from dslc.compiler.ir.program import OptimizerStep, PythonFunction
 from dslc.runtime.checkpoint.export import export
-from dslc.runtime.checkpoint.state import keys_of, read
+from dslc.runtime.checkpoint.state import keys_of, read_tensors
 from dslc.runtime.loop.optimizer_trial import try_out
 
 JOB = """
@@ -149,7 +149,7 @@ def test_an_optimizer_evaluates_other_weights_than_it_trains(launcher: Launcher,
         export(source, {}, str(tmp_path / "weights.safetensors"), raw=raw)
         kept[raw] = load_file(tmp_path / "weights.safetensors")
     state = {key: torch.empty(tuple(at.size)) for key, at in keys_of(source).items() if key.endswith(".z")}
-    read(source, state)
+    read_tensors(source, state)
     assert state
     for name, value in kept[False].items():
         np.testing.assert_array_equal(value, often.weights[name], err_msg=name)

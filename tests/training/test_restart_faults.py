@@ -95,7 +95,7 @@ def survive(launcher: Launcher, tmp_path: Path, count: int, seed: int) -> list[s
             outcome, shown = launcher.launch(program, places(program.world_size), folder)
         finally:
             faults.end()
-        assert outcome is not None and outcome.done, f"{describe(outcome)}\n{faults.hit}\n{shown}"
+        assert outcome is not None and outcome.is_complete, f"{describe(outcome)}\n{faults.hit}\n{shown}"
         assert outcome.restarts <= len(faults.hit), shown
         hit += faults.hit
         restarts += outcome.restarts

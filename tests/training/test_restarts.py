@@ -79,7 +79,7 @@ def same(folder: Path, other: Path) -> None:
 def undisturbed(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "job"
     outcome, _ = run(launcher, folder, [])
-    assert outcome.done and outcome.restarts == 0
+    assert outcome.is_complete and outcome.restarts == 0
     return folder
 
 
@@ -87,7 +87,7 @@ def undisturbed(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) ->
 def test_a_training_survives_faults_one_after_another(launcher: Launcher, tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "job"
     outcome, shown = run(launcher, folder, ["1:6:killed", "0:5:bug", "1:11:crash"])
-    assert outcome.done, describe(outcome)
+    assert outcome.is_complete, describe(outcome)
     assert outcome.restarts == 3
     same(folder, undisturbed)
     told = [line for line in shown.splitlines() if "restart" in line or "failed" in line or "resumes" in line]
@@ -111,7 +111,7 @@ def test_a_rank_that_is_stopped_or_leaves_is_started_again(
 ) -> None:
     folder = tmp_path / "job"
     outcome, shown = run(launcher, folder, ["0:7:stopped", "1:8:exits"], "launch.timeout=4s")
-    assert outcome.done and outcome.restarts == 2, describe(outcome)
+    assert outcome.is_complete and outcome.restarts == 2, describe(outcome)
     same(folder, undisturbed)
     assert "the process is stopped" in shown and "left with exit status 5" in shown
 
@@ -119,7 +119,7 @@ def test_a_rank_that_is_stopped_or_leaves_is_started_again(
 def test_a_fault_before_the_first_checkpoint_begins_anew(launcher: Launcher, tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "job"
     outcome, shown = run(launcher, folder, ["1:3:killed"])
-    assert outcome.done and outcome.restarts == 1, describe(outcome)
+    assert outcome.is_complete and outcome.restarts == 1, describe(outcome)
     assert "note: restart 1 of 3, from the first step" in shown
     same(folder, undisturbed)
 
@@ -143,7 +143,7 @@ def test_restarts_are_counted_in_all(launcher: Launcher, tmp_path: Path) -> None
 def test_a_damaged_checkpoint_is_passed_over(launcher: Launcher, tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "job"
     outcome, shown = run(launcher, folder, ["1:10:damage"])
-    assert outcome.done and outcome.restarts == 1, describe(outcome)
+    assert outcome.is_complete and outcome.restarts == 1, describe(outcome)
     assert "skipped " in shown and "step-00000008: __" in shown
     assert "resumes after step 4, from " in shown
     same(folder, undisturbed)
@@ -186,5 +186,5 @@ EXCHANGES = (
 def test_a_killed_training_goes_on_with_its_exchange(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
     for name, faults in (("whole", []), ("killed", ["1:7:killed"])):
         outcome, _ = run(launcher, tmp_path / name, faults, exchange)
-        assert outcome.done and outcome.restarts == len(faults), describe(outcome)
+        assert outcome.is_complete and outcome.restarts == len(faults), describe(outcome)
     same(tmp_path / "killed", tmp_path / "whole")

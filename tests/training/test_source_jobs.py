@@ -43,7 +43,7 @@ def trained(launcher: Launcher, folder: Path, text: str, ranks: int, *settings: 
     assert ready is not None, report.found
     out = folder / f"run-{ranks}"
     outcome, shown = launcher.launch(ready.program, ready.places, out)
-    assert outcome.done, (outcome, shown)
+    assert outcome.is_complete, (outcome, shown)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -214,7 +214,7 @@ def test_a_number_that_the_network_does_not_know_is_named_with_its_file(launcher
     ready = prepare(load_text(text, folder=str(tmp_path)), report)
     assert ready is not None
     outcome, _ = launcher.launch(ready.program, ready.places, tmp_path / "run")
-    assert not outcome.done
+    assert not outcome.is_complete
     assert f" of {tmp_path}/b.bin has the token 998, and the network has a vocabulary of 30" in str(outcome.failure)
 
 

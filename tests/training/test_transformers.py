@@ -82,7 +82,7 @@ def test_ranks_are_born_with_the_library(written: Any, launcher: Launcher, tmp_p
     made, _ = prepared(path, "devices.cpus=2", "data.batch=4")
     (tmp_path / "seen.txt").unlink()
     outcome, shown = launcher.launch(made.program, made.places, tmp_path / "run")
-    assert outcome.done, shown
+    assert outcome.is_complete, shown
     assert (tmp_path / "seen.txt").read_text().split() == ["True", "True"]
 
 

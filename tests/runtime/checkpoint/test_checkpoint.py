@@ -41,7 +41,7 @@ def made(ranks: int, data: p.DataStep, **changed: Any) -> p.JobProgram:
 def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> str:
     """Trains, and returns the output."""
     outcome, shown = launcher.launch(made(ranks, data, **changed), places(ranks), folder)
-    assert outcome.done, outcome
+    assert outcome.is_complete, outcome
     return str(shown)
 
 
@@ -366,7 +366,7 @@ def test_the_second_checkpoint_in_a_row_that_cannot_be_written_ends_the_training
     assert outcome.restarts == 0, shown
     assert shown.count("the checkpoint of step 4 could not be written: ") == 1, shown
     if often == 1:
-        assert outcome.done, outcome.failure
+        assert outcome.is_complete, outcome.failure
         assert (kept / "step-00000008").is_dir()
         assert (kept / "step-00000010").is_dir()
         return

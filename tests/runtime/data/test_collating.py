@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from dslc.runtime.data.collating import UnevenSamples, stacked
-from dslc.runtime.data.samples import FetchedSamples, Part, joined
+from dslc.runtime.data.samples import FetchedSamples, Part, concatenate_samples
 
 
 class Boxes(NamedTuple):
@@ -80,8 +80,8 @@ def test_a_batch_of_structures_may_have_samples_of_several_parts() -> None:
     parts = []
     for start in (0, 8, 16):
         parts.append(FetchedSamples([ragged[n] for n in range(start, start + 8)], "job.plt:1:1", collate=padded))
-    validation = joined([Part(parts[1], start=2, length=6), Part(parts[2], start=0, length=5)], True)
-    whole = joined([parts[0], validation, Part(parts[2], start=5, length=3)], True)
+    validation = concatenate_samples([Part(parts[1], start=2, length=6), Part(parts[2], start=0, length=5)], True)
+    whole = concatenate_samples([parts[0], validation, Part(parts[2], start=5, length=3)], True)
     numbers = [3, 9, 17, 18, 8, 0]
     inputs, targets = whole.batch(torch.tensor(numbers))
     wanted = [ragged[n if n < 8 else n + 2] for n in numbers]

@@ -20,16 +20,16 @@ from instruments.strangers import malformed_message, stranger
 
 from dslc.runtime.hosts import elastic, join_requests, meetings
 from dslc.runtime.hosts.authentication import GREETING, HEADER, MOST, AuthenticationError, Session
-from dslc.runtime.hosts.company import Company, meet, shared
-from dslc.runtime.hosts.doors import FileDoor, NotMet
-from dslc.runtime.hosts.elastic import Gate, Over
+from dslc.runtime.hosts.company import LauncherGroup, meet, shared
+from dslc.runtime.hosts.doors import FileEndpoint, RendezvousError
+from dslc.runtime.hosts.elastic import JoinQueue, TrainingOverError
 from dslc.runtime.hosts.join_requests import PENDING
-from dslc.runtime.hosts.meetings import Meeting, Stopped, Where, join
+from dslc.runtime.hosts.meetings import Rendezvous, RendezvousPlace, StopRequestedError, join
 from dslc.runtime.hosts.messages import DEEPEST, Message, MessageError, parse_message
 from dslc.runtime.hosts.run_secret import RunSecret, SecretError, token_in
-from dslc.runtime.hosts.together import Together
-from dslc.runtime.hosts.wire import Wire, listen, readable
-from dslc.runtime.process.stop import Board
+from dslc.runtime.hosts.together import HostGroup
+from dslc.runtime.hosts.wire import Connection, listen, readable
+from dslc.runtime.process.stop import RunControl
 
 SECRET = RunSecret(token=b"the secret of this run")
 HELLO: Message = {"kind": "hello", "host": "member", "facts": {"a": "1"}}
@@ -158,9 +158,9 @@ def test_brackets_in_a_text_are_not_nested() -> None:
 # ----------------------------------------------------------------------------------------------------------- strangers
 
 
-def coming(port: int, host: str, nodes: int = 2, *, counts: tuple[int, ...] = (), timeout: float = 20) -> Meeting:
+def coming(port: int, host: str, nodes: int = 2, *, counts: tuple[int, ...] = (), timeout: float = 20) -> Rendezvous:
     facts = {"a": "1"}
-    return Meeting(f"127.0.0.1:{port}", nodes, facts, timeout, host=host, counts=counts, again=True, secret=SECRET)
+    return Rendezvous(f"127.0.0.1:{port}", nodes, facts, timeout, host=host, counts=counts, again=True, secret=SECRET)
 
 
 def reach(port: int) -> socket.socket:
@@ -216,15 +216,17 @@ def test_of_many_hosts_that_come_at_once_none_is_dropped() -> None:
     """Three times as many as may be pending, as when a cluster starts all of them."""
     count = 3 * PENDING
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool, ExitStack() as around:
-        wires = [Wire(socket.create_connection(listening.getsockname()), SECRET.token) for _ in range(count)]
+        wires = [Connection(socket.create_connection(listening.getsockname()), SECRET.token) for _ in range(count)]
         for wire in wires:
             around.callback(wire.close)
             wire.send(HELLO)
-        keeper = pool.submit(meetings.keep, coming(0, "keeper", 1 + count), Where("", lambda: None, listening))
+        keeper = pool.submit(
+            meetings.keep, coming(0, "keeper", 1 + count), RendezvousPlace("", lambda: None, listening)
+        )
         kinds: list[str] = []
         while kinds.count("welcome") < count:
             readable(wires, 0.1)
-            kinds += [message["kind"] for wire in wires for message in wire.read()]
+            kinds += [message["kind"] for wire in wires for message in wire.receive()]
             assert not any(wire.closed for wire in wires)
         met = keeper.result()
         assert met.listening is not None and len(met.wires) == count
@@ -248,7 +250,7 @@ def test_a_launcher_without_the_secret_is_told_and_the_others_meet(port: int) ->
         keeper = pool.submit(meet, coming(port, "keeper"))
         reach(port).close()
         for secret in (RunSecret(), RunSecret(token=b"the secret of another run")):
-            with pytest.raises(NotMet, match=r"does not know the secret of this run.*\n.*DSLC_RUN_TOKEN"):
+            with pytest.raises(RendezvousError, match=r"does not know the secret of this run.*\n.*DSLC_RUN_TOKEN"):
                 meet(replace(coming(port, "stranger"), secret=secret))
         other = meet(coming(port, "other"))
         assert keeper.result().machines == ("keeper", "other")
@@ -264,7 +266,7 @@ def test_a_host_that_does_not_see_the_secret_says_so(
     monkeypatch.setattr(meetings, "_UNSEEN", 0.1)
     (tmp_path / "other").mkdir()
 
-    def host(name: str, folder: Path) -> Meeting:
+    def host(name: str, folder: Path) -> Rendezvous:
         return replace(coming(port, name, counts=counts), secret=in_folder(folder))
 
     with ThreadPoolExecutor(1) as pool:
@@ -273,7 +275,7 @@ def test_a_host_that_does_not_see_the_secret_says_so(
         unseen = (
             rf"apart waited .* whose secret {tmp_path}/other/.dslc-secret is not seen here\n.*DSLC_RUN_TOKEN on all"
         )
-        with pytest.raises(NotMet, match=unseen):
+        with pytest.raises(RendezvousError, match=unseen):
             meet(host("apart", tmp_path / "other"))
         other = meet(host("other", tmp_path))
         assert keeper.result().machines == ("keeper", "other")
@@ -284,14 +286,14 @@ def test_a_host_that_does_not_see_the_secret_says_so(
 # ------------------------------------------------------------------------------------------ forged members and keepers
 
 
-def forged(port: int, draw: random.Random, hello: bool = True) -> Wire:
+def forged(port: int, draw: random.Random, hello: bool = True) -> Connection:
     """Returns the connection of a member that knows the secret, and says what no launcher says."""
-    wire = Wire(reach(port), SECRET.token)
+    wire = Connection(reach(port), SECRET.token)
     if hello:
         wire.send(HELLO)
     while not wire.authenticated and not wire.closed:
         readable([wire], 1)
-        wire.read()
+        wire.receive()
     return wire
 
 
@@ -305,8 +307,8 @@ def test_a_member_that_says_nonsense_is_lost_with_the_reason(port: int, seed: in
         keeper = pool.submit(meet, coming(port, "keeper"))
         member = forged(port, draw)
         company = keeper.result()
-        board = Board(1)
-        together = Together(company, board, 100, lambda step: step, lambda failure, *_: (False, failure))
+        board = RunControl(1)
+        together = HostGroup(company, board, 100, lambda step: step, lambda failure, *_: (False, failure))
         together.look()
         for _ in range(20):
             with suppress(AssertionError):  # it is longer than any message
@@ -331,19 +333,19 @@ def test_a_keeper_that_says_nonsense_ends_in_a_message(seed: int) -> None:
         joined: Future[object] = (
             pool.submit(elastic.meet, host)
             if host.counts
-            else pool.submit(join, host, Where("the keeper", lambda: ("127.0.0.1", port)))
+            else pool.submit(join, host, RendezvousPlace("the keeper", lambda: ("127.0.0.1", port)))
         )
         while not joined.done():
             if not readable([listening], 0.1):
                 continue
-            wire = Wire(listening.accept()[0], SECRET.token, accepts=True)
-            while not wire.read() and not wire.closed:
+            wire = Connection(listening.accept()[0], SECRET.token, accepts=True)
+            while not wire.receive() and not wire.closed:
                 readable([wire], 1)
             for _ in range(5):
                 wire.send(malformed_message(draw))
             wire.close()
         error = joined.exception()
-        assert error is None or isinstance(error, NotMet | Stopped | Over), error
+        assert error is None or isinstance(error, RendezvousError | StopRequestedError | TrainingOverError), error
         if error is None:
             close(joined.result())
 
@@ -358,13 +360,13 @@ def test_a_keeper_without_the_secret_learns_nothing() -> None:
     """It gets a greeting and a proof, and no host believes what it says."""
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
         port = listening.getsockname()[1]
-        joined = pool.submit(join, coming(port, "host"), Where("the keeper", lambda: ("127.0.0.1", port)))
-        wire = Wire(listening.accept()[0], b"", accepts=True)
+        joined = pool.submit(join, coming(port, "host"), RendezvousPlace("the keeper", lambda: ("127.0.0.1", port)))
+        wire = Connection(listening.accept()[0], b"", accepts=True)
         wire.send({"kind": "refused", "why": "go away"})
         heard: list[Message] = []
         while not joined.done():
             readable([wire], 0.1)
-            heard += wire.read()
+            heard += wire.receive()
         assert heard == [] and "go away" not in str(joined.exception())
         wire.close()
 
@@ -372,13 +374,13 @@ def test_a_keeper_without_the_secret_learns_nothing() -> None:
 @pytest.mark.parametrize("secret", [RunSecret(), SECRET], ids=["open", "secret"])
 def test_only_who_knows_a_secret_sends_a_host_to_a_place_that_nobody_named(port: int, secret: RunSecret) -> None:
     waits = replace(coming(port, "host", counts=(1, 2)), secret=secret)
-    gate = Gate(waits, listen("127.0.0.1", port))
-    caller = Wire(socket.create_connection(("127.0.0.1", port)), secret.token)
+    gate = JoinQueue(waits, listen("127.0.0.1", port))
+    caller = Connection(socket.create_connection(("127.0.0.1", port)), secret.token)
     caller.send({"kind": "elsewhere", "place": ["127.0.0.9", port]})
     try:
         with pytest.raises(elastic._Elsewhere) if secret is SECRET else nullcontext():
             while not caller.closed:
-                caller.read()
+                caller.receive()
                 gate.look()
     finally:
         gate.close()
@@ -393,22 +395,22 @@ def test_a_refusal_names_the_fact_and_no_value(port: int) -> None:
     with listen("127.0.0.1", port) as listening, ThreadPoolExecutor(1) as pool:
         facts = {"the file job.plt": "280 bytes, cafe0123"}
         meeting = replace(coming(port, "keeper"), facts=facts, say=logged.append)
-        keeper = pool.submit(meetings.keep, meeting, Where("", lambda: None, listening), 2)
-        wire = Wire(reach(port), SECRET.token)
+        keeper = pool.submit(meetings.keep, meeting, RendezvousPlace("", lambda: None, listening), 2)
+        wire = Connection(reach(port), SECRET.token)
         wire.send({**HELLO, "facts": {"the file job.plt": "1 bytes, 00000000"}})
         heard: list[Message] = []
         while not wire.closed:
             readable([wire], 1)
-            heard += wire.read()
+            heard += wire.receive()
         refusal = heard[-1]
         assert refusal["kind"] == "refused" and "the hosts differ in the file job.plt" in refusal["why"]
         assert "cafe0123" not in json.dumps(heard), "the value stays on its host"
         assert any("cafe0123" in line for line in logged)
-        other = Wire(reach(port), SECRET.token)
+        other = Connection(reach(port), SECRET.token)
         other.send({**HELLO, "facts": facts})
         while not keeper.done():
             readable([other], 0.1)
-            other.read()
+            other.receive()
         met = keeper.result()
         assert met.listening is not None
         met.listening.close()
@@ -417,7 +419,7 @@ def test_a_refusal_names_the_fact_and_no_value(port: int) -> None:
 
 
 @pytest.fixture
-def pair(port: int) -> Iterator[list[Company]]:
+def pair(port: int) -> Iterator[list[LauncherGroup]]:
     with ThreadPoolExecutor(2) as pool:
         companies = [each.result() for each in [pool.submit(meet, coming(port, f"host{n}")) for n in range(2)]]
     yield sorted(companies, key=lambda company: company.node)
@@ -428,7 +430,7 @@ def pair(port: int) -> Iterator[list[Company]]:
 @pytest.mark.parametrize(
     "file", ["secret.txt", "../secret.txt", "/etc/hostname", ".dslc-0123456789abcdef", ".dslc-00000000000000ff"]
 )
-def test_a_keeper_cannot_ask_what_is_on_another_host(pair: list[Company], tmp_path: Path, file: str) -> None:
+def test_a_keeper_cannot_ask_what_is_on_another_host(pair: list[LauncherGroup], tmp_path: Path, file: str) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     os.mkfifo(tmp_path / ".dslc-0123456789abcdef")
     (tmp_path / ".dslc-00000000000000ff").symlink_to("/etc/hostname")
@@ -457,10 +459,10 @@ def test_a_secret_is_a_file_of_this_user_alone(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(os, "link", no_links)
         in_folder(tmp_path).create()
     source = in_folder(tmp_path)
-    assert (source.read() is None) == links
+    assert (source.load() is None) == links
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda _: source.create(), range(8)))
-    assert found == {source.read()} and len(found.pop()) == 64
+    assert found == {source.load()} and len(found.pop()) == 64
     assert stat.S_IMODE(os.stat(source.path).st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [".dslc-secret"]
 
@@ -498,7 +500,7 @@ def test_a_secret_that_others_can_read_or_choose_is_not_taken(tmp_path: Path) ->
         source.create()
         spoil(Path(source.path))
         with pytest.raises(SecretError, match="the secret of this run"):
-            source.read()
+            source.load()
 
 
 def test_a_token_that_can_be_guessed_is_refused() -> None:
@@ -509,13 +511,13 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
 
 
 def test_a_door_hands_the_secret_over_in_a_private_file(tmp_path: Path) -> None:
-    first, other = (FileDoor(str(tmp_path / "door"), one_host=True) for _ in range(2))
+    first, other = (FileEndpoint(str(tmp_path / "door"), one_host=True) for _ in range(2))
     assert other.find() is None
     with first.open() as listening:
         assert other.find() == listening.getsockname() and other.secret == first.secret != b""
         assert stat.S_IMODE((tmp_path / "door").stat().st_mode) == 0o600
         (tmp_path / "door").chmod(0o666)
-        with pytest.raises(NotMet, match="this user alone"):
+        with pytest.raises(RendezvousError, match="this user alone"):
             other.find()
     first.close()
     assert not list(tmp_path.iterdir())

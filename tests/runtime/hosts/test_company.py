@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from dslc.runtime.hosts import meetings
 from dslc.runtime.hosts.authentication import MOST
-from dslc.runtime.hosts.company import Company, meet, shared
-from dslc.runtime.hosts.doors import FileDoor, NotMet
-from dslc.runtime.hosts.meetings import Left, Meeting, Stopped, Where, _as_many, keep
+from dslc.runtime.hosts.company import LauncherGroup, meet, shared
+from dslc.runtime.hosts.doors import FileEndpoint, RendezvousError
+from dslc.runtime.hosts.meetings import HostLeftError, Rendezvous, RendezvousPlace, StopRequestedError, _as_many, keep
 from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import PORT, Wire, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.wire import PORT, Connection, endpoint, interface_of, listen, readable
 
-Met = Callable[..., list[Future[Company]]]
+Met = Callable[..., list[Future[LauncherGroup]]]
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def port() -> int:
 @pytest.fixture
 def met(port: int) -> Iterator[Met]:
     """Yields the function that lets hosts with these facts meet, and returns what each of them got."""
-    made: list[Future[Company]] = []
+    made: list[Future[LauncherGroup]] = []
 
-    def met(*facts: dict[str, str], timeout: float = 20) -> list[Future[Company]]:
+    def met(*facts: dict[str, str], timeout: float = 20) -> list[Future[LauncherGroup]]:
         for n, each in enumerate(facts):
-            meeting = Meeting(f"127.0.0.1:{port}", len(facts), each, timeout, host=f"host{n}")
+            meeting = Rendezvous(f"127.0.0.1:{port}", len(facts), each, timeout, host=f"host{n}")
             made.append(pool.submit(meet, meeting))
         return made
 
@@ -84,23 +84,23 @@ def test_hosts_meet_in_any_order_and_know_each_other(met: Met) -> None:
 
 def test_of_hosts_that_come_at_once_as_many_are_taken_as_the_job_takes(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as listening:
-        meeting = Meeting(f"127.0.0.1:{port}", 2, {}, 20, host="keeper")
-        callers = [Wire(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        meeting = Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="keeper")
+        callers = [Connection(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
         for n, wire in enumerate(callers):
             wire.send({"kind": "hello", "host": f"host{n}", "facts": {}})
         strangers = [
-            (Wire(listening.accept()[0], accepts=True), {"kind": "hello", "host": f"host{n}", "facts": {}})
+            (Connection(listening.accept()[0], accepts=True), {"kind": "hello", "host": f"host{n}", "facts": {}})
             for n in range(3)
         ]
         hellos: list[Message] = []
         while len(hellos) < 3:
-            hellos += [message for wire, _ in strangers for message in wire.read()]
-            assert not [message for each in callers for message in each.read()]
+            hellos += [message for wire, _ in strangers for message in wire.receive()]
+            assert not [message for each in callers for message in each.receive()]
         (taken,) = _as_many(meeting, list(strangers))
         assert taken[1]["host"] == "host0" and [wire.closed for wire, _ in strangers] == [False, True, True]
         heard: list[Message] = []
         while not heard:
-            heard = callers[2].read()
+            heard = callers[2].receive()
     assert heard[0]["kind"] == "refused" and "host2 comes too late: the job takes 2" in heard[0]["why"]
     assert "trains with keeper and host0" in heard[0]["why"]
     for wire in (*callers, taken[0]):
@@ -114,11 +114,11 @@ def test_a_host_that_is_lost_before_the_first_start_may_come_back(
 ) -> None:
     """It is killed when all have met, and typed again. Without `again` the others would end."""
 
-    def coming(n: int) -> Meeting:
+    def coming(n: int) -> Rendezvous:
         counts = (3,) if elastic else ()
-        return Meeting(f"127.0.0.1:{port}", 3, {}, 20, host=f"host{n}", again=True, counts=counts)
+        return Rendezvous(f"127.0.0.1:{port}", 3, {}, 20, host=f"host{n}", again=True, counts=counts)
 
-    def gathered(company: Company, dies: bool) -> Company:
+    def gathered(company: LauncherGroup, dies: bool) -> LauncherGroup:
         if dies:
             company.close()
             company = meet(coming(9))
@@ -152,8 +152,8 @@ def test_a_fact_that_one_host_lacks_differs(met: Met) -> None:
 
 def test_nobody_waits_for_ever(port: int) -> None:
     said: list[str] = []
-    with pytest.raises(NotMet, match=r"waited 0.1 s .* the job takes 2"):
-        meet(Meeting(f"127.0.0.1:{port}", 2, {}, 0.1, said.append))
+    with pytest.raises(RendezvousError, match=r"waited 0.1 s .* the job takes 2"):
+        meet(Rendezvous(f"127.0.0.1:{port}", 2, {}, 0.1, said.append))
 
 
 def test_strangers_are_no_hosts(port: int, met: Met) -> None:
@@ -164,7 +164,7 @@ def test_strangers_are_no_hosts(port: int, met: Met) -> None:
                 assert stranger.recv(1) == b""  # it is put out
 
     with ThreadPoolExecutor(1) as pool:
-        keeper = pool.submit(meet, Meeting(f"127.0.0.1:{port}", 2, {}, 20, host="keeper"))
+        keeper = pool.submit(meet, Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="keeper"))
         waiting = threading.Thread(target=disturb)
         while not waiting.ident:
             try:
@@ -173,20 +173,20 @@ def test_strangers_are_no_hosts(port: int, met: Met) -> None:
             except ConnectionRefusedError:
                 continue
         waiting.join()
-        other = meet(Meeting(f"127.0.0.1:{port}", 2, {}, 20, host="other"))
+        other = meet(Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="other"))
         assert keeper.result().hosts == other.hosts == ("keeper", "other")
         keeper.result().close()
         other.close()
 
 
 def test_a_name_that_does_not_resolve_is_said_at_once() -> None:
-    with pytest.raises(NotMet, match=r"`no-such-host.invalid`, does not resolve"):
-        meet(Meeting("no-such-host.invalid", 2, {}, 600))
+    with pytest.raises(RendezvousError, match=r"`no-such-host.invalid`, does not resolve"):
+        meet(Rendezvous("no-such-host.invalid", 2, {}, 600))
 
 
 def test_another_program_at_the_port_is_said(port: int) -> None:
     with listen("127.0.0.1", port) as other, ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(meet, Meeting(f"127.0.0.1:{port}", 2, {}, 20))
+        joining = pool.submit(meet, Rendezvous(f"127.0.0.1:{port}", 2, {}, 20))
         other.accept()[0].close()
         assert "another program listens there" in str(joining.exception())
 
@@ -204,7 +204,7 @@ def test_a_host_that_leaves_is_lost(met: Met) -> None:
     other.tell("release")
     other.close()
     assert one.wait_for("release", 20) == {other.node: {"kind": "release"}}
-    with pytest.raises(NotMet, match=rf"{other.hosts[other.node]} left: its connection ended"):
+    with pytest.raises(RendezvousError, match=rf"{other.hosts[other.node]} left: its connection ended"):
         one.wait_for("heard", 20)
 
 
@@ -212,7 +212,7 @@ def test_a_host_that_leaves_is_lost(met: Met) -> None:
 
 
 @pytest.fixture
-def three(port: int) -> Iterator[list[Company]]:
+def three(port: int) -> Iterator[list[LauncherGroup]]:
     """Yields three launchers that have met and may meet again, in the order of their nodes."""
     with ThreadPoolExecutor(3) as pool:
         met = [pool.submit(meet, coming(port, f"host{n}")) for n in range(3)]
@@ -222,17 +222,17 @@ def three(port: int) -> Iterator[list[Company]]:
         each.close()
 
 
-def coming(port: int, host: str, facts: str = "1", timeout: float = 20) -> Meeting:
-    return Meeting(f"127.0.0.1:{port}", 3, {"a": facts}, timeout, host=host, again=True)
+def coming(port: int, host: str, facts: str = "1", timeout: float = 20) -> Rendezvous:
+    return Rendezvous(f"127.0.0.1:{port}", 3, {"a": facts}, timeout, host=host, again=True)
 
 
-def again(each: Company, start: int = 2, seconds: float = 20, stopped: bool = False) -> Company:
+def again(each: LauncherGroup, start: int = 2, seconds: float = 20, stopped: bool = False) -> LauncherGroup:
     each.folder = "run"
     each.meet_again(start, time.monotonic() + seconds, lambda: stopped)
     return each
 
 
-def test_hosts_meet_again_and_keep_their_nodes(three: list[Company]) -> None:
+def test_hosts_meet_again_and_keep_their_nodes(three: list[LauncherGroup]) -> None:
     hosts, store = three[0].hosts, three[0].store
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(again, reversed(three)))
@@ -241,7 +241,7 @@ def test_hosts_meet_again_and_keep_their_nodes(three: list[Company]) -> None:
     assert three[0].store != store, "the store has a port of its own each time"
 
 
-def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[Company]) -> None:
+def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[LauncherGroup]) -> None:
     three[1].close()
     hear(three[0], lambda: three[0].lost)
     with ThreadPoolExecutor(3) as pool:
@@ -251,7 +251,7 @@ def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[Com
     new.result().close()
 
 
-def test_a_launcher_with_other_files_is_refused_alone(port: int, three: list[Company]) -> None:
+def test_a_launcher_with_other_files_is_refused_alone(port: int, three: list[LauncherGroup]) -> None:
     three[1].close()
     hear(three[0], lambda: three[0].lost)
     with ThreadPoolExecutor(4) as pool:
@@ -263,7 +263,7 @@ def test_a_launcher_with_other_files_is_refused_alone(port: int, three: list[Com
     new.result().close()
 
 
-def test_a_new_keeper_learns_where_the_training_stands(port: int, three: list[Company]) -> None:
+def test_a_new_keeper_learns_where_the_training_stands(port: int, three: list[LauncherGroup]) -> None:
     three[0].close()
     with ThreadPoolExecutor(3) as pool:
         new, *rest = pool.submit(meet, coming(port, "new")), *(pool.submit(again, three[n]) for n in (1, 2))
@@ -272,15 +272,15 @@ def test_a_new_keeper_learns_where_the_training_stands(port: int, three: list[Co
     new.result().close()
 
 
-def test_who_does_not_come_back_is_waited_for_only_so_long(three: list[Company]) -> None:
+def test_who_does_not_come_back_is_waited_for_only_so_long(three: list[LauncherGroup]) -> None:
     three[1].close()
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, three[n], seconds=0.5) for n in (0, 2)]
     told = [each.exception() for each in rest]
-    assert all(isinstance(each, NotMet) for each in told), told
+    assert all(isinstance(each, RendezvousError) for each in told), told
 
 
-def hear(keeper: Company, holds: Callable[[], object]) -> None:
+def hear(keeper: LauncherGroup, holds: Callable[[], object]) -> None:
     """Has the keeper listen, as it does while ranks train, until something holds."""
     while not holds():
         readable(keeper.handles, 0.1)
@@ -288,7 +288,7 @@ def hear(keeper: Company, holds: Callable[[], object]) -> None:
 
 
 def test_a_host_too_many_leaves_when_none_is_lost(
-    port: int, three: list[Company], monkeypatch: pytest.MonkeyPatch
+    port: int, three: list[LauncherGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meetings, "SILENCE", 0.1)
     with ThreadPoolExecutor(1) as pool:
@@ -298,7 +298,7 @@ def test_a_host_too_many_leaves_when_none_is_lost(
     assert f"new comes too late: the job takes 3 (`devices.nodes`), and trains with {hosts}" in str(new.exception())
 
 
-def test_a_host_too_many_waits_until_it_is_known_that_none_is_lost(port: int, three: list[Company]) -> None:
+def test_a_host_too_many_waits_until_it_is_known_that_none_is_lost(port: int, three: list[LauncherGroup]) -> None:
     with ThreadPoolExecutor(3) as pool:
         new = pool.submit(meet, coming(port, "new"))
         hear(three[0], lambda: waits(three[0]))
@@ -311,9 +311,9 @@ def test_a_host_too_many_waits_until_it_is_known_that_none_is_lost(port: int, th
 
 def test_a_host_too_many_takes_no_place_of_one_that_comes_back() -> None:
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
-        meeting = Meeting("", 2, {}, 20, host="keeper", again=True)
-        kept = pool.submit(keep, meeting, Where("", lambda: None, listening), 2, None, frozenset({1}))
-        new, back = (Wire(socket.create_connection(listening.getsockname())) for _ in range(2))
+        meeting = Rendezvous("", 2, {}, 20, host="keeper", again=True)
+        kept = pool.submit(keep, meeting, RendezvousPlace("", lambda: None, listening), 2, None, frozenset({1}))
+        new, back = (Connection(socket.create_connection(listening.getsockname())) for _ in range(2))
         new.send({"kind": "hello", "host": "new", "facts": {}})
         heard = answers(new, 1)
         back.send({"kind": "hello", "host": "back", "facts": {}, "node": 1, "start": 1})
@@ -327,38 +327,38 @@ def test_a_host_too_many_takes_no_place_of_one_that_comes_back() -> None:
         each.close()
 
 
-def answers(wire: Wire, count: int) -> list[Message]:
+def answers(wire: Connection, count: int) -> list[Message]:
     found: list[Message] = []
     while len(found) < count:
         readable([wire], 1)
-        found += wire.read()
+        found += wire.receive()
     return found
 
 
-def waits(keeper: Company) -> bool:
+def waits(keeper: LauncherGroup) -> bool:
     """True if a host waits at the keeper for a place."""
     assert keeper._late is not None
     return bool(keeper._late._arrived)
 
 
 @pytest.mark.parametrize("asked", [0, 2])
-def test_a_request_to_stop_ends_the_wait_on_all_hosts(three: list[Company], asked: int) -> None:
+def test_a_request_to_stop_ends_the_wait_on_all_hosts(three: list[LauncherGroup], asked: int) -> None:
     three[1].close()
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, three[n], stopped=n == asked) for n in (0, 2)]
-    assert [type(each.exception()) for each in rest] == [Stopped, Stopped]
+    assert [type(each.exception()) for each in rest] == [StopRequestedError, StopRequestedError]
 
 
 # --------------------------------------------------------------------------------- processes that mpirun has started
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[list[Company]]:
+def processes(tmp_path: Path) -> Iterator[list[LauncherGroup]]:
     """Yields three launchers that have met at a door, in the order of their places."""
 
-    def at_door(place: int) -> Company:
-        door = FileDoor(str(tmp_path / "door"), one_host=True)
-        return meet(Meeting("", 3, {}, 20, door=door, place=place, by="mpirun"))
+    def at_door(place: int) -> LauncherGroup:
+        door = FileEndpoint(str(tmp_path / "door"), one_host=True)
+        return meet(Rendezvous("", 3, {}, 20, door=door, place=place, by="mpirun"))
 
     with ThreadPoolExecutor(3) as pool:
         companies = list(pool.map(at_door, range(3)))
@@ -367,7 +367,7 @@ def processes(tmp_path: Path) -> Iterator[list[Company]]:
         each.close()
 
 
-def test_processes_of_mpirun_keep_their_connections(processes: list[Company]) -> None:
+def test_processes_of_mpirun_keep_their_connections(processes: list[LauncherGroup]) -> None:
     store = processes[0].store
     processes[1].tell("failed", seen=None)  # of the start before
     with ThreadPoolExecutor(3) as pool:
@@ -378,11 +378,11 @@ def test_processes_of_mpirun_keep_their_connections(processes: list[Company]) ->
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_nobody_waits_for_a_process_that_mpirun_does_not_start_again(processes: list[Company], lost: int) -> None:
+def test_nobody_waits_for_a_process_that_mpirun_does_not_start_again(processes: list[LauncherGroup], lost: int) -> None:
     processes[lost].close()
     rest = [each for each in processes if each.node != lost]
 
-    def gathered(each: Company) -> None:
+    def gathered(each: LauncherGroup) -> None:
         try:
             each.gather(lambda: None, 2, time.monotonic() + 3600, lambda: False)
         finally:
@@ -390,16 +390,16 @@ def test_nobody_waits_for_a_process_that_mpirun_does_not_start_again(processes: 
 
     with ThreadPoolExecutor(2) as pool:
         told = [pool.submit(gathered, each).exception() for each in rest]
-    assert [type(each) for each in told] == [Left, Left]
+    assert [type(each) for each in told] == [HostLeftError, HostLeftError]
     assert f"rank {lost}" in str(told[0]) and "left: its connection ended" in str(told[0])
     assert [each.speaks for each in rest] == [True, False]
 
 
 @pytest.mark.parametrize("asked", [0, 2])
-def test_a_request_to_stop_ends_the_restart_of_all_processes(processes: list[Company], asked: int) -> None:
+def test_a_request_to_stop_ends_the_restart_of_all_processes(processes: list[LauncherGroup], asked: int) -> None:
     with ThreadPoolExecutor(3) as pool:
         ends = [pool.submit(again, each, stopped=each.node == asked) for each in processes]
-    assert [type(each.exception()) for each in ends] == [Stopped] * 3
+    assert [type(each.exception()) for each in ends] == [StopRequestedError] * 3
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -412,19 +412,19 @@ def test_messages_arrive_whole_and_in_order() -> None:
         here.send({"kind": "wait", "why": "x" * n * 1000})
     found: list[Message] = []
     while len(found) < 200:
-        found += there.read()
-        assert here.read() == []
+        found += there.receive()
+        assert here.receive() == []
     assert [len(message["why"]) for message in found[1::2]] == [1000 * n for n in range(100)]
     assert [message["steps"] for message in found[::2]] == list(range(100)) and not there.closed
     here.close()
     while not there.closed:
-        assert there.read() == []
+        assert there.receive() == []
 
 
-def _pair() -> tuple[Wire, Wire]:
+def _pair() -> tuple[Connection, Connection]:
     with listen("127.0.0.1") as listening:
         one = socket.create_connection(listening.getsockname())
-        return Wire(one), Wire(listening.accept()[0], accepts=True)
+        return Connection(one), Connection(listening.accept()[0], accepts=True)
 
 
 @given(st.integers(1, 65_535))

@@ -12,10 +12,10 @@ from threading import Event
 import pytest
 
 from dslc.runtime.hosts import elastic
-from dslc.runtime.hosts.company import Company, meet
-from dslc.runtime.hosts.doors import NotMet
-from dslc.runtime.hosts.elastic import Gate, Over, Was, largest, meet_again
-from dslc.runtime.hosts.meetings import Before, Meeting, Waiting
+from dslc.runtime.hosts.company import LauncherGroup, meet
+from dslc.runtime.hosts.doors import RendezvousError
+from dslc.runtime.hosts.elastic import JoinQueue, PreviousMembership, TrainingOverError, largest, meet_again
+from dslc.runtime.hosts.meetings import PreviousStart, Rendezvous, WaitReporter
 from dslc.runtime.hosts.run_secret import RunSecret
 from dslc.runtime.hosts.wire import listen
 
@@ -29,12 +29,12 @@ def port() -> int:
         return number
 
 
-def coming(port: int, host: str, *counts: int) -> Meeting:
-    return Meeting(f"127.0.0.1:{port}", counts[-1], {"a": "1"}, 120, host=host, counts=counts, secret=SECRET)
+def coming(port: int, host: str, *counts: int) -> Rendezvous:
+    return Rendezvous(f"127.0.0.1:{port}", counts[-1], {"a": "1"}, 120, host=host, counts=counts, secret=SECRET)
 
 
 @pytest.fixture
-def three(port: int) -> Iterator[list[Company]]:
+def three(port: int) -> Iterator[list[LauncherGroup]]:
     """Yields three launchers that have met, in the order of their nodes; the job trains on 1, 2 or 3."""
     with ThreadPoolExecutor(3) as pool:
         met = [pool.submit(meet, coming(port, f"host{n}", 1, 2, 3)) for n in range(3)]
@@ -44,7 +44,7 @@ def three(port: int) -> Iterator[list[Company]]:
         each.close()
 
 
-def again(each: Company, seconds: float = 20) -> Company:
+def again(each: LauncherGroup, seconds: float = 20) -> LauncherGroup:
     each.folder = "run"
     each.meet_again(2, time.monotonic() + seconds, lambda: False)
     return each
@@ -54,7 +54,7 @@ def test_the_largest_count_for_which_there_are_hosts() -> None:
     assert [largest((2, 4), hosts) for hosts in range(6)] == [0, 0, 2, 2, 4, 4]
 
 
-def test_those_who_are_left_go_on_in_their_order(three: list[Company]) -> None:
+def test_those_who_are_left_go_on_in_their_order(three: list[LauncherGroup]) -> None:
     three[1].close()
     while 1 not in three[0].lost:
         three[0].hear()
@@ -66,7 +66,7 @@ def test_those_who_are_left_go_on_in_their_order(three: list[Company]) -> None:
     ]
 
 
-def test_the_next_in_order_keeps_when_the_keeper_is_lost(three: list[Company]) -> None:
+def test_the_next_in_order_keeps_when_the_keeper_is_lost(three: list[LauncherGroup]) -> None:
     last = three[1].machines[1:]
     three[0].close()
     with ThreadPoolExecutor(2) as pool:
@@ -75,14 +75,14 @@ def test_the_next_in_order_keeps_when_the_keeper_is_lost(three: list[Company]) -
     assert three[2].node == 1 and three[2].machines == three[1].machines == last
 
 
-def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[Company]) -> None:
+def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[LauncherGroup]) -> None:
     """As by the keeper that a network has parted from the others."""
     three[0].close()
     for each in three[1:]:
         each._meeting = replace(each._meeting, claim=lambda folder: False)
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, each, 3) for each in three[1:]]
-    assert all(isinstance(each.exception(), NotMet) for each in rest), rest
+    assert all(isinstance(each.exception(), RendezvousError) for each in rest), rest
     for each in three[1:]:
         assert each.apart
         each.let_end()  # there is nobody to wait for
@@ -90,7 +90,7 @@ def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[Compa
 
 def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
     """The training is kept elsewhere by now: whoever keeps it there calls."""
-    gate = Gate(coming(port, "keeper", 1, 2), listen("127.0.0.2", port))
+    gate = JoinQueue(coming(port, "keeper", 1, 2), listen("127.0.0.2", port))
     gate.busy, gate.fresh = "the training goes on; this host waits for a place", False
     said: list[str] = []
     with ThreadPoolExecutor(1) as pool:
@@ -102,7 +102,7 @@ def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
         assert gate.arrived[0][1]["host"] == "back"
         gate.tell("over", steps=7, host="keeper", stopped=True)
         error = waits.exception()
-    assert isinstance(error, Over) and (error.steps, error.host, error.stopped) == (7, "keeper", True)
+    assert isinstance(error, TrainingOverError) and (error.steps, error.host, error.stopped) == (7, "keeper", True)
     assert said == [gate.busy]
     gate.close()
 
@@ -121,9 +121,9 @@ def test_the_first_of_the_rendezvous_that_is_there_keeps(
     met.listening.close()
 
 
-def only(place: elastic.Place, address: str) -> Gate | None:
+def only(place: elastic.Place, address: str) -> JoinQueue | None:
     """Returns a gate at the address of this host, of the several that this machine has."""
-    return Gate(coming(place[1], "", 1), listen(*place)) if place[0] == address else None
+    return JoinQueue(coming(place[1], "", 1), listen(*place)) if place[0] == address else None
 
 
 def test_who_keeps_a_first_start_gives_way_to_one_that_is_named_before(port: int) -> None:
@@ -131,7 +131,7 @@ def test_who_keeps_a_first_start_gives_way_to_one_that_is_named_before(port: int
     named = f"127.0.0.1:{port},127.0.0.2:{port}"
     with ThreadPoolExecutor(3) as pool:
         waits = replace(coming(port, "second", 3), rendezvous=named)
-        gate = Gate(waits, listen("127.0.0.2", port))
+        gate = JoinQueue(waits, listen("127.0.0.2", port))
         third = pool.submit(meet, replace(coming(port, "third", 3), rendezvous=f"127.0.0.2:{port}"))
         while not gate.arrived:
             gate.wait(0.1)
@@ -154,10 +154,10 @@ def test_a_host_that_finds_the_run_directory_locked_waits_to_be_sent_on(port: in
         asked.set()
         return "process 1 on keeper"
 
-    gate = Gate(coming(port, "keeper", 2), listen("127.0.0.2", port))
+    gate = JoinQueue(coming(port, "keeper", 2), listen("127.0.0.2", port))
     gate.fresh = False
-    before = Before(node=0, start=1, folder="run")
-    was = Was(before=before, gate=gate, lost=frozenset(), addresses=["127.0.0.2"], here="127.0.0.2")
+    before = PreviousStart(node=0, start=1, folder="run")
+    was = PreviousMembership(before=before, gate=gate, lost=frozenset(), addresses=["127.0.0.2"], here="127.0.0.2")
     with ThreadPoolExecutor(1) as pool:
         held = replace(coming(port, "back", 1), holder=holder, say=said.append)
         back = pool.submit(meet, held)
@@ -175,7 +175,9 @@ def test_a_host_with_other_files_is_refused_alone(port: int) -> None:
         keeper = pool.submit(meet, coming(port, "keeper", 2))
         while is_silent(port):
             pass
-        with pytest.raises(NotMet, match="the hosts differ in a: other has not the same as keeper; other has 2"):
+        with pytest.raises(
+            RendezvousError, match="the hosts differ in a: other has not the same as keeper; other has 2"
+        ):
             meet(replace(coming(port, "other", 2), facts={"a": "2"}))
         right = meet(coming(port, "right", 2))
         assert keeper.result().machines == right.machines == ("keeper", "right")
@@ -194,16 +196,16 @@ def is_silent(port: int) -> bool:
 def test_hosts_that_a_cluster_brings_are_waited_for_without_end(port: int) -> None:
     """Until the first start; after that for as long as for others."""
     late = replace(coming(port, "host", 2), timeout=-1)
-    with pytest.raises(NotMet, match="waited -1 s"):
-        Waiting(late, "").look([])
-    Waiting(replace(late, patient=True), "").look([])
-    with pytest.raises(NotMet):
-        Waiting(replace(late, patient=True, until=time.monotonic() - 1), "").look([])
+    with pytest.raises(RendezvousError, match="waited -1 s"):
+        WaitReporter(late, "").look([])
+    WaitReporter(replace(late, patient=True), "").look([])
+    with pytest.raises(RendezvousError):
+        WaitReporter(replace(late, patient=True, until=time.monotonic() - 1), "").look([])
 
 
 def test_a_first_start_looks_only_at_those_named_before_it_some_at_a_time(port: int) -> None:
     named = [f"127.0.0.{n}:{port}" for n in range(1, 25)]
-    gate = Gate(replace(coming(port, "host", 2), rendezvous=",".join(named)), listen("127.0.0.20", port))
+    gate = JoinQueue(replace(coming(port, "host", 2), rendezvous=",".join(named)), listen("127.0.0.20", port))
     looked = [[place[0] for place in gate._next_places()] for _ in range(4)]
     assert [(each[0], each[-1], len(each)) for each in looked] == [
         ("127.0.0.1", "127.0.0.8", 8),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import CheckpointStep, GoalStep
 from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress
-from dslc.runtime.loop.goals import GoalError, Goals, after, resumed
+from dslc.runtime.loop.goals import GoalError, Goals, resumed, update_progress
 
 NAN = math.nan
 CPU = torch.device("cpu")
@@ -27,7 +27,9 @@ def goal(highest: bool = False, patience: int = 2, by: float = 0.0) -> GoalStep:
 def heard(step: GoalStep, values: list[float], first: int = 1, begun: Progress | None = None) -> Progress:
     """Returns the progress after evaluations after the steps `first`, `first` + 1, …"""
     return reduce(
-        lambda progress, each: after(step, progress, *each), enumerate(values, first), begun or resumed(step, None)
+        lambda progress, each: update_progress(step, progress, *each),
+        enumerate(values, first),
+        begun or resumed(step, None),
     )
 
 

@@ -13,7 +13,7 @@ from helpers.paths import HELPERS
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep, PythonFunction
-from dslc.runtime.loop.kept_metrics import Kept, MetricError, exchange, try_out
+from dslc.runtime.loop.kept_metrics import MetricError, StatefulMetric, exchange, try_out
 
 KEPT = LossStep(kind="cross_entropy", counts="kept", ignore=-100)
 BCE = LossStep(kind="bce")
@@ -50,7 +50,7 @@ def sequences() -> tuple[Tensor, Tensor]:
 def _on_rank(rank: int, edges: tuple[int, ...], steps: tuple[MetricStep, ...], counts: tuple[bool, ...]) -> Any:
     torch.manual_seed(rank)
     output, target = sequences()
-    metrics = [Kept(step, KEPT) for step in steps]
+    metrics = [StatefulMetric(step, KEPT) for step in steps]
     for first in range(edges[rank], edges[rank + 1], 2):  # in batches of two
         last = min(first + 2, edges[rank + 1])
         for metric in metrics:
@@ -87,13 +87,13 @@ def test_results_are_those_of_torchmetrics_and_of_ones_own() -> None:
 def test_one_number_is_yes_or_no_and_several_are_that_each() -> None:
     scores = torch.tensor([[3.0], [-2.0], [1.0], [-1.0]])
     for output, target in ((scores, scores.gt(0).float()), (scores.repeat(1, 3), scores.repeat(1, 3).gt(0).float())):
-        metric = Kept(of_torch("F1Score", average="macro"), BCE)
+        metric = StatefulMetric(of_torch("F1Score", average="macro"), BCE)
         metric.update(output, target)
         assert metric.result([metric.states()]) == {"F1Score": 1.0}
 
 
 def test_a_metric_of_nothing_is_nan() -> None:
-    (value,) = Kept(own("InOrder"), KEPT).result([None, None]).values()
+    (value,) = StatefulMetric(own("InOrder"), KEPT).result([None, None]).values()
     assert math.isnan(value)
 
 
@@ -110,7 +110,7 @@ def test_an_area_under_no_curve_is_nan(
     loss: LossStep, average: str, scores: Any, target: Any, defined: list[bool]
 ) -> None:
     """Where all samples are of a class, or none, as a single one always is."""
-    metric = Kept(of_torch("AUROC", average=average), loss)
+    metric = StatefulMetric(of_torch("AUROC", average=average), loss)
     metric.update(torch.tensor(scores), torch.tensor(target))
     values = np.atleast_1d(metric.result([metric.states()])["AUROC"])
     assert np.isfinite(values).tolist() == defined

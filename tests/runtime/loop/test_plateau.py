@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import LearningRateStep, PlateauStep
 from dslc.runtime.checkpoint.files import Progress
-from dslc.runtime.loop.plateau import Plateau, begun, plateau_of
+from dslc.runtime.loop.plateau import Plateau, initial_progress, plateau_of
 
 RATE = 0.3
 
@@ -57,11 +57,11 @@ def test_rates_are_torchs_step_by_step(
     )
     schedule = LearningRateStep(kind="plateau", steps=99, factor=0.5, floor=floor)
     step = made(highest, mode, patience, cooldown)
-    ours = Plateau(schedule, step, RATE, begun("loss", highest, None))
+    ours = Plateau(schedule, step, RATE, initial_progress("loss", highest, None))
     for n, value in enumerate(values, 1):
         if n == cut:  # as a checkpoint keeps it
             kept = from_json(Progress, json.loads(json.dumps(to_json(ours.progress))))
-            ours = Plateau(schedule, step, RATE, begun("loss", highest, kept))
+            ours = Plateau(schedule, step, RATE, initial_progress("loss", highest, kept))
         torchs.step(value)
         ours.hear(n, value)
         assert RATE * ours.progress.factor == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)

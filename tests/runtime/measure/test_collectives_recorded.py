@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from dslc.runtime.measure.collectives import FIRST_STEP, STEPS, Exchange, Recorder, recorded
+from dslc.runtime.measure.collectives import FIRST_STEP, STEPS, CollectiveExchange, Recorder, recorded
 
 
-def _known(rank: int) -> list[Exchange]:
+def _known(rank: int) -> list[CollectiveExchange]:
     from torch.distributed import _functional_collectives as functional
 
     world: Any = dist.group.WORLD
@@ -46,19 +46,19 @@ def _known(rank: int) -> list[Exchange]:
 def test_kinds_bytes_and_groups() -> None:
     first, second, third = gang(3, _known)
     common = [
-        Exchange(operation="all_gather", ranks=3, count=2, bytes=48),
-        Exchange(operation="all_reduce", ranks=3, count=3, bytes=24 + 48 + 12),
-        Exchange(operation="barrier", ranks=3, count=1, bytes=0),
-        Exchange(operation="broadcast", ranks=3, count=1, bytes=20),
-        Exchange(operation="reduce_scatter", ranks=3, count=1, bytes=24),
+        CollectiveExchange(operation="all_gather", ranks=3, count=2, bytes=48),
+        CollectiveExchange(operation="all_reduce", ranks=3, count=3, bytes=24 + 48 + 12),
+        CollectiveExchange(operation="barrier", ranks=3, count=1, bytes=0),
+        CollectiveExchange(operation="broadcast", ranks=3, count=1, bytes=20),
+        CollectiveExchange(operation="reduce_scatter", ranks=3, count=1, bytes=24),
     ]
-    pair = Exchange(operation="all_reduce", ranks=2, count=1, bytes=12)
+    pair = CollectiveExchange(operation="all_reduce", ranks=2, count=1, bytes=12)
     assert third == common
-    assert set(first) == {*common, pair, Exchange(operation="send", ranks=3, count=1, bytes=24)}
-    assert set(second) == {*common, pair, Exchange(operation="receive", ranks=3, count=1, bytes=24)}
+    assert set(first) == {*common, pair, CollectiveExchange(operation="send", ranks=3, count=1, bytes=24)}
+    assert set(second) == {*common, pair, CollectiveExchange(operation="receive", ranks=3, count=1, bytes=24)}
 
 
-def _reducer(rank: int) -> tuple[tuple[Exchange, ...], list[int]]:
+def _reducer(rank: int) -> tuple[tuple[CollectiveExchange, ...], list[int]]:
     """Returns the collectives that DistributedDataParallel's reducer, in C++, asks for, and gloo's own by torch's
     profiler.
     """
@@ -80,11 +80,11 @@ def _reducer(rank: int) -> tuple[tuple[Exchange, ...], list[int]]:
 def test_the_reducer_of_ddp_is_seen_as_torchs_profiler_sees_it() -> None:
     for exchanges, sizes in gang(2, _reducer):
         assert len(sizes) == 2  # a small first bucket, and the rest
-        assert exchanges == (Exchange(operation="all_reduce", ranks=2, count=2, bytes=sum(sizes)),)
+        assert exchanges == (CollectiveExchange(operation="all_reduce", ranks=2, count=2, bytes=sum(sizes)),)
 
 
 def _steps(rank: int) -> list[int]:
-    kept: dict[int, tuple[Exchange, ...]] = {}
+    kept: dict[int, tuple[CollectiveExchange, ...]] = {}
 
     def work(batch: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(batch)
@@ -93,7 +93,7 @@ def _steps(rank: int) -> list[int]:
     watched = recorded(work, kept, 10)
     for _ in range(FIRST_STEP + STEPS + 1):
         dist.broadcast(watched(torch.ones(2)), 0)  # the loop's work between steps is not part of a step
-    assert set(kept.values()) == {(Exchange(operation="all_reduce", ranks=2, count=1, bytes=8),)}
+    assert set(kept.values()) == {(CollectiveExchange(operation="all_reduce", ranks=2, count=1, bytes=8),)}
     return list(kept)
 
 

@@ -147,7 +147,7 @@ def test_each_rank_fills_its_own_rows(replicas: int, tmp_path: Path) -> None:
 def test_a_training_goes_on_from_the_weights_of_another(launcher: Launcher, tmp_path: Path) -> None:
     def run(folder: str, ranks: int, model: p.ModelStep, **changed: Any) -> list[float]:
         outcome, _ = launcher.launch(program(ranks, data, model=model, **changed), places(ranks), tmp_path / folder)
-        assert outcome.done, outcome
+        assert outcome.is_complete, outcome
         return [line["loss"] for line in read_metrics(str(tmp_path / folder)) if line["split"] == "train"]
 
     data = images(tmp_path)

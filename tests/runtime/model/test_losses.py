@@ -147,11 +147,11 @@ def test_padding_of_a_batch_does_not_count_however_it_is_cut(cut: int, more: int
         (F.pad(losses[cut:], (0, more)), F.pad(target[cut:], (0, more), value=-100)),
     ]
     summed = torch.stack([total(found + 1, {"labels": labels}) for found, labels in pieces]).sum()
-    number, _ = total.taken()
+    number, _ = total.take_counts()
     assert number == target.ne(-100).sum()
     torch.testing.assert_close((summed / number).float(), losses[target != -100].mean() + 1)
     python = OwnSum(replace(step, kind="python", arguments={}, ignore=-100))
-    pieces_of_python = torch.stack([python.told(found + 1, labels).total for found, labels in pieces]).sum()
+    pieces_of_python = torch.stack([python.interpret(found + 1, labels).total for found, labels in pieces]).sum()
     torch.testing.assert_close(pieces_of_python, summed)
 
 
@@ -203,7 +203,7 @@ SCORES, LOSS = grad(4, 7), grad()
 )
 def test_the_loss_of_a_model_is_the_one_number_in_a_tuple(output: Any, expected: tuple[float, int]) -> None:
     own = OwnSum(LossStep(kind="own", arguments={"mean_of": None, "ignore": -100, "shift": 0}, counts="own"))
-    found = own.counted(output, {"labels": torch.zeros(4, 3)})
+    found = own.count_losses(output, {"labels": torch.zeros(4, 3)})
     assert (found.total.item(), int(found.number)) == expected
     assert set(found.further) == ({"size"} if isinstance(output[-1], dict) else set())
 
@@ -222,5 +222,5 @@ def test_the_loss_of_a_model_is_the_one_number_in_a_tuple(output: Any, expected:
 def test_a_tuple_with_two_readings_is_refused(output: Any, reason: str) -> None:
     own = OwnSum(LossStep(kind="own", arguments={"mean_of": None, "ignore": -100, "shift": 0}, counts="own"))
     with pytest.raises(LossError, match=reason) as raised:
-        own.counted(output, torch.zeros(4))
+        own.count_losses(output, torch.zeros(4))
     assert '{"loss": (sum, count)}' in raised.value.remedy

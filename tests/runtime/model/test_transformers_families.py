@@ -15,7 +15,7 @@ from dslc.compiler.ir.program import TransformersKind, TransformersStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.compiler.trace.model import trace_model
-from dslc.runtime.model.transformers_model import build_transformers, known
+from dslc.runtime.model.transformers_model import build_transformers, treat_as_known
 from dslc.runtime.process.vision_library import let_torchvision_load
 
 RANKS = 2
@@ -198,5 +198,5 @@ def test_a_family_over_the_tensor_axis(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.input is TOKENS])
 def test_a_family_over_the_context_axis(name: str) -> None:
     family = FAMILIES[name]
-    facts = trace_model(lambda: network_of(name), family.input, context=RANKS, asked=known)
+    facts = trace_model(lambda: network_of(name), family.input, context=RANKS, asked=treat_as_known)
     assert verdict_of_pieces(facts) == family.context, facts.pieces and facts.pieces.fault

@@ -20,7 +20,7 @@ from torch import nn
 from dslc.compiler.ir import program as p
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.build import build_model
-from dslc.runtime.step.assemble import Parts, assemble
+from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.step.stepper import stepper
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_a_copy_in_sixteen_bits(launcher: Launcher, tmp_path: Path, dtype: Any, 
 # ------------------------------------------------------------------------------------------- within a rank's process
 
 
-def made(rank: int, folder: str, ranks: int, **changed: Any) -> tuple[Parts, Any]:
+def made(rank: int, folder: str, ranks: int, **changed: Any) -> tuple[TrainingComponents, Any]:
     """The parts of a training of random tokens, and its first step's batch."""
     job = program(ranks, tokens(Path(folder)), **{"model": gpt_model(vocab=33), **changed})
     parts = assemble(job, CPU)

@@ -22,8 +22,8 @@ from dslc.runtime.model.initial_weights import own_part
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
-from dslc.runtime.step.assemble import Parts, assemble
-from dslc.runtime.step.stepper import Done, stepper
+from dslc.runtime.step.assemble import TrainingComponents, assemble
+from dslc.runtime.step.stepper import StepResult, stepper
 
 CPU = torch.device("cpu")
 ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "*norm*"), shards=True)
@@ -77,7 +77,7 @@ def job_of(folder: str, ranks: int, sequence: bool, rate: float = 0.0, zero: int
     return dataclasses.replace(job, tensor=step, axes=axes)
 
 
-def made(rank: int, job: p.JobProgram) -> tuple[Parts, Any]:
+def made(rank: int, job: p.JobProgram) -> tuple[TrainingComponents, Any]:
     parts = assemble(job, CPU)
     data = {"data": rank // 2, "tensor": rank % 2}
     place = dataclasses.replace(places(job.world_size)[rank], coordinates=data, data_rank=rank // 2)
@@ -86,7 +86,7 @@ def made(rank: int, job: p.JobProgram) -> tuple[Parts, Any]:
     return parts, stepper(job, place, parts)
 
 
-def stepped(rank: int, job: p.JobProgram, work: Any, count: int = 3) -> list[Done]:
+def stepped(rank: int, job: p.JobProgram, work: Any, count: int = 3) -> list[StepResult]:
     found = []
     for number in range(count):
         batch = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(10 * number + rank // 2))

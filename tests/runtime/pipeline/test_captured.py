@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from dslc.compiler.ir.program import PrecisionStep, StageStep, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.runtime.pipeline.capture import capture
-from dslc.runtime.pipeline.captured import codes, held_by, look
+from dslc.runtime.pipeline.captured import codes, look, tensors_used_by
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import CaptureError
-from dslc.runtime.pipeline.stage import CapturedStage, Part
+from dslc.runtime.pipeline.stage import CapturedPart, CapturedStage
 
 FP32 = PrecisionStep()
 SIX = InputForm((((6,), "float32"),))
@@ -191,12 +191,18 @@ def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: 
     for n, (group, code) in enumerate(zip(groups, made, strict=True)):
         sent = seams[ends[n] - 1].sent if n < len(ends) else (((4,), "float32"),)
         step = StageStep(index=n, rank=n, modules=tuple(group), inputs=(), outputs=sent)
-        places = {held: (model.get_submodule(held.path), held.name) for held in held_by(code)}
+        places = {held: (model.get_submodule(held.path), held.name) for held in tensors_used_by(code)}
         own = {name: model.get_submodule(name) for name in group if name}
         last = n == len(ends)
         found.append(
             CapturedStage(
-                step, last, own, Part(codes=code, places=places), model, contextlib.nullcontext, torch.device("cpu")
+                step,
+                last,
+                own,
+                CapturedPart(codes=code, places=places),
+                model,
+                contextlib.nullcontext,
+                torch.device("cpu"),
             )
         )
     return found, seams

@@ -21,7 +21,7 @@ from dslc.runtime.model.model import initial_value
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.pipeline import cut
-from dslc.runtime.step.assemble import Parts, assemble
+from dslc.runtime.step.assemble import TrainingComponents, assemble
 
 HIDDEN = ((8, 16), "float32")
 # The tied GPT of `made_programs`: embedding, positions, a block, and a head that is the embedding.
@@ -99,7 +99,7 @@ def test_what_is_not_here_is_not_drawn(tmp_path: Path, monkeypatch: pytest.Monke
 # ------------------------------------------------------------------------------------------------ several processes
 
 
-def _parts(job: JobProgram) -> Parts:
+def _parts(job: JobProgram) -> TrainingComponents:
     return assemble(job, torch.device("cpu"))
 
 

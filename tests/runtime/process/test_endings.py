@@ -90,7 +90,7 @@ def test_ranks_that_are_stopped(launcher: Launcher, tmp_path: Path, ranks: int, 
 def test_a_slow_training_is_not_taken_for_one_that_is_stopped(launcher: Launcher, tmp_path: Path) -> None:
     """It is said where it is, once."""
     outcome, _, shown = end(launcher, tmp_path, "time.sleep(4)", 1, timeout=1.0)
-    assert outcome.done
+    assert outcome.is_complete
     (told,) = re.findall(r"no step has ended for 1 s; the training goes on: (.+)", shown)
     assert re.match(r'rank 0 is in step 3, File "\S+/net.py", line \d+, in trouble \(all of it: ', told), told
 
@@ -151,7 +151,7 @@ def test_a_run_directory_that_is_removed(launcher: Launcher, tmp_path: Path, wha
     if what == "run":
         assert message == f"training failed at step 3\n  {tmp_path}/run was removed while the training ran"
     else:
-        assert outcome.done
+        assert outcome.is_complete
 
 
 def test_the_launcher_itself_ends_where_its_run_directory_is_removed(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_what_the_users_code_leaves_behind_is_ended_and_said(
     launcher: Launcher, tmp_path: Path, trouble: str, said: str
 ) -> None:
     outcome, message, shown = end(launcher, tmp_path, trouble)
-    assert outcome.done, message
+    assert outcome.is_complete, message
     assert re.search(said, shown), shown
     for number in re.findall(r"\(process (\d+)\)", shown):
         assert not Path("/proc", number).exists()
@@ -222,7 +222,7 @@ def test_executors_that_are_left_idle_end_as_in_any_program(launcher: Launcher, 
     trouble = "from concurrent.futures import ThreadPoolExecutor\n"
     trouble += f"        self.rank or ThreadPoolExecutor().submit(lambda: (time.sleep(1), {work}))"
     outcome, _, shown = end(launcher, tmp_path, trouble)
-    assert outcome.done and done.exists() and "has been ended" not in shown
+    assert outcome.is_complete and done.exists() and "has been ended" not in shown
 
 
 def test_the_workers_of_torchs_compiler_are_ended_without_a_word(launcher: Launcher, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_the_workers_of_torchs_compiler_are_ended_without_a_word(launcher: Launc
     worker = "['/lib/torch/_inductor/compile_worker/__main__.py', '1000'], executable='/bin/sleep'"
     trouble = f"self.rank or open({str(child)!r}, 'w').write(str(subprocess.Popen({worker}).pid))"
     outcome, _, shown = end(launcher, tmp_path, trouble)
-    assert outcome.done and "has been ended" not in shown
+    assert outcome.is_complete and "has been ended" not in shown
     assert not Path("/proc", child.read_text()).exists()
 
 
@@ -318,7 +318,7 @@ def test_a_full_disk_of_checkpoints(launcher: Launcher, tmp_path: Path, disk: Pa
     assert found.manifest is not None and found.manifest.step == 2 and not files.damage(found.path, found.manifest)
     (disk / "filling").unlink()
     again, _ = launcher.launch(job(tmp_path, "pass", checkpoint=step), places(2), tmp_path / "run")
-    assert again.done, describe(again)
+    assert again.is_complete, describe(again)
     steps = [record["step"] for record in read_metrics(str(tmp_path / "run")) if record["split"] == "train"]
     assert steps == [1, 2, 3, 4, 5, 6]
 

@@ -13,7 +13,7 @@ from helpers.made_programs import conv_model, images, places, program, python
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.runtime.process.failure import Outcome, describe, record
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 
 MODEL = """
 import os, signal, sys, threading, torch
@@ -107,13 +107,13 @@ def test_what_torch_wraps_in_stages_is_taken_out(tmp_path: Path) -> None:
     input = torch.randn(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="Failed to run stage backward") as caught:
         stage_backward_input([(2 * input).view(3, 1)], [torch.ones(3, 1)], [input], iter(()))
-    said = record(str(tmp_path), Board(1), 0, caught.value, job, None)
+    said = record(str(tmp_path), RunControl(1), 0, caught.value, job, None)
     assert said.message.startswith("RuntimeError: Can't detach views in-place")
 
     error = RuntimeError("Failed to run stage backward")
     error.__cause__ = RuntimeError("Connection closed by peer")
     error.__traceback__, error.__cause__.__traceback__ = caught.value.__traceback__, caught.value.__traceback__
-    assert record(str(tmp_path), Board(1), 0, error, job, None).kind == "lost"
+    assert record(str(tmp_path), RunControl(1), 0, error, job, None).kind == "lost"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 
 import dslc
 from dslc.runtime.process import whose_code
-from dslc.runtime.process.job_line import at, each_at, line_of
+from dslc.runtime.process.job_line import line_of, mark_errors, mark_item_errors
 
 
 class Closed(Exception):
@@ -23,14 +23,20 @@ class Closed(Exception):
 
 
 def test_the_innermost_line_counts() -> None:
-    with pytest.raises(KeyError) as found, at("job.plt:1:1"), at(""), at("job.plt:2:2"), at(""):
+    with (
+        pytest.raises(KeyError) as found,
+        mark_errors("job.plt:1:1"),
+        mark_errors(""),
+        mark_errors("job.plt:2:2"),
+        mark_errors(""),
+    ):
         raise KeyError
     assert line_of(found.value) == "job.plt:2:2"
 
 
 def test_a_line_is_that_of_the_cause() -> None:
     cause, error = KeyError(), RuntimeError()
-    with pytest.raises(KeyError), at("job.plt:1:1"):
+    with pytest.raises(KeyError), mark_errors("job.plt:1:1"):
         raise cause
     error.__cause__ = cause
     assert line_of(error) == "job.plt:1:1"
@@ -41,14 +47,14 @@ def test_items_are_made_for_a_line_and_used_for_none() -> None:
         yield 1
         raise KeyError
 
-    made = each_at("job.plt:1:1", items())
+    made = mark_item_errors("job.plt:1:1", items())
     assert next(made) == 1
     with pytest.raises(KeyError) as found:
         next(made)
     assert line_of(found.value) == "job.plt:1:1"
 
     def use() -> None:
-        for _ in each_at("job.plt:1:1", items()):
+        for _ in mark_item_errors("job.plt:1:1", items()):
             raise RuntimeError
 
     with pytest.raises(RuntimeError) as other:
@@ -57,7 +63,7 @@ def test_items_are_made_for_a_line_and_used_for_none() -> None:
 
 
 def test_an_exception_that_takes_no_mark_goes_through() -> None:
-    with pytest.raises(Closed) as found, at("job.plt:1:1"):
+    with pytest.raises(Closed) as found, mark_errors("job.plt:1:1"):
         raise Closed
     assert line_of(found.value) == ""
 

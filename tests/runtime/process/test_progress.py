@@ -11,7 +11,7 @@ from helpers.made_programs import images, program
 from dslc.runtime.process.failure import Failure, Outcome
 from dslc.runtime.process.progress import Watch
 from dslc.runtime.process.records import Records
-from dslc.runtime.process.stop import Board
+from dslc.runtime.process.stop import RunControl
 
 
 class Screen(io.StringIO):
@@ -25,7 +25,7 @@ class Screen(io.StringIO):
 
 def shown(tmp_path: Path, screen: Screen, outcome: Outcome) -> str:
     """Returns the display of eight steps with an evaluation."""
-    board = Board(2)
+    board = RunControl(2)
     watch = Watch(program(2, images(tmp_path)), str(tmp_path), board, screen)
     records = Records(str(tmp_path))
     board.records = records.begin

@@ -57,7 +57,7 @@ def test_what_is_drawn_aside_does_not_move_it(draw: Callable[[], float]) -> None
     expected = [draw(), draw()]
     random_numbers.begin(1, 2, 3)
     first = draw()
-    with random_numbers.aside():
+    with random_numbers.preserve_generators():
         random_numbers.begin_sample(1, "train", 2, 3)
         draw()
     assert [first, draw()] == expected

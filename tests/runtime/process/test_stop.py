@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from dslc.compiler.ir import program as p
 from dslc.runtime.agent import Agent
 from dslc.runtime.process.records import read_metrics
-from dslc.runtime.process.stop import SECOND, Board
+from dslc.runtime.process.stop import SECOND, RunControl
 
 MODEL = """
 import os, threading, torch
@@ -170,7 +170,7 @@ def test_an_early_ctrl_c_in_a_program_leaves_no_traceback(tmp_path: Path) -> Non
 
 
 def test_the_board() -> None:
-    board = Board(3)
+    board = RunControl(3)
     board.answer(4)
     assert board.stop_at == 0, "nobody has asked"
     board.request_stop()
@@ -180,14 +180,14 @@ def test_the_board() -> None:
     board.enter(2, 7)
     board.say(1, "seven steps", done=True)
     assert [board.step(rank) for rank in range(3)] == [0, 0, 7]
-    assert [board.done(rank) for rank in range(3)] == [False, True, False]
+    assert [board.is_done(rank) for rank in range(3)] == [False, True, False]
 
 
 def test_who_is_done_is_never_seen_with_words_and_not_done() -> None:
     """The launcher may read between any two writes of a rank; the words of a rank that is not done are those of a
     failure.
     """
-    board = Board(2)
+    board = RunControl(2)
     numbers, seen = board._numbers, []
 
     class Watched:
@@ -196,17 +196,17 @@ def test_who_is_done_is_never_seen_with_words_and_not_done() -> None:
 
         def __setitem__(self, index: int, value: int) -> None:
             numbers[index] = value
-            seen.append((board.said(1), board.done(1)))
+            seen.append((board.last_message(1), board.is_done(1)))
 
     board._numbers = Watched()  # type: ignore[assignment]
     board.say(1, "three steps", done=True)
     assert seen == [("three steps", True)]
     board.say(0, "an error")
-    assert (board.said(0), board.done(0), board.all_done) == ("an error", False, False)
+    assert (board.last_message(0), board.is_done(0), board.all_done) == ("an error", False, False)
 
 
 def test_a_rank_that_is_done_between_two_questions_has_not_failed() -> None:
-    board = Board(1)
+    board = RunControl(1)
     numbers = board._numbers
 
     class Done:

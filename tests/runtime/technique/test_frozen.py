@@ -54,7 +54,7 @@ def test_what_is_frozen_stays_and_the_rest_trains_alike(
     for ranks, microbatches in ((1, 1), (2, 2 if model.ties else 1)):
         made = program(ranks, data, model=step, microbatches=microbatches, clip=1.0)
         outcome, _ = launcher.launch(made, places(ranks), tmp_path / str(ranks))
-        assert outcome.done, outcome
+        assert outcome.is_complete, outcome
         trained.append(load_file(tmp_path / str(ranks) / "weights.safetensors"))
     before = build_model(step, "cpu")
     frozen.freeze(step, before)

@@ -30,7 +30,7 @@ def test_activations_move_and_parameters_stay(tmp_path: Path, monkeypatch: pytes
     moved: list[Tensor] = []
     plain = offload._moved
 
-    def noted(tensor: Tensor, pin_memory: bool) -> offload._Kept:
+    def noted(tensor: Tensor, pin_memory: bool) -> offload._HostCopy:
         moved.append(tensor)
         return plain(tensor, pin_memory)
 

@@ -50,5 +50,5 @@ def test_each_rank_has_it(launcher: Launcher, tmp_path: Path) -> None:
     )
     job = program(2, images(tmp_path), model=p.ModelStep(python=python("kernels:net", tmp_path)), sync_batch_norm=False)
     outcome, _ = launcher.launch(job, places(2), tmp_path / "run")
-    assert outcome.done
+    assert outcome.is_complete
     assert [(tmp_path / f"run/logs/rank-{rank}.log").read_text() for rank in (0, 1)] == ["for the CPU: True\n"] * 2

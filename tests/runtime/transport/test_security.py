@@ -189,7 +189,7 @@ def trained(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A training of two ranks that ended after step 4, with a checkpoint."""
     folder = tmp_path_factory.mktemp("trained")
     outcome = _train(launcher, folder / "run", images(folder), steps=4)
-    assert outcome.done, outcome
+    assert outcome.is_complete, outcome
     return folder
 
 
@@ -261,7 +261,9 @@ def test_a_manifest_names_files_of_its_folder_alone(trained: Path, tmp_path: Pat
     shutil.copytree(trained / "run", tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     _sign(checkpoint, lambda content: content["files"].update({"../../other": {"size": 1, "checksum": ""}}))
-    with pytest.raises(files.Damaged, match=r"it names \.\./\.\./other, which is not a file of its folder"):
+    with pytest.raises(
+        files.CorruptCheckpointError, match=r"it names \.\./\.\./other, which is not a file of its folder"
+    ):
         files.read_manifest(str(checkpoint))
 
 
@@ -302,7 +304,7 @@ def test_a_manifest_of_another_make_is_refused(
     shutil.copytree(trained / "run", tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     _sign(checkpoint, change)
-    with pytest.raises(files.Damaged, match=message):
+    with pytest.raises(files.CorruptCheckpointError, match=message):
         files.read_manifest(str(checkpoint))
 
 
@@ -332,7 +334,7 @@ def test_a_file_of_a_checkpoint_that_is_no_file_keeps_nobody_waiting(
 )
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(files.Damaged, match=r"manifest\.json cannot be read"):
+    with pytest.raises(files.CorruptCheckpointError, match=r"manifest\.json cannot be read"):
         files.read_manifest(str(tmp_path))
 
 
