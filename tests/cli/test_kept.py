@@ -265,7 +265,10 @@ def make(blocks):
 
 
 @pytest.mark.slow
-def test_a_second_check_runs_nothing_and_a_changed_module_is_seen(folder: Path) -> None:
+def test_a_second_check_runs_nothing_and_a_changed_module_is_seen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # with it statements are recorded, and nothing is kept of a trace
     (folder / "job.plt").write_text(JOB)
     (folder / "net.py").write_text(NET)
     (folder / "sizes.py").write_text("WIDTH = 4")
