@@ -35,7 +35,7 @@ def check_forward_passes(
             f"({place_text(facts.cpu_tensor)})",
             network_span(job),
             help="make it where the input is, as in `torch.arange(n, device=x.device)`; what the network keeps belongs "
-            "into `register_buffer`",
+            "in `register_buffer`",
         )
     if facts.failure:
         report.add(

@@ -42,10 +42,10 @@ def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> Code
     """
     from dslc.compiler.trace.structures import call, map_tensors
 
-    fake = _mode()
+    fake = _fake_mode()
     batch = map_tensors(lambda tensor: _on_gpu(tensor, fake), batch_of(input, SMALL, fake))
-    with _replaced(model, lambda tensor: _on_gpu(tensor, fake)):
-        return _place(lambda: call(model, model.forward, batch), fake, model)
+    with _replaced_tensors(model, lambda tensor: _on_gpu(tensor, fake)):
+        return _find_mismatch(lambda: call(model, model.forward, batch), fake, model)
 
 
 def cpu_tensor_of_loss(loss: Callable[[Any, Any], Any], output: Any, target: Any) -> CodePlace | None:
@@ -54,12 +54,12 @@ def cpu_tensor_of_loss(loss: Callable[[Any, Any], Any], output: Any, target: Any
 
     from dslc.compiler.trace.structures import map_tensors
 
-    fake = _mode()
+    fake = _fake_mode()
     pair = [map_tensors(lambda tensor: _on_gpu(tensor, fake), each) for each in (output, target)]
-    return _place(lambda: loss(*pair), fake, torch.nn.Identity())
+    return _find_mismatch(lambda: loss(*pair), fake, torch.nn.Identity())
 
 
-def _mode() -> FakeTensorMode:
+def _fake_mode() -> FakeTensorMode:
     from dslc.compiler.trace.private_torch import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -72,7 +72,7 @@ def _on_gpu(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu:0")
 
 
-def _place(work: Callable[[], object], fake: FakeTensorMode, model: nn.Module) -> CodePlace | None:
+def _find_mismatch(work: Callable[[], object], fake: FakeTensorMode, model: nn.Module) -> CodePlace | None:
     import torch
 
     from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError, NamedDevices, OperationMode
@@ -100,7 +100,7 @@ def _run_operation(func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 @contextmanager
-def _replaced(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def _replaced_tensors(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Replaces the parameters and buffers of a module while the context lasts; tied ones stay tied."""
     import torch
 
