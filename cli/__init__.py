@@ -20,11 +20,11 @@ Importing this package costs next to nothing: torch and networkx are imported by
 
 from __future__ import annotations
 
-from dslc.version import __version__
+from dslc.terminal.version import __version__
 
 TYPE_CHECKING = False  # that of `typing`, which takes milliseconds: a Ctrl-C is answered only after this file
 if TYPE_CHECKING:
-    from dslc.api import (
+    from dslc.python_api.functions import (
         CommandError,
         JobError,
         TrainingError,
@@ -57,9 +57,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dslc import api
+    from dslc.python_api import functions
 
-    return getattr(api, name)
+    return getattr(functions, name)
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, WRONG_USAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return WRONG_USAGE
         command = chosen.command or ""
         if chosen.version:
-            from dslc.version import __version__
+            from dslc.terminal.version import __version__
 
             print(f"dslc {__version__}")
             return GOOD
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse_arguments(words: Sequence[str]) -> argparse.Namespace | None:
     """Parses the command line; returns None for an unknown command or option, which is reported."""
-    from dslc import usage
+    from dslc.terminal import usage
 
     parser = build_parser(words[0] if words else "")
     if usage.mistake(parser, words):
@@ -345,7 +345,7 @@ def _report_system_error(error: OSError, command: str) -> int:
 
     from dslc.dsl.plain import plain
     from dslc.runtime.process import screen
-    from dslc.system_errors import in_words, remedy
+    from dslc.terminal.system_errors import in_words, remedy
 
     streams = [name for name, called in screen.NAMES.items() if error.filename == called]
     help = "" if streams else remedy(error, command)

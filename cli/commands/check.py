@@ -13,9 +13,9 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import either, plural
-from dslc.front import check_one, show
+from dslc.jobs.check_job import check_one, show
 from dslc.probe.unseen import describe_unchecked
-from dslc.status import GOOD, JOB_AT_FAULT
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
     """Returns the same, and the checkpoint in `resume` from which the job would resume, in words."""
     if resume is None:
         return *check_one(path, settings, trace=trace), ""
-    from dslc.resume import check_resume
+    from dslc.runs.resume import check_resume
 
     goes_on = [""]
 

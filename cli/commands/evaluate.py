@@ -11,9 +11,9 @@ from typing import Any
 from dslc.compiler.ir.program import EvaluateMode
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
+from dslc.jobs.inference import CommandFailedError, metrics, prepare_inference
 from dslc.runtime.process.records import finite
-from dslc.status import GOOD, WRONG_USAGE
-from dslc.use import CommandFailedError, metrics, prepare_inference
+from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:

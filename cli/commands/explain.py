@@ -7,7 +7,7 @@ import sys
 
 from dslc.dsl.codes import explain, titles
 from dslc.dsl.language.suggest import nearest_choice
-from dslc.status import GOOD, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping
 
-from dslc.checkpoints import SelectedWeights, WeightMismatchError, check_compatibility
 from dslc.compiler.common.adapters import base_name
 from dslc.compiler.graph.constants import adapter_step, transformers_step
 from dslc.compiler.ir.program import TransformersStep
@@ -18,9 +17,10 @@ from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural, shorten_list
-from dslc.front import inspect, show
-from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.use import CommandFailedError, require_weights
+from dslc.jobs.check_job import inspect, show
+from dslc.jobs.inference import CommandFailedError, require_weights
+from dslc.runs.checkpoints import SelectedWeights, WeightMismatchError, check_compatibility
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 _PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 _FILES = (".safetensors", ".pt")

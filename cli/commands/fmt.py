@@ -14,8 +14,8 @@ from dslc.dsl.plain import plain
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document
 from dslc.dsl.syntax.parser import parse
-from dslc.front import show
-from dslc.status import GOOD, JOB_AT_FAULT
+from dslc.jobs.check_job import show
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dslc.dsl.plain import plain
-from dslc.status import GOOD, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"  # of a checkout: a wheel has none

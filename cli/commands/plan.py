@@ -14,10 +14,10 @@ from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines
-from dslc.front import inspect, show
-from dslc.planned import is_plan_file, job_of, open_plan
-from dslc.runs import file_of
-from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.jobs.check_job import inspect, show
+from dslc.jobs.plan_file_input import is_plan_file, job_of, open_plan
+from dslc.jobs.prepare_run import file_of
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
 def planned_or_shown(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]] | None:

@@ -9,8 +9,8 @@ import sys
 from dslc.compiler.ir.program import PredictMode
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
-from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
-from dslc.use import CommandFailedError, prepare_inference, run_inference
+from dslc.jobs.inference import CommandFailedError, prepare_inference, run_inference
+from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.picture import write
 from dslc.dsl.plain import plain
-from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -16,17 +16,17 @@ from dslc.dsl.language.calls import SSH
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
-from dslc.front import is_over_limit, presented, show
+from dslc.jobs.check_job import is_over_limit, presented, show
+from dslc.jobs.launcher_environment import NOT_STARTED, command
+from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
+from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
 from dslc.launching.restarted import folder_of, is_in_pod, is_training_done, resume_after_restart, was_stopped_by_user
-from dslc.planned import is_plan_file, prepare_plan
-from dslc.run_folder import Occupied
-from dslc.runs import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
+from dslc.runs.run_folder import FolderInUseError
 from dslc.runtime.hosts.wire import no_endpoint
 from dslc.runtime.launchers.known import worlds
 from dslc.runtime.launchers.slurm import SUBMITTED
-from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.surroundings import NOT_STARTED, command
 from dslc.sweeps.running import Runner, SweepTraining, one_after_another, run_sweep
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
@@ -81,7 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
         again = ["dslc", "run", arguments.job, *(word for each in arguments.settings for word in ("--set", each))]
         again += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
         return run_sweep(loaded, runs, folder, runner, again)
-    except Occupied as reason:
+    except FolderInUseError as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
@@ -120,7 +120,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
     try:
         where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
         return train_with_others(runs[0], where, then)
-    except (Occupied, RendezvousError) as reason:
+    except (FolderInUseError, RendezvousError) as reason:
         if speaks:
             print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         wait_for_speaker(world)
@@ -167,14 +167,14 @@ def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: LaunchCont
         folder = folder_of(ready, arguments.out)
         # A plan takes no settings: the job in the run directory does.
         return run_one(ready, folder, [os.path.join(folder, "job.plt")])
-    except Occupied as reason:
+    except FolderInUseError as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
 
 def _try_each(runs: Sequence[Ready]) -> int:
     """Tries the trainings of a sweep, one after another; returns the worst of their exit statuses."""
-    from dslc.trial import try_training
+    from dslc.jobs.smoke_test import try_training
 
     status = GOOD
     for n, ready in enumerate(runs, 1):
@@ -205,7 +205,7 @@ def _run_of_sweep(training: SweepTraining) -> int:
 
 def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it,
-    or nothing if how to go on is said elsewhere. Raises Occupied.
+    or nothing if how to go on is said elsewhere. Raises FolderInUseError.
     """
     outcome, report = train(ready, folder, partial(launch, in_group=ready.world is not None))
     return _report_outcome(ready, outcome, report, folder, again)
@@ -220,7 +220,7 @@ def _report_outcome(
     rendezvous: str = "",
 ) -> int:
     """Says how a training ended and how to go on, and returns the exit status."""
-    from dslc.measured import show_report
+    from dslc.runs.report_table import show_report
 
     if outcome.failure is not None:
         show_failure(outcome)

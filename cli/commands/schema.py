@@ -6,7 +6,7 @@ import argparse
 import json
 
 from dslc.dsl.meaning.schema import reference, schema
-from dslc.status import GOOD
+from dslc.terminal.exit_codes import GOOD
 
 
 def main(arguments: argparse.Namespace) -> int:

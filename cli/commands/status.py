@@ -13,8 +13,8 @@ from dataclasses import asdict
 
 from dslc.dsl.plain import plain, plain_lines
 from dslc.launching.standing import RunState, run_states, runs_in
-from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 from dslc.sweeps.table import show_sweep, write_csv
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 _LOOK = 1.0  # seconds between two looks
 _QUIET = 10.0  # seconds between two lines of a run that goes on, where there is no terminal

@@ -17,17 +17,17 @@ from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
-from dslc.front import inspect_counts, is_over_limit, show
+from dslc.jobs.check_job import inspect_counts, is_over_limit, show
+from dslc.jobs.plan_file_input import is_plan_file
+from dslc.jobs.prepare_run import Ready, folders_of, write_run_directory
 from dslc.launching.again import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
 from dslc.launching.submission import Submission, write_submission
-from dslc.planned import is_plan_file
-from dslc.run_folder import Occupied, claim_folder, make_folder, refuse_others
-from dslc.runs import Ready, folders_of, write_run_directory
+from dslc.runs.run_folder import FolderInUseError, claim_folder, make_folder, refuse_others
 from dslc.runtime.hosts.run_secret import write_private
 from dslc.runtime.process.run_status import RunStatus, write_status
-from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 from dslc.sweeps.table import write_sweep
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 _NO_TOKEN = "see submit"  # in a manifest that is only shown; too short to be taken
 _AUTO = "checkpoint.resume=auto"
@@ -74,7 +74,7 @@ def main(arguments: argparse.Namespace) -> int:
         if isinstance(runs[0].compiled.analysis.job.launch.with_, Kubernetes):
             return _to_kubernetes(whole, dry=arguments.dry_run)
         return _to_slurm(whole, dry=arguments.dry_run)
-    except Occupied as reason:
+    except FolderInUseError as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
@@ -249,7 +249,7 @@ def _say_where(whole: SubmittedRuns, job: str) -> None:
 
 
 def _write_run_directories(whole: SubmittedRuns) -> None:
-    """Writes the job of each training as resolved. Raises Occupied."""
+    """Writes the job of each training as resolved. Raises FolderInUseError."""
     for ready, folder in zip(whole.runs, whole.folders, strict=True):
         refuse_others(folder, folder, goes_on=True)
         with claim_folder(folder, ready.program):

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dslc.dsl.words import plural
-from dslc.status import GOOD, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -16,16 +16,16 @@ from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
-from dslc.front import show
+from dslc.jobs.check_job import show
+from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.probe.gpus import gpus_here
-from dslc.reference import CannotShrink, observed, one_process, shrink_job
-from dslc.run_folder import LOCK, Occupied, claim_folder
-from dslc.runs import Ready, launch_quietly, prepare, show_failure
-from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.verification.variants import CannotShrink, observed, one_process, shrink_job
 
 if TYPE_CHECKING:
     from dslc.runtime.measure.observe import Observation
-    from dslc.verification import Finding, Verdict
+    from dslc.verification.comparison import Finding, Verdict
 
 _ORDERS = 3  # other orders of a batch's samples, in which one process is trained to measure float32's rounding
 
@@ -47,13 +47,13 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     try:
         return _verify_in_folder(arguments)
-    except Occupied as reason:
+    except FolderInUseError as reason:
         print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
 
 def _verify_in_folder(arguments: argparse.Namespace) -> int:
-    """Verifies, and keeps the run directories in a folder if one is named. Raises Occupied."""
+    """Verifies, and keeps the run directories in a folder if one is named. Raises FolderInUseError."""
     out: str | None = arguments.out
     if out and os.path.exists(os.path.join(out, LOCK)):
         with claim_folder(out, None):  # or the message names who writes there
@@ -85,9 +85,9 @@ def _verify_in_folder(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_filled(out: str | None) -> None:
-    """Raises Occupied if a folder holds more than a run's lock."""
+    """Raises FolderInUseError if a folder holds more than a run's lock."""
     if out and os.path.exists(out) and not (os.path.isdir(out) and set(os.listdir(out)) <= {LOCK}):
-        raise Occupied(f"{out} is not an empty folder: name another with --out, or remove it")
+        raise FolderInUseError(f"{out} is not an empty folder: name another with --out, or remove it")
 
 
 def _job(loaded: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]:
@@ -135,7 +135,7 @@ def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
 
 
 def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
-    from dslc.verification import NOISE, Rounding, compare, compare_resumed, noisy, rounding_of
+    from dslc.verification.comparison import NOISE, Rounding, compare, compare_resumed, noisy, rounding_of
 
     mode = ObserveMode(noise=noise)
     plan, one = (replace(each, program=replace(each.program, mode=mode)) for each in (plan, one))
@@ -204,7 +204,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
 
 def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
     """Compares the two trainings in float64, where rounding cannot lead them apart; None if one of them fails there."""
-    from dslc.verification import compare, compare_resumed
+    from dslc.verification.comparison import compare, compare_resumed
 
     if plan.program.pipeline is not None:
         return None  # its stages send float32
@@ -240,7 +240,7 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
 
 def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Finding | None:
     """Compares the one process with the plain loop, in float64 if the model can be; None if that training fails."""
-    from dslc.verification import Finding, compare_plain
+    from dslc.verification.comparison import Finding, compare_plain
 
     program = _observed(one.program, steps)
     if program.own_step is not None:
@@ -331,8 +331,8 @@ def _layout_text(ready: Ready) -> str:
 def _show(verdict: Verdict) -> None:
     from rich.table import Table
 
-    from dslc.tables import console
-    from dslc.verification import PLAIN, TITLES
+    from dslc.terminal.tables import console
+    from dslc.verification.comparison import PLAIN, TITLES
 
     steps = Table(box=None, pad_edge=False)
     for column in ("step", "samples", "loss", "one process", "apart", "norm", "one process", "apart"):

@@ -31,7 +31,7 @@ from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
 from dslc.launching.submission import command
 from dslc.runtime.process.run_status import RunStatus, is_asked_to_stop, read_status, write_status
-from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, WRONG_USAGE
 
 AGAIN, THE_END = 0, 1
 _KEPT = ".restarts"

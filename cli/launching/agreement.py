@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.plan_facts import facts_of
 from dslc.dsl.language.job import python_calls
+from dslc.jobs.prepare_run import Ready
 from dslc.launching.cut_off import is_of_plan
-from dslc.runs import Ready
-from dslc.version import __version__
+from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import LauncherGroup

@@ -33,10 +33,10 @@ from dslc.dsl.language.calls import SSH
 from dslc.dsl.plain import plain
 from dslc.launching.on_host import NO_FOLDER
 from dslc.launching.ssh_hosts import CONNECT, NOT_REACHED, START, ElasticHosts, FixedHosts, Host, NotStarted, end
-from dslc.status import INTERRUPTED, WRONG_USAGE
+from dslc.terminal.exit_codes import INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
-    from dslc.runs import Ready
+    from dslc.jobs.prepare_run import Ready
     from dslc.runtime.process.stop import RunControl
 
 _PORTS = range(20_000, 30_000)  # below those that systems give out by themselves

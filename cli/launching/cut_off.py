@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dslc.compiler.common.untrusted_files import read_json
 from dslc.dsl.bounds import PLAN
 from dslc.dsl.plain import plain
-from dslc.run_folder import LOCK
+from dslc.runs.run_folder import LOCK
 from dslc.runtime.process.run_status import ALIVE, read_status, silence
 
 _ATTEMPT = re.compile(r"attempt-(\d{1,9})")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.plain import plain_lines
+from dslc.jobs.prepare_run import Ready, draw, launch, report_on, write_run_directory
 from dslc.launching.agreement import (
     ANSWER,
     Then,
@@ -33,10 +34,9 @@ from dslc.launching.agreement import (
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import is_in_pod, plan_on
 from dslc.launching.secret_source import secret_of, warn_of_strangers
-from dslc.run_folder import Occupied, claim_folder, holder, make_folder, refuse_run
-from dslc.runs import Ready, draw, launch, report_on, write_run_directory
+from dslc.runs.run_folder import FolderInUseError, claim_folder, holder, make_folder, refuse_run
 from dslc.runtime.process.run_status import begin
-from dslc.status import GOOD, INTERRUPTED, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import LauncherGroup
@@ -47,7 +47,7 @@ _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
 
 def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) -> int:
     """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises
-    RendezvousError, and Occupied.
+    RendezvousError, and FolderInUseError.
 
     All hosts end after the keeper has written all, and in pods some seconds after it (`_outlive`).
     """
@@ -138,14 +138,14 @@ class _ElasticTraining:
         """Locks the run directory of a training whose keeper is gone; returns whether that was possible."""
         try:
             self._claims.enter_context(claim_folder(folder, self._job.program, goes_on=True))
-        except (Occupied, OSError):
+        except (FolderInUseError, OSError):
             return False
         self._holds = True
         return True
 
     def gathered(self, company: LauncherGroup) -> tuple[JobProgram, tuple[RankPlace, ...]]:
         """Returns the program for the hosts that have met, when all see the run directory and have the same plan.
-        Raises RendezvousError, and Occupied.
+        Raises RendezvousError, and FolderInUseError.
         """
         from dslc.runtime.hosts.company import require_same_value, shared
         from dslc.runtime.hosts.doors import RendezvousError

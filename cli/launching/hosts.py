@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.plain import plain_lines
+from dslc.jobs.prepare_run import Ready, launch, show_failure, train
 from dslc.launching.agreement import (
     ANSWER,
     Then,
@@ -31,10 +32,9 @@ from dslc.launching.agreement import (
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import folder_of
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
-from dslc.run_folder import Occupied, make_folder, refuse_run
-from dslc.runs import Ready, launch, show_failure, train
+from dslc.runs.run_folder import FolderInUseError, make_folder, refuse_run
 from dslc.runtime.launchers.known import LAUNCHERS, worlds
-from dslc.system_errors import in_words
+from dslc.terminal.system_errors import in_words
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import LauncherGroup
@@ -66,7 +66,7 @@ class HostPaths:
 def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     """Trains with those that come to the rendezvous, or that the launcher has started, and returns the exit status that
     `then` gives for the outcome, the report (on the keeper) and the run directory. Raises RendezvousError, and
-    Occupied.
+    FolderInUseError.
 
     The keeper writes all before another ends: mpirun ends the others soon after one process has ended with an error.
     Then the others end after it: that of MPICH can lose the exit status of processes that end at the same moment.
@@ -105,7 +105,7 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
         if status and world is not None and not world.speaks:
             _wait_for_local_speaker(world)
         return status
-    except (Occupied, OSError) as error:
+    except (FolderInUseError, OSError) as error:
         company.leave(in_words(error) if isinstance(error, OSError) else str(error))
         raise
     finally:
@@ -218,7 +218,7 @@ def _train(ready: Ready, company: LauncherGroup, out: str | None) -> tuple[Outco
 
 
 def _folder(ready: Ready, company: LauncherGroup, out: str | None) -> str:
-    """Returns the run directory, on the keeper: that of a training that goes on, or a new one. Raises Occupied."""
+    """Returns the run directory, on the keeper: the folder of the training that goes on, or a new one."""
 
     def plan_of(nodes: int) -> str:
         return ready.program.plan_hash if ready.program.restarts else ""

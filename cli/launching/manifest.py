@@ -26,11 +26,11 @@ from typing import Any
 from dslc.compiler.compile import Compiled
 from dslc.dsl.language.calls import Kubernetes
 from dslc.dsl.language.registry import Range
+from dslc.jobs.prepare_run import Ready, job_text
 from dslc.launching.slurm_script import cores, host_memory, warning_seconds
-from dslc.runs import Ready, job_text
 from dslc.runtime.hosts.run_secret import TOKEN
 from dslc.runtime.launchers.kubernetes import FIRST, NODES
-from dslc.status import INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 JOBSET = "jobset"
 _WHERE = "/etc/dslc"  # of the job in a pod

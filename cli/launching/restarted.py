@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from dslc.compiler.common.untrusted_files import read_text, replacing
 from dslc.dsl.language.calls import Kubernetes
+from dslc.jobs.prepare_run import Ready
 from dslc.launching.cut_off import is_of_plan
-from dslc.run_folder import holder, make_folder
-from dslc.runs import Ready
+from dslc.runs.run_folder import holder, make_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.run_status import RunStatus, read_status
 
@@ -69,7 +69,7 @@ def plan_on(ready: Ready, nodes: int) -> str:
 
 
 def folder_of(ready: Ready, out: str | None) -> str:
-    """Returns the run directory, made anew or that of the attempt before. Raises Occupied."""
+    """Returns the run directory, made anew or that of the attempt before. Raises FolderInUseError."""
     world = ready.world
     if world is None or not world.run or out is not None:
         return make_folder(ready.program, out)

@@ -14,9 +14,9 @@ import os
 from typing import TYPE_CHECKING
 
 from dslc.dsl.diagnostics import Report
-from dslc.front import show
-from dslc.run_folder import refuse_others
-from dslc.runs import Ready
+from dslc.jobs.check_job import show
+from dslc.jobs.prepare_run import Ready
+from dslc.runs.run_folder import refuse_others
 from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, SecretError, token_in
 from dslc.runtime.launchers.slurm import SUBMITTED
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from dslc.compiler.compile import Compiled
 from dslc.dsl.language.calls import Slurm
-from dslc.runs import Ready
+from dslc.jobs.prepare_run import Ready
 
 _STEPS = 4  # steps that pass before all nodes stop: they agree on one that no rank has reached
 _DISK = 200e6  # bytes/s of a checkpoint

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from dslc.dsl.plain import plain
 from dslc.launching.on_host import BEAT, READY, SECRET
-from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.process.stop import RunControl

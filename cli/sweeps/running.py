@@ -22,11 +22,11 @@ from dslc.dsl.bounds import BYTES
 from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain
-from dslc.run_folder import Occupied, claim_folder, refuse_others
-from dslc.runs import Ready, folders_of
+from dslc.jobs.prepare_run import Ready, folders_of
+from dslc.runs.run_folder import FolderInUseError, claim_folder, refuse_others
 from dslc.runtime.process.run_status import read_status
-from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 from dslc.sweeps.table import show_sweep, write_csv, write_sweep
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ Runner = Callable[[Sequence[SweepTraining]], int]
 
 def run_sweep(loaded: LoadResult, runs: Sequence[Ready], folder: str, run: Runner, again: Sequence[str]) -> int:
     """Runs what is left of a sweep by `run`, which returns the worst of the exit statuses; shows the table, and how to
-    go `again` (the command without --out) if something is left; returns the status. Raises Occupied before anything is
-    trained.
+    go `again` (the command without --out) if something is left; returns the status. Raises FolderInUseError before the
+    first training.
     """
     with claim_folder(folder, None):
         places = trainings(loaded, runs, folder)
@@ -72,7 +72,7 @@ def run_sweep(loaded: LoadResult, runs: Sequence[Ready], folder: str, run: Runne
 
 
 def one_after_another(train: Callable[[SweepTraining], int]) -> Runner:
-    """Returns the runner of trainings by `train`, which returns the exit status of one and raises Occupied."""
+    """Returns the runner of trainings by `train`, which returns the exit status of one and raises FolderInUseError."""
 
     def run(trainings: Sequence[SweepTraining]) -> int:
         status = GOOD
@@ -80,7 +80,7 @@ def one_after_another(train: Callable[[SweepTraining], int]) -> Runner:
             print(plain(each.head), flush=True)
             try:
                 found = train(each)
-            except Occupied as reason:
+            except FolderInUseError as reason:
                 print(plain(f"dslc: {reason}"), file=sys.stderr)
                 found = WRONG_USAGE
             except OSError as error:
@@ -95,8 +95,8 @@ def one_after_another(train: Callable[[SweepTraining], int]) -> Runner:
 
 
 def trainings(loaded: LoadResult, runs: Sequence[Ready], folder: str) -> list[SweepTraining]:
-    """Returns the trainings of a sweep, of which those that were begun go on. Raises Occupied if one of their folders
-    holds something else.
+    """Returns the trainings of a sweep, of which those that were begun go on. Raises FolderInUseError if a folder holds
+    something else.
     """
     places = [place for place, _ in folders_of(loaded, [ready.loaded for ready in runs], folder)]
     found = []
@@ -107,7 +107,7 @@ def trainings(loaded: LoadResult, runs: Sequence[Ready], folder: str) -> list[Sw
         if os.path.exists(os.path.join(place, "plan.json")):
             same = _is_run_of_job(place, ready)
             if not same and resumes != "auto":
-                raise Occupied(
+                raise FolderInUseError(
                     f"{path_text(place)} holds a run of another job, or of this one with other settings: `--set "
                     "checkpoint.resume=auto` continues it; otherwise name another folder with --out, or remove it"
                 )

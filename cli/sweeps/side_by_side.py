@@ -26,11 +26,11 @@ from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
-from dslc.run_folder import Occupied
-from dslc.runs import Ready, launch, show_failure, train
-from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
+from dslc.jobs.prepare_run import Ready, launch, show_failure, train
+from dslc.runs.run_folder import FolderInUseError
 from dslc.sweeps.display import SweepDisplay, display
 from dslc.sweeps.running import Runner, SweepTraining
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome
@@ -293,7 +293,7 @@ def _child(training: SweepTraining, place: DeviceShare, told: IO[str], parent: i
 def _trained(training: SweepTraining, told: IO[str]) -> int:
     try:
         outcome, _ = train(training.ready, training.folder, partial(launch, quiet=True))
-    except Occupied as reason:
+    except FolderInUseError as reason:
         json.dump({"error": str(reason), "status": WRONG_USAGE}, told)
         return WRONG_USAGE
     except OSError as error:

@@ -23,7 +23,7 @@ from dslc.dsl.meaning.load import LoadResult
 from dslc.launching.standing import RunState, run_states, runs_in
 from dslc.runtime.checkpoint.files import is_plain_name
 from dslc.runtime.process.records import Record, naming, numbers, readable_records
-from dslc.tables import console
+from dslc.terminal.tables import console
 
 NAME, CSV = "sweep.json", "sweep.csv"
 _MOST = 1 << 24  # bytes of a file that is read

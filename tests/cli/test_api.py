@@ -139,7 +139,7 @@ def test_a_failed_training_raises_with_rank_step_and_line(tmp_path: Path) -> Non
         'model {\n  network = python("bad:Net")\n  loss = cross_entropy()\n}\n'
         "data { source = digits(), batch = 32 }\ndevices { cpus = 2 }\ntrain { steps = 9, optimizer = sgd() }\n"
     )
-    from dslc.api import TrainingError
+    from dslc.python_api.functions import TrainingError
 
     with pytest.raises(TrainingError) as raised:
         dslc.run(str(job), out=str(tmp_path / "run"))

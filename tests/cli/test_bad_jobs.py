@@ -17,7 +17,7 @@ from helpers.paths import TESTS
 
 from dslc.dsl.codes import explain
 from dslc.dsl.show import render
-from dslc.front import check_one, presented
+from dslc.jobs.check_job import check_one, presented
 
 FOLDER = TESTS / "bad"
 JOBS = sorted(FOLDER.glob("*.plt"))
@@ -66,7 +66,7 @@ import sys
 seen = []
 sys.addaudithook(lambda event, args: seen.append((event, args)) if event in FORBIDDEN else None)
 FORBIDDEN = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "os.spawn"}
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 for path in sys.argv[1:]:
     check_one(path, [])
 assert not seen, seen

@@ -15,7 +15,7 @@ from helpers.commands import dslc
 from helpers.paths import ROOT
 from helpers.trained import OWN_JOB
 
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 from dslc.main import build_parser, main
 
 DIGITS = ROOT / "examples" / "digits.plt"

@@ -10,7 +10,7 @@ import pytest
 
 from dslc.launching.agreement import check_folder
 from dslc.launching.cut_off import newest_of, starts_before
-from dslc.run_folder import LOCK, claim_folder
+from dslc.runs.run_folder import LOCK, claim_folder
 from dslc.runtime.hosts.doors import RendezvousError
 from dslc.runtime.process.run_status import RunStatus, write_status
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dslc
 from dslc.compiler.ir.program import PythonFunction
-from dslc.given import object_settings, settings_of, text_of
+from dslc.python_api.python_objects import object_settings, settings_of, text_of
 from dslc.runtime.process.user_code import load_function
 
 TEXT = """

@@ -18,7 +18,7 @@ from helpers.paths import TESTS
 
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.registry import BLOCKS, CALLS, fields
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 
 JOBS = sorted((TESTS / "bad").glob("*.plt"))
 # Their helps are followed within some seconds; those of the others that show only in tracing take minutes.

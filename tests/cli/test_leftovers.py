@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import dslc
 from helpers.trained import OWN_JOB
 
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 
 NETWORK = """
 import os, sys, threading, multiprocessing, subprocess, time

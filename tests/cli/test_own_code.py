@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.paths import EXAMPLES, HELPERS
 
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 from dslc.main import main
 from dslc.probe.unseen import describe_unchecked
 

@@ -10,7 +10,7 @@ from helpers.paths import ROOT
 
 from dslc.dsl.show import render
 from dslc.dsl.words import plural
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 
 # A count of one before a plural; `1 is` and `1 has` go on with a verb.
 ODD = re.compile(r"(?<![\w.,=^*/+-])(?<![\d=x/<>+] )1 (?!(?:is|was|has|does|unless)\b)[a-z-]+s\b")

@@ -11,11 +11,11 @@ from helpers.paths import EXAMPLES
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
+from dslc.jobs.prepare_run import LaunchContext, Ready, prepare, write_run_directory
 from dslc.launching import elastic
 from dslc.launching.elastic import train_elastic
 from dslc.launching.restarted import is_training_done
-from dslc.run_folder import claim_folder
-from dslc.runs import LaunchContext, Ready, prepare, write_run_directory
+from dslc.runs.run_folder import claim_folder
 from dslc.runtime.hosts import company
 from dslc.runtime.hosts.elastic import TrainingOverError
 from dslc.runtime.process.failure import Failure, Outcome

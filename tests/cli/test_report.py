@@ -11,7 +11,7 @@ import pytest
 from helpers.commands import dslc
 from helpers.paths import EXAMPLES
 
-from dslc.measured import show_report
+from dslc.runs.report_table import show_report
 from dslc.runtime.measure.collectives import FIRST_STEP
 from dslc.runtime.measure.report import step_time
 

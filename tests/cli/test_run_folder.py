@@ -15,8 +15,8 @@ import pytest
 from helpers.commands import DSLC, dslc
 from helpers.launcher import Command
 
-from dslc import api
-from dslc.run_folder import Occupied, claim_folder
+from dslc.python_api import functions
+from dslc.runs.run_folder import FolderInUseError, claim_folder
 
 JOB = """
 model {
@@ -123,10 +123,10 @@ def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeyp
         sweep = dslc("run", "made.plt", "--out", "grid", "--set", "sweep.train.seed=[1]", cwd=tmp_path)
         assert sweep.returncode == 2, sweep.stderr
         assert sweep.stderr.startswith("dslc: grid/seed=1 holds a run of another job"), sweep.stderr
-        with pytest.raises(Occupied, match=f"a run is writing into grid/seed=1 already: {held}"):
-            api.run("made.plt", kept, out="grid/seed=1")
-        with pytest.raises(Occupied, match=rf"a run is writing into kept already: {held}.* checkpoint\.dir"):
-            api.run("made.plt", kept, out="other")
+        with pytest.raises(FolderInUseError, match=f"a run is writing into grid/seed=1 already: {held}"):
+            functions.run("made.plt", kept, out="grid/seed=1")
+        with pytest.raises(FolderInUseError, match=rf"a run is writing into kept already: {held}.* checkpoint\.dir"):
+            functions.run("made.plt", kept, out="other")
         assert len(first.left()) > 1, "it is there still"
         os.kill(first.process.pid, signal.SIGKILL)
         first.wait_for_all()
@@ -137,7 +137,7 @@ def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeyp
 
 LEAVES_A_CHILD = """
 import os, sys
-from dslc.run_folder import claim_folder
+from dslc.runs.run_folder import claim_folder
 
 with claim_folder("run", None):
     child = os.fork()
@@ -151,7 +151,7 @@ def test_a_forked_child_that_stays_keeps_no_folder_locked(tmp_path: Path) -> Non
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdin is not None and parent.stdout is not None
         assert {parent.stdout.readline(), parent.stdout.readline()} == {"child\n", "parent\n"}
-        with pytest.raises(Occupied), claim_folder(str(tmp_path / "run"), None):
+        with pytest.raises(FolderInUseError), claim_folder(str(tmp_path / "run"), None):
             pass
         parent.kill()
         parent.wait()
@@ -162,7 +162,7 @@ def test_a_forked_child_that_stays_keeps_no_folder_locked(tmp_path: Path) -> Non
 
 FORKS = """
 import os, sys
-from dslc.run_folder import claim_folder
+from dslc.runs.run_folder import claim_folder
 
 for _ in range(20):
     with claim_folder("run", None):

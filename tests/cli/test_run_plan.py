@@ -15,12 +15,12 @@ import pytest
 from helpers.commands import dslc
 from helpers.paths import EXAMPLES
 
-from dslc import api
 from dslc.compiler.plan_file import read_plan
 from dslc.dsl.codes import explain
 from dslc.dsl.diagnostics import JobError, Report
+from dslc.jobs.plan_file_input import prepare_plan
 from dslc.main import main
-from dslc.planned import prepare_plan
+from dslc.python_api import functions
 from dslc.runtime.process.records import read_metrics
 
 SHORT = ("train.steps=6", "train.deterministic=true", "log.every=2 steps", "train.epochs=none")
@@ -202,10 +202,10 @@ def test_a_plan_of_a_sweep_is_of_its_first_combination(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_runs_a_plan(job: Path, tmp_path: Path) -> None:
-    result = api.run(str(job.with_name("plan.json")), out=str(tmp_path / "run"))
+    result = functions.run(str(job.with_name("plan.json")), out=str(tmp_path / "run"))
     assert result.metrics[-1]["split"] == "validation"
     with pytest.raises(JobError, match="E1006"):
-        api.run(str(job.with_name("plan.json")), ["train.steps=9"])
+        functions.run(str(job.with_name("plan.json")), ["train.steps=9"])
 
 
 @pytest.mark.parametrize("command", [("plan",), ("plan", "--rank", "1"), ("plan", "--json"), ("plan", "--origins")])

@@ -14,10 +14,10 @@ from helpers.paths import EXAMPLES
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.front import check_one
-from dslc.runs import LaunchContext, Ready, prepare
+from dslc.jobs.check_job import check_one
+from dslc.jobs.launcher_environment import world_for
+from dslc.jobs.prepare_run import LaunchContext, Ready, prepare
 from dslc.runtime.worker import _threads_of
-from dslc.surroundings import world_for
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

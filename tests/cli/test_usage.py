@@ -10,7 +10,7 @@ from helpers.commands import dslc
 
 from dslc.dsl.language import elsewhere
 from dslc.main import build_parser
-from dslc.usage import mistake
+from dslc.terminal.usage import mistake
 
 PARSER = build_parser()
 (CHOICES,) = (action.choices for action in PARSER._actions if isinstance(action, argparse._SubParsersAction))

@@ -19,10 +19,10 @@ from dslc.compiler.ir.program import ObserveMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.front import inspect
-from dslc.reference import shrink_job
+from dslc.jobs.check_job import inspect
 from dslc.runtime.measure.observe import Observation, StepObservation
-from dslc.verification import Rounding, Verdict, compare, compare_resumed
+from dslc.verification.comparison import Rounding, Verdict, compare, compare_resumed
+from dslc.verification.variants import shrink_job
 
 JOB = """
 model {

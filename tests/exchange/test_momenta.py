@@ -12,7 +12,7 @@ from helpers.exchanges import JOB, Simulated, agree, flat, job, run, weights_of
 from helpers.launcher import Launcher
 from helpers.trained import Trained, exchanges_as_planned, ready
 
-from dslc.runs import write_run_directory
+from dslc.jobs.prepare_run import write_run_directory
 
 STEPS = 6
 OPTIMIZERS = {

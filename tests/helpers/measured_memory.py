@@ -17,7 +17,7 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import prepare
+from dslc.jobs.prepare_run import prepare
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.sources import open_source
 from dslc.runtime.measure.report import tracker_of

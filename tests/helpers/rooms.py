@@ -49,18 +49,23 @@ ROOMS = (
     "runtime/measure",
     "runtime/loop",
     "runtime",
+    "cli/terminal",
     "cli/probe",
-    "cli",
+    "cli/runs",
+    "cli/jobs",
+    "cli/verification",
+    "cli/python_api",
     "cli/launching",
     "cli/sweeps",
     "cli/commands",
+    "cli",
 )
 # The files at the root of a floor; its docstring describes the whole floor.
 AT_THE_ROOT = {
     "dsl": "Sources, diagnostics, bounds and words, which every room uses.",
     "compiler": "The story: compile a job to a plan, emit the programs of its ranks, write and read plan files.",
     "runtime": "The story: launch the ranks, one rank's life, the training loop.",
-    "cli": "From a path to a plan or a run: what the commands and the Python API share.",
+    "cli": "The command line: its options, and the module of each command.",
 }
 PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms, written by `make rooms` -->\n", "<!-- end of rooms -->\n"

@@ -19,7 +19,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import ALONE, LaunchContext, Ready, prepare, report_on, write_run_directory
+from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, prepare, report_on, write_run_directory
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
 from dslc.runtime.process.vision_library import let_torchvision_load

@@ -4,11 +4,11 @@ Model: each job goes through the front end that `dslc run` uses. One that is acc
 and so is the same training in one process; both have `LIMIT` seconds. One that is rejected must have a code. `Tally`
 counts the results, and `forced` trains a rejected one nevertheless, without the rules that refused it.
 
-Tolerances are those of `dslc verify` (cli/verification.py), in one number or relative to it, whichever is more; in 16
-bits parameters are not compared, and where that fails a loss may differ by as much as 16 bits change the losses of the
-one process: with batch norms over 4 samples that is 0.05 to 0.14. Where it fails in fp32, `dslc verify` has the last
-word, which trains one process again in float64 and in other orders, to see what float32 itself rounds. Such jobs agree
-`rounded`.
+Tolerances are those of `dslc verify` (cli/verification/comparison.py), in one number or relative to it, whichever is
+more; in 16 bits parameters are not compared, and where that fails a loss may differ by as much as 16 bits change the
+losses of the one process: with batch norms over 4 samples that is 0.05 to 0.14. Where it fails in fp32, `dslc verify`
+has the last word, which trains one process again in float64 and in other orders, to see what float32 itself rounds.
+Such jobs agree `rounded`.
 
 Limits: of what a warning says that it depends on the plan (`BY_NATURE`) it is held only that it runs to its end with
 numbers. With Adam and its like the parameters of a network with batch norm are not compared: the bias of a layer
@@ -41,8 +41,8 @@ from safetensors.numpy import load_file
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import Ready, prepare
-from dslc.verification import Tolerance, tolerance_of
+from dslc.jobs.prepare_run import Ready, prepare
+from dslc.verification.comparison import Tolerance, tolerance_of
 from instruments.drawn_files import lay_out
 from instruments.jobs_drawn import CHECKPOINT, Drawn
 

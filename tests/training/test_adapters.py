@@ -18,8 +18,8 @@ from safetensors.torch import load_file, load_model
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
+from dslc.jobs.prepare_run import prepare
 from dslc.main import main
-from dslc.runs import prepare
 
 JOB = """
 model {

@@ -282,7 +282,7 @@ def test_a_library_that_is_not_installed_is_named(job: Path, tmp_path: Path, mon
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "torchvision" else found(name))
     from dslc.dsl.diagnostics import Report
     from dslc.dsl.meaning.load import load
-    from dslc.front import inspect
+    from dslc.jobs.check_job import inspect
 
     report = Report()
     inspect(load(str(job)), report)

@@ -9,8 +9,8 @@ import pytest
 from helpers.launcher import Launcher
 from helpers.trained import Trained, ready, train
 
-from dslc.checkpoints import NoCheckpoint, select_weights
 from dslc.dsl.meaning.load import load
+from dslc.runs.checkpoints import NoCheckpoint, select_weights
 from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress, look
 
 # The loss falls, so that its highest value is that of the first evaluation, and the training ends after step 8.

@@ -29,7 +29,7 @@ from helpers.trained import Trained, agree, train_job
 from test_faults import listening
 from test_hosts import ALONE
 
-from dslc.run_folder import LOCK
+from dslc.runs.run_folder import LOCK
 
 STEPS = 1500  # enough for all that happens meanwhile
 ELASTIC = (ROOT / "examples" / "elastic.plt").read_text()

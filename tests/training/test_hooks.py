@@ -12,7 +12,7 @@ from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.trained import Trained, ready, train_job
 
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 from dslc.runtime.hosts.wire import listen
 from dslc.runtime.loop.hooks import is_of_service
 from dslc.runtime.process.failure import Failure, describe

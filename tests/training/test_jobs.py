@@ -29,7 +29,7 @@ from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document
 from dslc.dsl.syntax.parser import parse
-from dslc.front import inspect
+from dslc.jobs.check_job import inspect
 from dslc.runtime.data.sampler import micro_batches, permutation
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.plt"))

@@ -17,7 +17,7 @@ from helpers.launcher import Launcher
 from helpers.trained import Trained, ready, train
 from safetensors.numpy import load_file
 
-from dslc.runs import Ready
+from dslc.jobs.prepare_run import Ready
 from dslc.runtime import train as runtime
 from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.data.sources import open_source

@@ -10,7 +10,7 @@ from helpers.job_texts import model_job
 from helpers.launcher import Launcher
 from helpers.trained import agree, beside_own_networks, ready, train_job
 
-from dslc.runs import write_run_directory
+from dslc.jobs.prepare_run import write_run_directory
 
 JOB = model_job('python("own_networks:Decoder", width = 32, blocks = 4)')
 

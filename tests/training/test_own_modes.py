@@ -11,7 +11,7 @@ from helpers.trained import Trained, agree, beside_own_networks, exchanges_as_pl
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import prepare
+from dslc.jobs.prepare_run import prepare
 
 JOB = """
 model {

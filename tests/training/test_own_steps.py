@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import prepare
+from dslc.jobs.prepare_run import prepare
 
 JOB = """
 model {

@@ -18,7 +18,7 @@ from helpers.trained import Trained, agree, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.front import inspect
+from dslc.jobs.check_job import inspect
 
 JOB = """
 model { network = python("own_table:Two"), loss = python("own_table:loss") }

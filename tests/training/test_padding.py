@@ -14,7 +14,7 @@ from helpers.trained import agree, ready, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.front import inspect
+from dslc.jobs.check_job import inspect
 from dslc.runtime.model.build import build_model
 
 BERT = (

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import dslc
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
+from dslc.jobs.prepare_run import prepare
 from dslc.main import main
-from dslc.runs import prepare
 
 JOB = model_job('transformers("saved")', "weights = WEIGHTS", steps=3)
 PLANS = (

@@ -11,8 +11,8 @@ from helpers.launcher import Launcher
 from helpers.trained import agree, ready, train_in_parts, train_job, write_job_with_helper
 
 from dslc.dsl.diagnostics import Report
-from dslc.front import check_one
-from dslc.resume import check_resume
+from dslc.jobs.check_job import check_one
+from dslc.runs.resume import check_resume
 
 JOB = epochs_job(
     """

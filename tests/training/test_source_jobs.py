@@ -21,8 +21,8 @@ from helpers.trained import exchanges_as_planned
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.registry import CALLS
 from dslc.dsl.meaning.load import load_text
-from dslc.front import inspect
-from dslc.runs import prepare
+from dslc.jobs.check_job import inspect
+from dslc.jobs.prepare_run import prepare
 from dslc.runtime.data.sources import open_source
 
 

@@ -16,7 +16,7 @@ from helpers.trained import agree, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runs import prepare
+from dslc.jobs.prepare_run import prepare
 
 GPT2 = (
     'transformers("gpt2", n_layer = 2, n_embd = 32, n_head = 2, vocab_size = 256, n_positions = 32, '

@@ -13,9 +13,9 @@ from helpers.trained import Trained, agree, train_in_parts, train_job, write_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
+from dslc.jobs.prepare_run import prepare
 from dslc.main import main
-from dslc.runs import prepare
 
 JOB = """
 model {

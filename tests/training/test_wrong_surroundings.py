@@ -205,7 +205,7 @@ ON_HOSTS = {
         ("host1 has 0.1.0, and host2 has 9.9.9", "host2 has not the same as host1; host2 has 9.9.9"),
         "help: install the same dslc on all hosts",
         before="mkdir {newer}; cp -r {cli} {newer}/dslc; ln -s {root}/grammar {root}/dsl {root}/compiler {root}/runtime"
-        " {newer}/dslc; echo '__version__ = \"9.9.9\"' >{newer}/dslc/version.py",
+        " {newer}/dslc; echo '__version__ = \"9.9.9\"' >{newer}/dslc/terminal/version.py",
     ),
     "another version of torch, by what pip has left": differing(
         [MEET, f"PYTHONPATH={{newer}} {MEET}"],

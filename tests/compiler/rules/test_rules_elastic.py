@@ -7,7 +7,7 @@ from dataclasses import replace
 from dslc.compiler.compile import compile_plan
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_text
-from dslc.front import inspect, inspect_counts
+from dslc.jobs.check_job import inspect, inspect_counts
 
 JOB = """
 model {

@@ -11,7 +11,7 @@ from helpers.launcher import Launcher
 from helpers.trained import agree, ready, train_job
 from torch import Tensor
 
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 from dslc.runtime.data.sources import open_source
 from dslc.runtime.model import documents
 from dslc.runtime.model.build import build_model

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from dslc.checkpoints import NoCheckpoint, SelectedWeights, WeightMismatchError, check_compatibility, select_weights
 from dslc.compiler.ir.program import EvaluateMode, PredictMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
@@ -20,9 +19,16 @@ from dslc.dsl.language.blocks import CheckpointSpec
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.plain import plain_lines
-from dslc.front import show
-from dslc.runs import Ready, launch_quietly, prepare, show_failure
-from dslc.status import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.jobs.check_job import show
+from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
+from dslc.runs.checkpoints import (
+    NoCheckpoint,
+    SelectedWeights,
+    WeightMismatchError,
+    check_compatibility,
+    select_weights,
+)
+from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 _UNLIMITED = 2**62
 

@@ -41,12 +41,12 @@ _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 _held: set[int] = set()  # descriptors of the lock files that this process has locked
 
 
-class Occupied(Exception):
+class FolderInUseError(Exception):
     """A folder that a run may not write into; the text says why, and the remedy."""
 
 
 def make_folder(program: JobProgram, out: str | None) -> str:
-    """Makes the run directory and returns its path, absolute: `out`, or `runs/<job>/<time>`. Raises Occupied."""
+    """Makes the run directory and returns its absolute path: `out`, or `runs/<job>/<time>`. Raises FolderInUseError."""
     if out is not None:
         folder = os.path.abspath(os.path.expanduser(out))
         refuse_others(folder, out, goes_on=program.checkpoint.resume == "auto")
@@ -67,7 +67,7 @@ def claim_folder(folder: str, program: JobProgram | None, *, goes_on: bool = Fal
     lasts.
 
     Without a program (the folder of a sweep) only sub-folders are written there. A run that is there is taken for this
-    one if it `goes_on`. Raises Occupied.
+    one if it `goes_on`. Raises FolderInUseError.
     """
     with contextlib.ExitStack() as locks:
         locks.enter_context(_locked(folder, "--out"))
@@ -105,16 +105,16 @@ def holder(folder: str) -> str:
 
 
 def refuse_run(folder: str, program: JobProgram) -> None:
-    """Raises Occupied instead of overwriting a run; a job that says `resume = auto` resumes it."""
+    """Raises FolderInUseError instead of overwriting a run; a job that says `resume = auto` resumes it."""
     if program.checkpoint.resume != "auto" and os.path.exists(os.path.join(folder, "plan.json")):
-        raise Occupied(
+        raise FolderInUseError(
             f"{path_text(folder)} holds a run already: `--set checkpoint.resume=auto` continues it; otherwise "
             "name another folder with --out, or remove it"
         )
 
 
 def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
-    """Raises Occupied if a folder holds other things than a run, which would be overwritten or mixed with it."""
+    """Raises FolderInUseError if a folder holds something else than a run, which a run would overwrite."""
     if not os.path.lexists(folder) or _is_run(folder):
         return
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -122,7 +122,7 @@ def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
     if goes_on and names == ["checkpoints"] and checkpoints_in(os.path.join(folder, "checkpoints")):
         return
     if names:
-        raise Occupied(
+        raise FolderInUseError(
             f"{shown} is not a run directory and holds other files ({shorten_list(names, _SHOWN)}), which a run "
             f"could overwrite: name a new or an empty folder, as `--out {os.path.join(shown, 'run')}`"
         )
@@ -140,7 +140,7 @@ def _is_run(folder: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: str, named: str) -> Iterator[None]:
-    """Locks a folder. Raises Occupied, with the holder and the option that names another folder, if it is locked."""
+    """Locks a folder. Raises FolderInUseError, which names the holder and the option for another folder."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, LOCK)
     descriptor = _open_lock(path, os.O_CREAT)
@@ -172,7 +172,7 @@ def _lock(descriptor: int, path: str, named: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Occupied(
+        raise FolderInUseError(
             f"a run is writing into {path_text(os.path.dirname(path))} already: {_holder(descriptor)}; wait for it to "
             f"end, or stop it (`kill` with that number), or name another folder with {named}"
         ) from None

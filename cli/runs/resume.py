@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dslc.checkpoints import tensors_of
 from dslc.compiler.common.units import path_text
 from dslc.compiler.graph.constants import data_step, optimizer_step
 from dslc.compiler.rules.analysis import Analysis
@@ -23,6 +22,7 @@ from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.unseen import tell_of_checkpoint
+from dslc.runs.checkpoints import tensors_of
 from dslc.runtime.checkpoint.files import (
     Manifest,
     checkpoints_in,

@@ -1,8 +1,8 @@
 """Commands of `dslc` for programs: each in a fresh interpreter, so that a notebook, or a program that has used torch,
 may call them.
 
-Contract: what the program gives (given.py) is handed over as for a training. A command that ends badly raises: JobError
-if the job is at fault, else CommandError with what the command said.
+Contract: what the program gives (python_objects.py) is handed over as for a training. A command that ends badly raises:
+JobError if the job is at fault, else CommandError with what the command said.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from dslc.dsl.diagnostics import JobError, Report
 from dslc.dsl.show import render
-from dslc.front import check_one
+from dslc.jobs.check_job import check_one
 from dslc.runtime.process.user_code import hand_over
-from dslc.status import GOOD, JOB_AT_FAULT
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 _START = """
 import sys

@@ -24,15 +24,15 @@ from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
-from dslc.front import inspect_counts
-from dslc.process_needs import check_needs
-from dslc.run_folder import claim_folder
+from dslc.jobs.check_job import inspect_counts
+from dslc.jobs.launcher_environment import counts_there, world_for
+from dslc.jobs.preflight import check_needs
+from dslc.runs.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
 from dslc.runtime.process.run_status import begin, broke_off
-from dslc.surroundings import counts_there, world_for
-from dslc.version import __version__
+from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome
@@ -179,7 +179,7 @@ def train(
     """Trains in a folder, from its claim to its report: writes the files, launches, and draws the plan meanwhile.
 
     Returns the outcome and the contents of report.json; None if the training failed, or was ended at once and left no
-    records. `goes_on`: it is the folder of this training already. Raises Occupied.
+    records. `goes_on`: it is the folder of this training already. Raises FolderInUseError.
     """
     with claim_folder(folder, ready.program, goes_on=goes_on):
         write_run_directory(ready, folder)

@@ -23,10 +23,10 @@ from dslc.compiler.common.units import byte_text, time_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
-from dslc.runs import Ready, launch_quietly, show_failure
+from dslc.jobs.prepare_run import Ready, launch_quietly, show_failure
 from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import Record, numbers, read_metrics
-from dslc.status import GOOD, TRAINING_FAILED
+from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED
 
 STEPS = 3
 

@@ -20,9 +20,9 @@ from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import LoadResult, load_kept
 from dslc.dsl.words import plural
-from dslc.front import inspect
-from dslc.runs import ALONE, LaunchContext, Ready, detect_launcher
-from dslc.version import __version__
+from dslc.jobs.check_job import inspect
+from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, detect_launcher
+from dslc.terminal.version import __version__
 
 ANEW = "`dslc plan JOB --json` makes the plan anew"
 _SHOWN = 5  # facts that differ, at most

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from dslc.compiler.common.units import byte_text, time_text
 from dslc.runtime.measure.collectives import FIRST_STEP
-from dslc.tables import console
+from dslc.terminal.tables import console
 
 
 def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None:

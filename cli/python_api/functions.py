@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dslc.called import CommandError, run_command
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import LoadResult, load, load_text
 from dslc.dsl.show import render as shown_text
-from dslc.front import inspect
-from dslc.given import object_settings, settings_of
+from dslc.jobs.check_job import inspect
 from dslc.probe.gpus import restore_visible
-from dslc.run_folder import make_folder
+from dslc.python_api.python_objects import object_settings, settings_of
+from dslc.python_api.subprocess_command import CommandError, run_command
+from dslc.runs.run_folder import make_folder
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ def check(
 
     With `trace`, or with objects, functions that the job names as `python(…)` are called, in a process of their own.
     """
-    from dslc.front import check_one
+    from dslc.jobs.check_job import check_one
 
     with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         return tuple(check_one(path, laid, trace=trace or any(each is not None for each in objects.values()))[0])
@@ -157,7 +157,7 @@ def run(
     name, what is defined in the program itself, lambdas and local classes too, by value; so does
     `python("__main__:f")`. With `quiet` nothing is printed. `callback` is called, in this process, with each record of
     `metrics.jsonl`; an exception of it ends the training after a step, and is raised.
-    Raises `JobError` if the job is at fault, `dslc.run_folder.Occupied` if `out` holds other things than a run or if
+    Raises `JobError` if the job is at fault, `dslc.runs.run_folder.FolderInUseError` if `out` holds other things or
     another run is writing there, `TrainingError` if the training failed, TypeError for an object that cannot be passed
     to another process.
     """
@@ -172,8 +172,8 @@ def _run(
     quiet: bool,
     callback: Callable[[dict[str, Any]], object] | None,
 ) -> RunResult:
-    from dslc.planned import is_plan_file, prepare_plan
-    from dslc.runs import prepare, train
+    from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
+    from dslc.jobs.prepare_run import prepare, train
     from dslc.runtime.checkpoint.weights import load_weights
     from dslc.runtime.launch import run_in_subprocess
     from dslc.runtime.model.build import build_model

@@ -1,0 +1,1 @@
+"""The folders of runs: their names and locks, checkpoints, and the report."""
