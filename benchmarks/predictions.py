@@ -18,7 +18,7 @@ from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.probe.gather import collect_facts
+from dslc.probe.collect_facts import collect_facts
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "torchtitan")
 GiB = 2**30

@@ -1,5 +1,5 @@
 """The user's cache, `$XDG_CACHE_HOME/dslc` or `~/.cache/dslc`: the grammar as Lark compiled it, and what networks were
-found to be (`probe/kept.py`).
+found to be (`probe/trace_cache.py`).
 
 Lark saves a grammar as a pickle, and anyone who can write a pickle can run code as its reader. So the folder is made
 for the user alone (0700), and is not used if anyone else could write to it, or replace it. A file is written whole or

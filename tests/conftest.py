@@ -20,7 +20,9 @@ settings.register_profile("same", settings(deadline=None, derandomize=True))
 settings.register_profile("fresh", settings(deadline=None))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-os.environ["DSLC_TRACE_CACHE"] = "off"  # what is tested is traced; tests/cli/probe/test_kept.py has a cache of its own
+os.environ["DSLC_TRACE_CACHE"] = (
+    "off"  # what is tested is traced; tests/cli/probe/test_trace_cache.py has a cache of its own
+)
 
 
 FIRST = ("training", "programs", "cli")  # whose files are the longest, and would make a run wait at its end

@@ -14,7 +14,7 @@ from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import either, plural
 from dslc.jobs.check_job import check_one, show
-from dslc.probe.unseen import describe_unchecked
+from dslc.probe.unchecked_parts import describe_unchecked
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 

@@ -20,7 +20,13 @@ from dslc.jobs.check_job import is_over_limit, presented, show
 from dslc.jobs.launcher_environment import NOT_STARTED, command
 from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
 from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
-from dslc.launching.restarted import folder_of, is_in_pod, is_training_done, resume_after_restart, was_stopped_by_user
+from dslc.launching.restart_detection import (
+    folder_of,
+    is_in_pod,
+    is_training_done,
+    resume_after_restart,
+    was_stopped_by_user,
+)
 from dslc.runs.run_folder import FolderInUseError
 from dslc.runtime.hosts.wire import no_endpoint
 from dslc.runtime.launchers.known import worlds
@@ -88,7 +94,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[Ready]) -> int:
     """Has `ssh` start the training on each host of the job, with the words of this command."""
-    from dslc.launching.by_ssh import run_by_ssh
+    from dslc.launching.ssh_launch import run_by_ssh
 
     if len(trainings) > 1:
         print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)

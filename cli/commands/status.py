@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from dslc.dsl.plain import plain, plain_lines
-from dslc.launching.standing import RunState, run_states, runs_in
+from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.sweeps.table import show_sweep, write_csv
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 

@@ -20,7 +20,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import inspect_counts, is_over_limit, show
 from dslc.jobs.plan_file_input import is_plan_file
 from dslc.jobs.prepare_run import Ready, folders_of, write_run_directory
-from dslc.launching.again import forget
+from dslc.launching.slurm_requeue import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
 from dslc.launching.submission import Submission, write_submission
 from dslc.runs.run_folder import FolderInUseError, claim_folder, make_folder, refuse_others

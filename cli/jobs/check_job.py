@@ -17,7 +17,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.show import render
-from dslc.probe.gather import collect_facts
+from dslc.probe.collect_facts import collect_facts
 
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.plain import plain_lines
 from dslc.jobs.prepare_run import Ready, draw, launch, report_on, write_run_directory
-from dslc.launching.agreement import (
+from dslc.launching.config_consistency import (
     ANSWER,
     Then,
     check_folder,
@@ -31,8 +31,8 @@ from dslc.launching.agreement import (
     remedy,
     share_checkpoints,
 )
-from dslc.launching.cut_off import starts_before, tell_of_newest
-from dslc.launching.restarted import is_in_pod, plan_on
+from dslc.launching.interrupted_runs import starts_before, tell_of_newest
+from dslc.launching.restart_detection import is_in_pod, plan_on
 from dslc.launching.secret_source import secret_of, warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, claim_folder, holder, make_folder, refuse_run
 from dslc.runtime.process.run_status import begin

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.plain import plain_lines
 from dslc.jobs.prepare_run import Ready, launch, show_failure, train
-from dslc.launching.agreement import (
+from dslc.launching.config_consistency import (
     ANSWER,
     Then,
     check_folder,
@@ -29,8 +29,8 @@ from dslc.launching.agreement import (
     remedy,
     share_checkpoints,
 )
-from dslc.launching.cut_off import starts_before, tell_of_newest
-from dslc.launching.restarted import folder_of
+from dslc.launching.interrupted_runs import starts_before, tell_of_newest
+from dslc.launching.restart_detection import folder_of
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, make_folder, refuse_run
 from dslc.runtime.launchers.known import LAUNCHERS, worlds

@@ -1,7 +1,7 @@
 """The script of `dslc submit` for SLURM: what a job asks of the cluster, from its plan.
 
 Model: one task a node, whose agent forks the ranks of that node. The script starts them by `srun`, and asks
-again.py what follows: the end, another start in the same allocation, or a place in the queue again. The warning
+slurm_requeue.py what follows: the end, another start in the same allocation, or a place in the queue again. The warning
 before the time limit comes early enough for `_STEPS` steps and a checkpoint, as the plan predicts them. An elastic job
 takes as many nodes as SLURM has for it, of which it uses as many as it trains on.
 
@@ -58,7 +58,8 @@ def slurm_script(runs: Sequence[Ready], folders: Sequence[str], folder: str, job
         'while [ "$again" -eq 0 ]; do',
         f'  srun {nodes}{shlex.join(start)} {python} dslc run "$run/job.plt" --out "$run"',
         "  status=$?",
-        f'  {python} dslc.launching.again "$run" "$status" --restarts {restarts}{" --requeue" if again else ""}',
+        f'  {python} dslc.launching.slurm_requeue "$run" "$status" --restarts {restarts}'
+        + (" --requeue" if again else ""),
         "  again=$?",
         "done",
         'exit "$status"',

@@ -2,7 +2,7 @@
 
 Model: `FixedHosts` has a fixed number of hosts, of which the loss of one ends all. `ElasticHosts` has those of an
 elastic job: the ones that can be reached train, and the others are tried again, at growing intervals, and join them.
-How a host is started, and what its end by itself means, is by_ssh.py's.
+How a host is started, and what its end by itself means, is ssh_launch.py's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dslc.dsl.plain import plain
-from dslc.launching.on_host import BEAT, READY, SECRET
+from dslc.launching.ssh_agent import BEAT, READY, SECRET
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
     """
     import tempfile  # here, as most checks need no child
 
-    from dslc.probe.leftovers import in_words, supervise
+    from dslc.probe.leaked_resources import in_words, supervise
 
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,7 +56,7 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
 
 def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
     """Writes the answer of a child, and ends it, even if `work` has left threads running."""
-    from dslc.probe.leftovers import end_own, of_repeats
+    from dslc.probe.leaked_resources import end_own, of_repeats
 
     here = os.getpid()
     gc.set_threshold(2_000_000, 20, 1_000)  # libraries make millions of objects that stay: they are looked through less

@@ -21,7 +21,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
-from dslc.probe.unseen import tell_of_checkpoint
+from dslc.probe.unchecked_parts import tell_of_checkpoint
 from dslc.runs.checkpoints import tensors_of
 from dslc.runtime.checkpoint.files import (
     Manifest,

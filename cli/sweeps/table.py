@@ -20,7 +20,7 @@ from dslc.compiler.common.units import path_text, time_text
 from dslc.compiler.common.untrusted_files import read_json, replacing
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.meaning.load import LoadResult
-from dslc.launching.standing import RunState, run_states, runs_in
+from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.runtime.checkpoint.files import is_plain_name
 from dslc.runtime.process.records import Record, naming, numbers, readable_records
 from dslc.terminal.tables import console

@@ -1,7 +1,7 @@
 """Rules for what pictures go through: their sizes on the way, the arguments of augmentations, the normalisation.
 
 E0335 arguments that do not fit, E0336 another size at the end, E0337 augmentation of what is no picture. Sizes are
-known without torchvision; cli/probe/pictures.py makes the transforms themselves, and reports W0335.
+known without torchvision; cli/probe/image_trials.py makes the transforms themselves, and reports W0335.
 """
 
 from __future__ import annotations

@@ -189,7 +189,8 @@ class Watch:
             if self._dropped:
                 told = f"TensorBoard has not all records ({self._dropped}); metrics.jsonl has"
                 print(readable(told), file=self._screen, flush=True)
-        if outcome.failure is None or not outcome.failure.goes_on:  # else it counts as cut off (launching/cut_off.py)
+        # A failure that another start follows counts as an interruption (launching/interrupted_runs.py).
+        if outcome.failure is None or not outcome.failure.goes_on:
             self._tell_end(outcome)
 
     def _numbers(self) -> dict[str, float | None]:

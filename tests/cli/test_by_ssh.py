@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dslc.launching.by_ssh import _fault
-from dslc.launching.on_host import NO_FOLDER, READY
+from dslc.launching.ssh_agent import NO_FOLDER, READY
 from dslc.launching.ssh_hosts import Host
+from dslc.launching.ssh_launch import _fault
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from dslc.launching.ssh_hosts import Host
         (127, "bash: /venv/python: No such file", f"host1 has no {sys.executable}, with which dslc runs here: install"),
         (
             1,
-            "/venv/python: No module named dslc.launching.on_host",
+            "/venv/python: No module named dslc.launching.ssh_agent",
             f"host1 has no dslc for {sys.executable}: install it there",
         ),
         (
@@ -45,7 +45,7 @@ def test_the_end_of_ssh_is_one_message_with_a_remedy(status: int, errors: str, s
 
 @pytest.mark.parametrize("lines, status", [("", 130), ("end\n", 130), ("alive\nstop\n", 130), ("go\n", 0)])
 def test_a_host_waits_for_the_word_to_go(tmp_path: Path, lines: str, status: int) -> None:
-    command = [sys.executable, "-P", "-m", "dslc.launching.on_host", "0", str(tmp_path), "--version"]
+    command = [sys.executable, "-P", "-m", "dslc.launching.ssh_agent", "0", str(tmp_path), "--version"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == f"{READY}\n"
@@ -59,10 +59,10 @@ def test_a_host_waits_for_the_word_to_go(tmp_path: Path, lines: str, status: int
 
 def test_the_secret_of_a_run_comes_by_the_input_and_is_in_no_command_line(tmp_path: Path) -> None:
     shows = "import os, sys; print(os.environ['DSLC_RUN_TOKEN'], open('/proc/self/cmdline').read(), flush=True)"
-    (tmp_path / "on_host.py").write_text(
-        f"from dslc.launching import on_host\non_host._keep_secret(['secret 1234', 'go'])\n{shows}\n"
+    (tmp_path / "ssh_agent.py").write_text(
+        f"from dslc.launching import ssh_agent\nssh_agent._keep_secret(['secret 1234', 'go'])\n{shows}\n"
     )
-    run = subprocess.run([sys.executable, str(tmp_path / "on_host.py")], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, str(tmp_path / "ssh_agent.py")], capture_output=True, text=True, check=True)
     assert run.stdout.startswith("1234 ") and "1234" not in run.stdout[5:]
     script = f'echo \'{READY}\'; while read line; do echo "$line"; [ "$line" = go ] && exit; done'
     pipe = subprocess.PIPE
@@ -74,6 +74,6 @@ def test_the_secret_of_a_run_comes_by_the_input_and_is_in_no_command_line(tmp_pa
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "dslc.launching.on_host", "0", str(tmp_path / "none"), "--version"]
+    command = [sys.executable, "-P", "-m", "dslc.launching.ssh_agent", "0", str(tmp_path / "none"), "--version"]
     run = subprocess.run(command, input="go\n", capture_output=True, text=True, check=False)
     assert run.returncode == NO_FOLDER and run.stderr == f"{tmp_path}/none: No such file or directory\n"

@@ -14,7 +14,7 @@ from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import LaunchContext, Ready, prepare, write_run_directory
 from dslc.launching import elastic
 from dslc.launching.elastic import train_elastic
-from dslc.launching.restarted import is_training_done
+from dslc.launching.restart_detection import is_training_done
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.hosts import company
 from dslc.runtime.hosts.elastic import TrainingOverError

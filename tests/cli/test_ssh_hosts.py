@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from dslc.launching import ssh_hosts
-from dslc.launching.by_ssh import _fault
-from dslc.launching.on_host import READY
+from dslc.launching.ssh_agent import READY
 from dslc.launching.ssh_hosts import ElasticHosts, Host, NotStarted, end
+from dslc.launching.ssh_launch import _fault
 from dslc.runtime.process.stop import RunControl
 
 GO = f"echo '{READY}'; until [ \"$word\" = go ]; do read word || exit; done; "

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.commands import dslc
 
-from dslc.launching import again
+from dslc.launching import slurm_requeue
 from dslc.runtime.process.run_status import RunStatus, write_status
 
 JOB = """
@@ -238,7 +238,7 @@ def test_without_kubectl_the_manifest_is_left_to_hand_over(tmp_path: Path) -> No
 
 
 def test_what_another_start_would_meet_again_ends_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for lasting, follows in ((False, again.AGAIN), (True, again.THE_END)):
+    for lasting, follows in ((False, slurm_requeue.AGAIN), (True, slurm_requeue.THE_END)):
         write_status(str(tmp_path), RunStatus(state="failed", raised=True, lasting=lasting, message="no space"))
-        assert again.main([str(tmp_path), "3", "--restarts", "2"]) == follows
+        assert slurm_requeue.main([str(tmp_path), "3", "--restarts", "2"]) == follows
     assert capsys.readouterr().err == "dslc: restart 1 of 2\ndslc: not restarted: that would not mend it\n"

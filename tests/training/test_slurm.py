@@ -20,7 +20,7 @@ from helpers.trained import Trained, agree, train_job, write_job_with_helper
 from helpers.waiting import until
 
 from dslc.compiler.plan_file import read_plan
-from dslc.launching.standing import RunState, run_states, runs_in
+from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.runtime.launchers.slurm import first_host
 from dslc.runtime.process.records import read_metrics
 

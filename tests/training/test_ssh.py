@@ -81,12 +81,12 @@ def command_of(process: int | str) -> bytes:
 
 
 def is_launcher(process: int) -> bool:
-    """True for the command that on_host.py has started."""
+    """True for the command that ssh_agent.py has started."""
     try:
         parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
     except OSError:
         return False  # it has ended
-    return b"dslc.launching.on_host" in command_of(parent).split(b"\0")
+    return b"dslc.launching.ssh_agent" in command_of(parent).split(b"\0")
 
 
 def of_run(out: Path) -> list[int]:

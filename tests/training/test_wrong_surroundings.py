@@ -4,7 +4,7 @@ host, the variable, file or address, and the remedy; then no process is left, an
 Others are tried for real where their launchers are: a job file that differs and a number of hosts that does not fit the
 job (test_hosts.py), wrong numbers of processes of torchrun and mpirun, mpirun of a local job and ranks of one node on
 two hosts (test_launchers.py), of srun (test_slurm.py), a port, name, key and known host of ssh (test_ssh.py). All
-variables of launchers that contradict a job, without processes: tests/cli/test_surroundings.py.
+variables of launchers that contradict a job, without processes: tests/cli/test_launcher_environment.py.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from dslc.compiler.trace.skipped import BlockReuse
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.job import JobSpec
-from dslc.probe.traced import with_seams
+from dslc.probe.trace_facts import with_seams
 
 TOKENS = TensorFact(shape=(5,), dtype="int64")
 STEPS: list[Tensor] = []  # what blocks leave behind

@@ -17,7 +17,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
 from dslc.probe.gpus import choose_free, gpus_here
-from dslc.probe.pictures import look_for_library
+from dslc.probe.image_trials import look_for_library
 
 
 def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
@@ -34,7 +34,7 @@ def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Fa
         look_for_library(alone, report)
     facts = Facts(source=source)
     if trace:
-        from dslc.probe.traced import trace_facts  # here, as most checks call no functions
+        from dslc.probe.trace_facts import trace_facts  # here, as most checks call no functions
 
         facts = trace_facts(job, source, report, run=run)
     return replace(facts, machine=_machine(job, report)) if run else facts

@@ -14,7 +14,7 @@ from dataclasses import replace
 from dslc.compiler.common.untrusted_files import read_text, replacing
 from dslc.dsl.language.calls import Kubernetes
 from dslc.jobs.prepare_run import Ready
-from dslc.launching.cut_off import is_of_plan
+from dslc.launching.interrupted_runs import is_of_plan
 from dslc.runs.run_folder import holder, make_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.run_status import RunStatus, read_status

@@ -12,7 +12,7 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language.calls import PICTURES, PythonTransform
 from dslc.dsl.language.job import JobSpec
 from dslc.probe.child import in_child
-from dslc.probe.own_code import used
+from dslc.probe.user_code_trials import used
 
 SIDE = 1.25  # sides of the pictures that are tried, over those of the network's input
 

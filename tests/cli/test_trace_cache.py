@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.probe import kept
+from dslc.probe import trace_cache
 from dslc.probe.child import in_child
-from dslc.probe.kept import TraceCache
-from dslc.probe.looked_at import DependencyRecorder, digest_of, digest_of_variable
+from dslc.probe.dependency_recorder import DependencyRecorder, digest_of, digest_of_variable
+from dslc.probe.trace_cache import TraceCache
 
 FACTS = ModelFacts(
     parameters=(("weight", (2, 3), True),),
@@ -150,7 +150,7 @@ def test_a_cache_that_cannot_be_used_is_no_error(folder: Path, monkeypatch: pyte
 
 def test_entries_take_a_bounded_space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(to_json_text(keep(folder)))
-    monkeypatch.setattr(kept, "MOST_BYTES", 5 * size)
+    monkeypatch.setattr(trace_cache, "MOST_BYTES", 5 * size)
     for n in range(8):
         entry = keep(folder, str(n))
         assert entry is not None

@@ -10,7 +10,7 @@ from helpers.paths import EXAMPLES, HELPERS
 
 from dslc.jobs.check_job import check_one
 from dslc.main import main
-from dslc.probe.unseen import describe_unchecked
+from dslc.probe.unchecked_parts import describe_unchecked
 
 pytestmark = pytest.mark.usefixtures("loaded")
 METRICS = HELPERS / "own_metrics.py"

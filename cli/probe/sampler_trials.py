@@ -14,7 +14,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.samplers import ByLength, PythonNumbers, Weighted
 from dslc.dsl.words import plural
 from dslc.probe.child import in_child
-from dslc.probe.own_code import used
+from dslc.probe.user_code_trials import used
 
 
 def try_sampler(job: JobSpec, source: SourceFacts, report: Report) -> None:

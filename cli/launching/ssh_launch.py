@@ -1,6 +1,6 @@
 """`launch.with = ssh(…)`: starts the launchers of a training on several hosts, once, by the system's `ssh`.
 
-Model: on each host `ssh` runs on_host.py by the absolute path of this interpreter, in the current folder. When all
+Model: on each host `ssh` runs ssh_agent.py by the absolute path of this interpreter, in the current folder. When all
 hosts have said that they are ready, each starts `dslc run … --rendezvous` with the first of them, as a user would on
 each; those of an elastic job with all of them. The secret by which they know each other goes to each by the input of
 its `ssh`. What they say comes back here, marked by host (ssh_hosts.py).
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.plain import plain
-from dslc.launching.on_host import NO_FOLDER
+from dslc.launching.ssh_agent import NO_FOLDER
 from dslc.launching.ssh_hosts import CONNECT, NOT_REACHED, START, ElasticHosts, FixedHosts, Host, NotStarted, end
 from dslc.terminal.exit_codes import INTERRUPTED, WRONG_USAGE
 
@@ -117,8 +117,8 @@ def _address(call: SSH, name: str) -> str:
 
 
 def _started(call: SSH, name: str, arguments: Sequence[str], secret: str) -> Host:
-    """Starts on_host.py on one host, which waits until all are ready."""
-    there = [sys.executable, "-P", "-m", "dslc.launching.on_host", *arguments]
+    """Starts ssh_agent.py on one host, which waits until all are ready."""
+    there = [sys.executable, "-P", "-m", "dslc.launching.ssh_agent", *arguments]
     # `exec`: the shell between sshd and Python would not end with the connection.
     words = ["ssh", *call.options, *_OPTIONS, name, f"exec {shlex.join(there)}"]
     pipe = subprocess.PIPE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dslc.launching.agreement import check_folder
-from dslc.launching.cut_off import newest_of, starts_before
+from dslc.launching.config_consistency import check_folder
+from dslc.launching.interrupted_runs import newest_of, starts_before
 from dslc.runs.run_folder import LOCK, claim_folder
 from dslc.runtime.hosts.doors import RendezvousError
 from dslc.runtime.process.run_status import RunStatus, write_status

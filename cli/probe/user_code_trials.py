@@ -30,7 +30,7 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import article, plural, shorten_list
 from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.sample_outputs import inventions, read_outputs, spread, write_outputs
-from dslc.probe.unseen import can_be_tried
+from dslc.probe.unchecked_parts import can_be_tried
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts

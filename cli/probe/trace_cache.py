@@ -3,7 +3,7 @@
 Model: an entry's name is a digest of what is known beforehand: the call with its arguments, the settings that tracing
 depends on, a sample's shape, the versions of Python and of every installed distribution, dslc's own code, the
 processor, the modules that could be imported from the job's folder, and the variables that libraries read. In it are
-also the files and variables that tracing looked at (looked_at.py); it is taken only if these have the same
+also the files and variables that tracing looked at (dependency_recorder.py); it is taken only if these have the same
 content now. Nothing else is imported or run to find out: a hit loads neither torch nor a line of the user's.
 
 Contract: facts that are taken are those that tracing would find. What prints, fails, looks at numbers, leaves processes
@@ -58,7 +58,7 @@ class TraceCache:
         """Returns the facts, if they were kept and everything that they rest on is the same."""
         from dslc.compiler.ir.codec import DecodeError, from_json
         from dslc.compiler.ir.module_facts import ModelFacts
-        from dslc.probe.looked_at import digest_of, digest_of_variable
+        from dslc.probe.dependency_recorder import digest_of, digest_of_variable
 
         if not self._path or (text := _read_entry(self._path)) is None:
             return None
@@ -86,7 +86,7 @@ class TraceCache:
                 return {"facts": work(), "rests": None}
 
             return unwatched
-        from dslc.probe.looked_at import DependencyRecorder
+        from dslc.probe.dependency_recorder import DependencyRecorder
 
         here = os.getpid()
 

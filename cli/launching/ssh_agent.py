@@ -1,6 +1,6 @@
 """The part of `launch.with = ssh(…)` on each host: runs `dslc run` there, as long as the starting command lives.
 
-    python -P -m dslc.launching.on_host RESTARTS FOLDER WORD…
+    python -P -m dslc.launching.ssh_agent RESTARTS FOLDER WORD…
 
 Model: it says `READY` on standard output, and then starts the command in FOLDER, when a line `go` comes. The line
 before it has the secret of the run. Lines on standard input ask for more: `stop` ends the training after its step,

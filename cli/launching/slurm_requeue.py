@@ -1,6 +1,6 @@
 """Decides what follows a training under SLURM, for the script of `dslc submit`:
 
-    python -m dslc.launching.again RUN STATUS --restarts N [--requeue]
+    python -m dslc.launching.slurm_requeue RUN STATUS --restarts N [--requeue]
 
 Model: the run directory says how the training ended (runtime/process/run_status.py). The answer is the exit status: 0
 starts it again in this allocation, 1 ends the job.
@@ -54,7 +54,7 @@ class _RunHistory:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="dslc.launching.again")
+    parser = argparse.ArgumentParser(prog="dslc.launching.slurm_requeue")
     parser.add_argument("run")
     parser.add_argument("status", type=int)
     parser.add_argument("--restarts", type=int, default=0)

@@ -146,7 +146,7 @@ def _is_of_fixed_version(path: str) -> bool:
 
 @cache
 def _ours() -> tuple[str, ...]:
-    """Returns the folders of dslc, whose content is in each key (kept.py)."""
+    """Returns the folders of dslc, whose content is in each key (trace_cache.py)."""
     packages = [sys.modules.get(name) for name in ("dslc", "dslc.dsl", "dslc.compiler", "dslc.runtime", "dslc.grammar")]
     paths = [path for package in packages for path in getattr(package, "__path__", ())]
     return tuple(os.path.join(os.path.abspath(path), "") for path in paths)

@@ -35,13 +35,17 @@ from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
-from dslc.probe.adapted import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
+from dslc.probe.adapter_probe import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
 from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
-from dslc.probe.kept import TraceCache
-from dslc.probe.leftovers import counted_once
-from dslc.probe.looked_at import digest_of, users_modules
+from dslc.probe.dependency_recorder import digest_of, users_modules
+from dslc.probe.image_trials import try_pictures
+from dslc.probe.leaked_resources import counted_once
 from dslc.probe.network_trial import RealBatch, modules_in_evaluation, try_network, undone
-from dslc.probe.own_code import (
+from dslc.probe.sampler_trials import try_sampler
+from dslc.probe.second_source import compare_twice
+from dslc.probe.trace_cache import TraceCache
+from dslc.probe.unchecked_parts import tell_of_network
+from dslc.probe.user_code_trials import (
     TrialBatches,
     tell_what_is_left,
     trial,
@@ -54,10 +58,6 @@ from dslc.probe.own_code import (
     try_targets,
     used,
 )
-from dslc.probe.own_samplers import try_sampler
-from dslc.probe.pictures import try_pictures
-from dslc.probe.second_source import compare_twice
-from dslc.probe.unseen import tell_of_network
 from dslc.probe.weights import opened_weights
 from dslc.runtime.process.handed_over import HANDED_OVER
 
@@ -497,12 +497,7 @@ def _traced_transformers(
         import torch
 
         from dslc.compiler.trace.trace import TraceError
-        from dslc.runtime.model.transformers_model import (
-            build_transformers,
-            check_configuration,
-            longest,
-            padding_of,
-        )
+        from dslc.runtime.model.transformers_model import build_transformers, check_configuration, longest, padding_of
 
         torch.set_num_threads(1)
         if source.input is None and source.structures is None:
