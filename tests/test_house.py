@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import networkx as nx
@@ -21,6 +22,8 @@ from helpers.paths import ROOT
 from helpers.rooms import PACKAGES, Import, imports_of
 
 MAX_LINES = 600
+MAX_MODULES = 16
+FULL_ROOMS = ("dsl/language", "compiler/graph", "compiler/trace", "runtime/data", "runtime/model")
 
 # Libraries that the runtime uses only for jobs that ask for them.
 OPTIONAL = (
@@ -219,6 +222,12 @@ def test_files_are_short_enough_to_read(files: list[str]) -> None:
     lengths = {name: (ROOT / name).read_bytes().count(b"\n") for name in written}
     long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MAX_LINES]
     assert not long, f"more than {MAX_LINES} lines\n" + "\n".join(long)
+
+
+def test_no_room_has_more_modules_than_a_reader_overlooks() -> None:
+    counts = Counter(module.rpartition("/")[0] for module in rooms.modules() if not module.endswith("__init__.py"))
+    too_many = {room: count for room, count in counts.items() if count > MAX_MODULES and room not in FULL_ROOMS}
+    assert not too_many, f"more than {MAX_MODULES} modules in one folder: sort them into folders by subject"
 
 
 def test_a_wheel_holds_every_module_and_data_file(files: list[str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.ir.plan import PlanView
-from dslc.compiler.rules.own_optimizer import tell_of_memory
+from dslc.compiler.rules.training.custom_optimizer import tell_of_memory
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.rules.adapters import targets_any
-from dslc.compiler.rules.patterns import report_unmatched
+from dslc.compiler.rules.model.adapters import targets_any
+from dslc.compiler.rules.model.name_patterns import report_unmatched
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
 

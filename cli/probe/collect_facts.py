@@ -10,7 +10,7 @@ from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.rules.analyse import context_of
-from dslc.compiler.rules.mixtures import each_source
+from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet
 from dslc.dsl.language.job import JobSpec

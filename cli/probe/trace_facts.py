@@ -24,7 +24,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
-from dslc.compiler.rules.mixtures import each_source
+from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep, parts_of
 from dslc.dsl.language.job import JobSpec

@@ -17,8 +17,8 @@ from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.rules.analyse import context_of
-from dslc.compiler.rules.goals import check_names
-from dslc.compiler.rules.metrics import takes_classes
+from dslc.compiler.rules.training.goals import check_names
+from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec

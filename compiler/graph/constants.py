@@ -24,19 +24,13 @@ from dslc.compiler.ir.records import Shape
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.seams import boundary_tensors
-from dslc.compiler.placement.sharding import (
-    fused_on,
-    low_copy,
-    low_dtype,
-    offloaded,
-    recomputed,
-)
+from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, loss_divisor, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.rules.exchange import exchange_span
+from dslc.compiler.rules.parallelism.exchange import exchange_span
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.goals import EarlyStopping, Goal

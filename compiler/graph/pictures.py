@@ -7,7 +7,7 @@ from typing import Any
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import AugmentStep, PictureStep, PythonFunction
-from dslc.compiler.rules.pictures import channels_of, is_fitted, normalization
+from dslc.compiler.rules.data.images import channels_of, is_fitted, normalization
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.augmentations import Augmentation
 from dslc.dsl.language.registry import Call, fields

@@ -25,39 +25,23 @@ from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
 from dslc.compiler.placement.workload import Workload, measure_out
-from dslc.compiler.rules import (
-    memory as rules_memory,
-)
-from dslc.compiler.rules import (
-    padding as rules_padding,
-)
-from dslc.compiler.rules import (
-    pictures as rules_pictures,
-)
-from dslc.compiler.rules import (
-    pipeline as rules_pipeline,
-)
-from dslc.compiler.rules import (
-    rules,
-)
-from dslc.compiler.rules import (
-    sharding as rules_sharding,
-)
-from dslc.compiler.rules import (
-    structures as rules_structures,
-)
-from dslc.compiler.rules import (
-    weights as rules_weights,
-)
-from dslc.compiler.rules.adapters import check_adapter
+from dslc.compiler.rules import job_rules
+from dslc.compiler.rules import memory as rules_memory
 from dslc.compiler.rules.analysis import Analysis, PipelinePlan
+from dslc.compiler.rules.data import images as rules_pictures
+from dslc.compiler.rules.data import padding as rules_padding
+from dslc.compiler.rules.data import structures as rules_structures
+from dslc.compiler.rules.data.mixtures import each_source
 from dslc.compiler.rules.hosts import check_hosts, check_launch_texts
-from dslc.compiler.rules.mixtures import each_source
-from dslc.compiler.rules.network import check_network
-from dslc.compiler.rules.own_optimizer import check_own_optimizer
-from dslc.compiler.rules.own_step import check_own_step
-from dslc.compiler.rules.training import check_patterns
-from dslc.compiler.rules.whole_losses import check_whole_loss
+from dslc.compiler.rules.model import weights as rules_weights
+from dslc.compiler.rules.model.adapters import check_adapter
+from dslc.compiler.rules.model.cross_sample_losses import check_whole_loss
+from dslc.compiler.rules.parallelism import pipeline as rules_pipeline
+from dslc.compiler.rules.parallelism import sharding as rules_sharding
+from dslc.compiler.rules.parallelism.exchange_cost import check_network
+from dslc.compiler.rules.training.custom_optimizer import check_own_optimizer
+from dslc.compiler.rules.training.custom_step import check_own_step
+from dslc.compiler.rules.training.options import check_patterns
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Own, PythonSource, parts_of
@@ -102,7 +86,7 @@ def analyse(
         shared = rules_structures.check_structures(job, layout, source, facts.model, report)
         shared &= check_own_step(job, layout, report)
         shared &= check_whole_loss(job, layout, source, facts.model, report)
-        rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
+        job_rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
         check_own_optimizer(job, layout, facts.optimizer, report)
         for alone, facts_of_it in each_source(job, source):
             rules_pictures.check_pictures(alone, facts_of_it, report)
@@ -113,12 +97,12 @@ def analyse(
         rules_weights.check_weights(job, model or uncalled, facts.weights, report)
         check_adapter(job, model, report)
     if not shared:
-        rules.check_supported(job, report)
+        job_rules.check_supported(job, report)
         return None
     pipeline = _pipeline(job, layout, workload, model, cuts, facts, reuse, report) if layout and model else None
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
-        rules.check_supported(job, report)
+        job_rules.check_supported(job, report)
         return None
     costs: tuple[RankCost, ...] = ()
     estimated = staging = None
@@ -153,7 +137,7 @@ def analyse(
         again = _Trials(replace(facts, source=source), reuse, len(model.layers) if model else 1)
         rules_memory.check_memory(analysis, again, report)
         rules_memory.check_promises(analysis, again, report)
-    rules.check_supported(job, report)
+    job_rules.check_supported(job, report)
     return analysis
 
 

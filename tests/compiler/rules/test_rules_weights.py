@@ -16,7 +16,7 @@ from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.rules.analyse import analyse
-from dslc.compiler.rules.weights import expected_tensors
+from dslc.compiler.rules.model.weights import expected_tensors
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language import calls as c

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.rules.forward_passes import place_text
-from dslc.compiler.rules.metrics import check_outputs
+from dslc.compiler.rules.model.forward_passes import place_text
+from dslc.compiler.rules.training.metrics import check_outputs
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m

@@ -15,17 +15,17 @@ from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps, loss_divisor, steps_of
-from dslc.compiler.rules.axes import check_context, check_tensor
-from dslc.compiler.rules.checkpoint import check_checkpoints
-from dslc.compiler.rules.documents import check_documents
-from dslc.compiler.rules.exchange import check_exchange, check_warmup
-from dslc.compiler.rules.forward_passes import check_forward_passes
-from dslc.compiler.rules.goals import check_goals
-from dslc.compiler.rules.metrics import check_metrics, takes_classes
-from dslc.compiler.rules.mixtures import check_mixture
-from dslc.compiler.rules.pipeline import check_pipeline
-from dslc.compiler.rules.samplers import check_sampler
-from dslc.compiler.rules.training import check_training
+from dslc.compiler.rules.data.documents import check_documents
+from dslc.compiler.rules.data.mixtures import check_mixture
+from dslc.compiler.rules.data.samplers import check_sampler
+from dslc.compiler.rules.model.forward_passes import check_forward_passes
+from dslc.compiler.rules.parallelism.axes import check_context, check_tensor
+from dslc.compiler.rules.parallelism.exchange import check_exchange, check_warmup
+from dslc.compiler.rules.parallelism.pipeline import check_pipeline
+from dslc.compiler.rules.training.checkpoint import check_checkpoints
+from dslc.compiler.rules.training.goals import check_goals
+from dslc.compiler.rules.training.metrics import check_metrics, takes_classes
+from dslc.compiler.rules.training.options import check_training
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.effects import changed, no_effect

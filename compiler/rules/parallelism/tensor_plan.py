@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.tensor_patterns import TensorPlanFault, TensorPlanStyles, parse_entry, resolve_styles
-from dslc.compiler.rules.patterns import entry_at, likely_patterns
+from dslc.compiler.rules.model.name_patterns import entry_at, likely_patterns
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.language.calls import CrossEntropy
 from dslc.dsl.language.job import JobSpec

@@ -18,7 +18,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.rules.exchange import check_exchange, exchange_span
+from dslc.compiler.rules.parallelism.exchange import check_exchange, exchange_span
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import exchanges as x
 from dslc.dsl.language.job import JobSpec

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
-from dslc.compiler.rules.sharding import or_else, sharding_span
+from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import Fp16
 from dslc.dsl.language.effects import no_effect

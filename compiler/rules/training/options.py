@@ -1,6 +1,6 @@
 """Rules for checkpoints, recomputation, offload and frozen parameters. E0710, E0711, E0715 to E0718, W0714.
 
-Pure functions over the facts known so far, as in rules.py; None is an unknown, which is left for the run.
+Pure functions over the facts known so far, as in job_rules.py; None is an unknown, which is left for the run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
-from dslc.compiler.rules.axes import own_network
-from dslc.compiler.rules.patterns import entry_at, report_unmatched
+from dslc.compiler.rules.model.name_patterns import entry_at, report_unmatched
+from dslc.compiler.rules.parallelism.axes import own_network
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.effects import no_effect

@@ -16,7 +16,7 @@ from dslc.compiler.common.weights_fit import Shapes, WeightMatch, faults, fit, m
 from dslc.compiler.facts.weights_file import Unreadable, entries_of, files_of
 from dslc.compiler.ir.facts import TensorEntry
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.rules.patterns import LIKELY, any_of, entry_at, likely_patterns, quoted, report_unmatched
+from dslc.compiler.rules.model.name_patterns import LIKELY, any_of, entry_at, likely_patterns, quoted, report_unmatched
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec

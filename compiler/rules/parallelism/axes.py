@@ -13,7 +13,7 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
-from dslc.compiler.rules.styles import check_styles, report_scores, report_uneven
+from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import (

@@ -13,7 +13,7 @@ from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.placement.staging import holders, stages_with_whole_backward
 from dslc.compiler.placement.workload import fitting_pieces
-from dslc.compiler.rules.axes import own_network
+from dslc.compiler.rules.parallelism.axes import own_network
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec

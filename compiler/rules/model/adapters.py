@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dslc.compiler.common.adapters import BASE, base_name, is_of_adapter, targeted
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.sharding import trained
-from dslc.compiler.rules.patterns import quoted, report_unmatched
+from dslc.compiler.rules.model.name_patterns import quoted, report_unmatched
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Lora
 from dslc.dsl.language.job import JobSpec

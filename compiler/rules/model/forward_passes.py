@@ -12,7 +12,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed, sharding_of
 from dslc.compiler.placement.workload import Workload
-from dslc.compiler.rules.sharding import or_else, sharding_span
+from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call

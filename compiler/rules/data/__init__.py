@@ -1,0 +1,1 @@
+"""Rules for what a job trains on: its sources, samples and batches."""

@@ -1,0 +1,1 @@
+"""Rules for the network, its weights, its adapters and its loss."""

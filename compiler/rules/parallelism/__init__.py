@@ -1,0 +1,1 @@
+"""Rules for the axes of parallelism and for what ranks exchange."""

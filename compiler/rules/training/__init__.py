@@ -1,0 +1,1 @@
+"""Rules for the optimizer, the step, evaluations and checkpoints."""
