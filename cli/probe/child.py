@@ -16,7 +16,7 @@ def import_torch_for_children() -> None:
     children which are forked later can compute.
     """
     with contextlib.suppress(ImportError, OSError):  # each child meets it again, and tells it with what needs torch
-        import dslc.compiler.trace.trace
+        import dslc.compiler.trace.user_functions
         import dslc.runtime.loop.kept_metrics
         import dslc.runtime.model.losses  # noqa: F401
 

@@ -71,7 +71,7 @@ def _sample_indices(count: int) -> list[int]:
 
 
 def _parts(made: Any) -> Iterator[tuple[str, Any]]:
-    from dslc.compiler.trace.trace import splits_of
+    from dslc.compiler.trace.user_functions import splits_of
     from dslc.runtime.data.sources import is_pair_of_arrays
 
     if is_pair_of_arrays(made):

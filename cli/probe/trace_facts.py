@@ -64,7 +64,7 @@ from dslc.runtime.process.handed_over import HANDED_OVER
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.batch import Example
-    from dslc.compiler.trace.skipped import BlockReuse
+    from dslc.compiler.trace.reuse.block_reuse import BlockReuse
     from dslc.runtime.model.own_losses import OwnSum
     from dslc.runtime.pipeline.captured import Seam
     from dslc.runtime.pipeline.input_form import InputForm
@@ -158,7 +158,7 @@ def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Repor
     own = job.data.collate
 
     def use(make: Callable[..., Any]) -> Any:
-        from dslc.compiler.trace.trace import trace_source
+        from dslc.compiler.trace.user_functions import trace_source
         from dslc.runtime.data.collating import collate
         from dslc.runtime.process.random_numbers import begin_sample
 
@@ -197,7 +197,7 @@ def _traced_model(
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.devices import named_gpus
-        from dslc.compiler.trace.trace import facts_of_made
+        from dslc.compiler.trace.user_functions import facts_of_made
 
         adapted = with_adapter(job, counted_once(make))
         called = _is_called(job, source)
@@ -253,8 +253,8 @@ def _trace_module(
     from dslc.compiler.ir.network_facts import NetworkFacts
     from dslc.compiler.trace.batch import Example, Outputs, read_example
     from dslc.compiler.trace.devices import cpu_tensor_of_network
-    from dslc.compiler.trace.skipped import BlockReuse
-    from dslc.compiler.trace.trace import trace_model, try_low_copy
+    from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+    from dslc.compiler.trace.user_functions import trace_model, try_low_copy
     from dslc.runtime.model.own_losses import OwnSum
 
     kept: list[Any] = []
@@ -297,7 +297,7 @@ def with_seams(
     job: JobSpec, model: Any, facts: ModelFacts, given: TensorFact | Example, source: SourceFacts, skipped: BlockReuse
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts."""
-    from dslc.compiler.trace.skipped import BlockReuse
+    from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 
     try:
         return _find_seams(job, model, facts, given, source, skipped)
@@ -309,7 +309,7 @@ def with_seams(
 
 def _sum_of_pieces(loss: OwnSum) -> Callable[[Any, Any], Any]:
     """Returns the function that gives the sum of the losses of a piece of sequences, and their number."""
-    from dslc.compiler.trace.piece_records import MIXES, ContextParallelError
+    from dslc.compiler.trace.sharding.context_records import MIXES, ContextParallelError
 
     def total(output: Any, target: Any) -> Any:
         counts = loss.count_losses(output, target)
@@ -496,7 +496,7 @@ def _traced_transformers(
     def work() -> Any:
         import torch
 
-        from dslc.compiler.trace.trace import TraceError
+        from dslc.compiler.trace.user_functions import TraceError
         from dslc.runtime.model.transformers_model import build_transformers, check_configuration, longest, padding_of
 
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Facts of a user's own module from tracing (compiler/trace/model.py), beside those of facts.py.
+"""Facts of a user's own module from tracing (compiler/trace/trace_model.py), beside those of facts.py.
 
 They are a module of their own because `dslc check` without `--trace` needs none, and each class takes time to make.
 """

@@ -8,8 +8,8 @@ A dense layer whose features are several things side by side, as queries, keys a
 or `column in parts [4, 1, 1]` if these are of unequal sizes, given by their ratio: each rank has a share of every part.
 
 Contract: plain Python over the traced facts of the modules. `chosen` returns one style for each module that is cut, in
-the order of the modules, or the reason why an entry cannot be used. compiler/trace/shares.py proves that the cut
-network computes the same.
+the order of the modules, or the reason why an entry cannot be used. compiler/trace/sharding/tensor_parallel_check.py
+proves that the cut network computes the same.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.trace.made import TraceError, dtype_name
+from dslc.compiler.trace.instantiate import TraceError, dtype_name
 from dslc.compiler.trace.run import tensors_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import Example, batch_of
 from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.made import TraceError
+from dslc.compiler.trace.instantiate import TraceError
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.working import Working
 from dslc.compiler.model.model import ModelGraph
-from dslc.compiler.trace.trace import TraceError, trace_model
+from dslc.compiler.trace.user_functions import TraceError, trace_model
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.runtime.model.model import skeleton
@@ -431,7 +431,7 @@ def test_a_module_that_reads_numbers_is_run_for_real() -> None:
     assert facts.looks.startswith("`_local_scalar_dense`, test_trace.py:")
     assert trace_model(lambda: Wrapper(nn.Linear(4, 4)), inner).looks == ""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dslc.compiler.trace.model.REAL", 8)
+        patch.setattr("dslc.compiler.trace.trace_model.REAL", 8)
         with pytest.raises(TraceError, match="its forward reads numbers") as error:
             trace_model(lambda: Reads(nn.Linear(4, 4)), inner)
     assert error.value.remedy == "it is too large to be made and run for real beforehand"

@@ -14,7 +14,7 @@ from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.program import TransformersKind, TransformersStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import resolve_styles
-from dslc.compiler.trace.model import trace_model
+from dslc.compiler.trace.trace_model import trace_model
 from dslc.runtime.model.transformers_model import build_transformers, treat_as_known
 from dslc.runtime.process.vision_library import let_torchvision_load
 

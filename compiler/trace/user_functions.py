@@ -1,7 +1,7 @@
 """Traces a user's own functions by calling them once: modules on the meta device, data sets for one sample.
 
-model.py traces modules. `compiler/trace` is the only room of this floor that imports torch and runs a user's code.
-`check` comes here only with `--trace`.
+trace_model.py traces modules. `compiler/trace` is the only room of this floor that imports torch and runs a user's
+code. `check` comes here only with `--trace`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
-from dslc.compiler.trace.made import TraceError, facts_of_made
-from dslc.compiler.trace.model import model_dtype, trace_model, try_low_copy
+from dslc.compiler.trace.instantiate import TraceError, facts_of_made
+from dslc.compiler.trace.trace_model import model_dtype, trace_model, try_low_copy
 
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "facts_of_made"]
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.trace.attributes import content, form_of, is_tensor
 from dslc.compiler.trace.batch import SMALL, Example
 from dslc.compiler.trace.cut import ModuleCut
+from dslc.compiler.trace.reuse.block_attributes import content, form_of, is_tensor
 from dslc.compiler.trace.run import Run, storage, tensors_of
 
 if TYPE_CHECKING:

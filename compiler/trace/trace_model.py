@@ -29,13 +29,12 @@ from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.ir.working import LayerMemory, Working
-from dslc.compiler.trace.alike import find_repeated_blocks
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
 from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.flops import PRODUCTS, check_dtypes, formulas
-from dslc.compiler.trace.made import (
+from dslc.compiler.trace.instantiate import (
     NOTHING,
     TraceError,
     as_module,
@@ -45,11 +44,12 @@ from dslc.compiler.trace.made import (
     own_tensors,
 )
 from dslc.compiler.trace.memory import measure
-from dslc.compiler.trace.pieces import Asked, with_pieces
-from dslc.compiler.trace.pieces import Loss as CountedLoss
+from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
 from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
-from dslc.compiler.trace.shares import with_shares
-from dslc.compiler.trace.skipped import BlockReuse
+from dslc.compiler.trace.sharding.context_parallel_check import Asked, with_pieces
+from dslc.compiler.trace.sharding.context_parallel_check import Loss as CountedLoss
+from dslc.compiler.trace.sharding.tensor_parallel_check import with_shares
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def trace_model(
     tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `skipped`, blocks that are alike
     are traced once; it then has those that were left out. `context`: ranks of a context axis. `frozen`: patterns of
     parameters that the job freezes, so that less is kept; all other facts are those of the module as it is made.
-    `asked` makes libraries read numbers that are known (pieces.py).
+    `asked` makes libraries read numbers that are known (context_parallel_check.py).
     """
     from dslc.compiler.trace.private_torch import (
         DataDependentOutputException,

@@ -15,7 +15,7 @@ In a row of such blocks, or of groups of them (one with local attention after ea
 after each is that after the one before. So those in the middle can be left out: `RepeatedBlocks` names them,
 and for each the block that stands for it.
 
-Contract: what is found is a proposal. `skipped.py` measures two groups in the middle and drops the proposal if they
+Contract: what is found is a proposal. `block_reuse.py` measures two groups in the middle and drops the proposal if they
 differ in anything, or if an attribute was read that differs. Whatever is not understood here makes a block unlike all
 others.
 """
@@ -26,10 +26,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.trace.attributes import State, Unread, by_structure, differences, values_of
 from dslc.compiler.trace.batch import Example
 from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.recorded import BlockRecorder, Output
+from dslc.compiler.trace.reuse.block_attributes import State, Unread, by_structure, differences, values_of
+from dslc.compiler.trace.reuse.block_fingerprint import BlockRecorder, Output
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.alike import find_repeated_blocks
 from dslc.compiler.trace.batch import Outputs
 from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.private_torch import FakeTensorMode
-from dslc.compiler.trace.skipped import BlockReuse
-from dslc.compiler.trace.trace import trace_model
+from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
+from dslc.compiler.trace.user_functions import trace_model
 from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.job import JobSpec
 from dslc.probe.trace_facts import with_seams

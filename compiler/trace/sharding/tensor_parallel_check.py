@@ -3,8 +3,8 @@
 Model: between a column and a row a rank has a *share* of a tensor: one of `ranks` equal pieces along one dim. The
 module is run twice without memory (run.py). In the first run all is whole, and each share is followed through the
 operations from the columns on: the result of an operation is a share if it works on each piece for itself
-(operators.py); if not, the plan is refused. In the second run the cut modules have the parameters of one rank. It must
-run the same operations in the same order, with the same numbers, on tensors of the same shapes; only shares are
+(propagation.py); if not, the plan is refused. In the second run the cut modules have the parameters of one rank. It
+must run the same operations in the same order, with the same numbers, on tensors of the same shapes; only shares are
 smaller, in that dim and by that factor. So its results are the pieces of the results in one process.
 
 Backward, a column sums the gradients of its input, and `summed` modules those of their parameters. The gradients of
@@ -33,7 +33,9 @@ from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.compiler.trace.batch import SMALL, Example
 from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.flops import formulas
-from dslc.compiler.trace.operators import (
+from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+from dslc.compiler.trace.run import Run, storage, tensors_of
+from dslc.compiler.trace.sharding.propagation import (
     CUTS,
     ShareError,
     TensorOperation,
@@ -42,8 +44,6 @@ from dslc.compiler.trace.operators import (
     share_of_parts,
     start_of,
 )
-from dslc.compiler.trace.run import Run, storage, tensors_of
-from dslc.compiler.trace.skipped import BlockReuse
 
 if TYPE_CHECKING:
     import torch

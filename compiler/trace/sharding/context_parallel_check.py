@@ -3,7 +3,7 @@
 Model: on a context axis of `ranks` ranks each has one of as many equal pieces of every sequence, and attention, by
 `torch.nn.functional.scaled_dot_product_attention`, is replaced by one that meets the keys and values of all pieces
 (runtime/parallel/context_parallel.py). The module is run without memory (run.py) on the piece of each rank, and on the
-whole. In the whole run the piece of a tensor is followed through the operations from the input on (operators.py); an
+whole. In the whole run the piece of a tensor is followed through the operations from the input on (propagation.py); an
 operation that works across the positions, or is not known, is refused. The runs on pieces must do the same operations
 in the same order, with the same numbers, on tensors of the same shapes but for the length of the piece.
 
@@ -28,14 +28,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
 from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.operators import ShareError, TensorOperation, TensorShare, follow, sums_positions
-from dslc.compiler.trace.piece_records import (
+from dslc.compiler.trace.run import Run, storage, tensors_of
+from dslc.compiler.trace.sharding.context_records import (
     ATTENDS,
     DIFFERS,
     MIXES,
@@ -51,7 +52,7 @@ from dslc.compiler.trace.piece_records import (
     same_pieces,
     same_positions,
 )
-from dslc.compiler.trace.run import Run, storage, tensors_of
+from dslc.compiler.trace.sharding.propagation import ShareError, TensorOperation, TensorShare, follow, sums_positions
 
 if TYPE_CHECKING:
     import torch
@@ -557,7 +558,8 @@ def _no_numbers() -> tuple[type[Exception], ...]:
 def _library_folders() -> tuple[str, ...]:
     import torch
 
-    return os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
+    compiler = Path(__file__).parents[2]
+    return os.path.dirname(torch.__file__), str(compiler)
 
 
 def _line() -> str:

@@ -1,4 +1,4 @@
-"""Records what a run of a module on pieces of sequences did, and tells whether another did the same (pieces.py)."""
+"""Records the run of a module on pieces of sequences, and compares two runs (context_parallel_check.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dslc.compiler.trace.operators import TensorShare
+from dslc.compiler.trace.sharding.propagation import TensorShare
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.ir.module_facts import ShareFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.operators import ShareError, TensorOperation, TensorShare, follow
 from dslc.compiler.trace.run import tensors_of
-from dslc.compiler.trace.trace import trace_model
+from dslc.compiler.trace.sharding.propagation import ShareError, TensorOperation, TensorShare, follow
+from dslc.compiler.trace.user_functions import trace_model
 
 SHAPE = (2, 4, 6, 8)
 RANKS = 2

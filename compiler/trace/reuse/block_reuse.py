@@ -1,4 +1,4 @@
-"""Traces a module without the blocks in its middle, whose facts are those of others (alike.py).
+"""Traces a module without the blocks in its middle, whose facts are those of others (repeated_blocks.py).
 
 Model: while the module is traced, a block that is left out gives what it is given: the module is one with fewer blocks.
 The facts of the block that stands for it are then written for it too, in its place in the order.
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dslc.compiler.trace.alike import RepeatedBlocks
 from dslc.compiler.trace.cut import ModuleCut
+from dslc.compiler.trace.reuse.repeated_blocks import RepeatedBlocks
 
 if TYPE_CHECKING:
     from torch import nn

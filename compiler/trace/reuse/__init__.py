@@ -1,0 +1,1 @@
+"""Traces one of several equal blocks, and uses its facts for the rest."""
