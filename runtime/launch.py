@@ -46,7 +46,7 @@ from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, Rank
 from dslc.runtime import worker
 from dslc.runtime.agent import PATIENCE, Agent, AtOnce, agent_of, elastic_log
 from dslc.runtime.checkpoint import checkpoint
-from dslc.runtime.data import augmented
+from dslc.runtime.data import augmentation
 from dslc.runtime.hosts.company import LauncherGroup
 from dslc.runtime.hosts.doors import RendezvousError
 from dslc.runtime.hosts.elastic import TrainingOverError
@@ -143,7 +143,7 @@ def _preload(program: JobProgram) -> None:
     """
     checkpoint.preload(program)
     kept_metrics.preload(program.metrics)
-    augmented.preload(program.data)
+    augmentation.preload(program.data)
     if program.gradients.kind == "fsdp":
         fsdp.preload()
     if program.pipeline is not None:

@@ -22,8 +22,8 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
-from dslc.runtime.data.held_out import evaluated
-from dslc.runtime.data.sources import Splits
+from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.splits import evaluated
 from dslc.runtime.loop.agreed import StepReduction, is_evaluated, next_wait
 from dslc.runtime.loop.evaluate import evaluate, named
 from dslc.runtime.loop.goals import Goals

@@ -38,9 +38,9 @@ import torch.distributed as dist
 
 from dslc.compiler.common.untrusted_files import open_to_append
 from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
-from dslc.runtime.data import sample_numbers
+from dslc.runtime.data import sample_keys
 from dslc.runtime.data.batches import of_dead_worker
-from dslc.runtime.data.sources import Splits, open_source
+from dslc.runtime.data.sources.open_sources import Splits, open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
 from dslc.runtime.measure.replica_check import compare_samples
 from dslc.runtime.parallel.mesh import mesh_of
@@ -86,7 +86,7 @@ def work(
         _open_group(job, place, store)
         with mark_errors(job.data.line):
             splits = open_source(job.data, training=job.is_training or job.observation is not None)
-            sample_numbers.prepare(job.data, splits.train, device)
+            sample_keys.prepare(job.data, splits.train, device)
         compare_samples(job, place, splits, device)
         if job.observation is not None and job.observation.plain:
             end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))

@@ -74,7 +74,7 @@ def _needs_trace(job: JobSpec | None, output: str) -> bool:
 def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: argparse.Namespace) -> int:
     from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
-    from dslc.runtime.model.model_error import ModelError
+    from dslc.runtime.model.errors import ModelError
     from dslc.runtime.process.vision_library import true_cause
 
     job, raw, network = analysis.job, arguments.raw, analysis.job.model.network

@@ -25,7 +25,7 @@ def progress() -> Progress:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from dslc.runtime.data.token_files import TokensError, write_tokens
+    from dslc.runtime.data.sources.token_files import TokensError, write_tokens
 
     if os.path.exists(arguments.output):
         print(f"dslc: {arguments.output} exists already", file=sys.stderr)

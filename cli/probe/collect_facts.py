@@ -55,7 +55,7 @@ def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     _, arguments = source_key(call)
 
     def work() -> Any:
-        from dslc.runtime.data import tables
+        from dslc.runtime.data.sources import tables
 
         try:
             if isinstance(call, Parquet):

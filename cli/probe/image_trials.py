@@ -42,7 +42,7 @@ def try_pictures(job: JobSpec, facts: SourceFacts, report: Report) -> None:
         return
 
     def work() -> dict[str, Any]:
-        from dslc.runtime.data.augmented import normalizes, own_transform, prepared
+        from dslc.runtime.data.augmentation import normalizes, own_transform, prepared
         from dslc.runtime.process.random_numbers import begin_sample
 
         begin_sample(job.train.seed, "train", 0, 0)

@@ -120,7 +120,7 @@ def real_batch(job: JobSpec, source: SourceFacts, path: str) -> Any:
         return _random_samples(source, ROWS)
     from dslc.compiler.ir.facts import Facts
     from dslc.compiler.rules.analyse import analyse
-    from dslc.runtime.data.sources import open_source
+    from dslc.runtime.data.sources.open_sources import open_source
 
     analysis = analyse(job, Facts(source=source), Report(), limits=False)
     if analysis is None or analysis.workload.train is None or analysis.workload.visited is None:

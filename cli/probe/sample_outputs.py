@@ -75,8 +75,8 @@ def _write(analysis: Analysis, file: str) -> None:
     from dslc.compiler.graph.constants import data_step, model_step
     from dslc.compiler.trace.structures import call, flatten, unflatten
     from dslc.runtime.data.samples import batch_aside
-    from dslc.runtime.data.sources import open_source
-    from dslc.runtime.model.build import build_model
+    from dslc.runtime.data.sources.open_sources import open_source
+    from dslc.runtime.model.meta_model import build_model
 
     def detached(value: Any) -> Any:
         leaves, form = flatten(value)

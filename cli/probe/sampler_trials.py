@@ -37,7 +37,7 @@ def _try_weights(job: JobSpec, sampler: Weighted, source: SourceFacts, report: R
     assert step is not None
 
     def look() -> str:
-        from dslc.runtime.data.sample_numbers import fault_of, load_numbers
+        from dslc.runtime.data.sample_keys import fault_of, load_numbers
 
         values = load_numbers(step)
         called = isinstance(sampler.weights, PythonNumbers)  # a rule counts the numbers of a file

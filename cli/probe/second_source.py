@@ -72,7 +72,7 @@ def _sample_indices(count: int) -> list[int]:
 
 def _parts(made: Any) -> Iterator[tuple[str, Any]]:
     from dslc.compiler.trace.user_functions import splits_of
-    from dslc.runtime.data.sources import is_pair_of_arrays
+    from dslc.runtime.data.sources.open_sources import is_pair_of_arrays
 
     if is_pair_of_arrays(made):
         yield "train", list(zip(*made, strict=False))

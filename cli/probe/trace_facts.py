@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.batch import Example
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
-    from dslc.runtime.model.own_losses import OwnSum
+    from dslc.runtime.model.custom_losses import OwnSum
     from dslc.runtime.pipeline.captured import Seam
     from dslc.runtime.pipeline.input_form import InputForm
 
@@ -255,7 +255,7 @@ def _trace_module(
     from dslc.compiler.trace.devices import cpu_tensor_of_network
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
     from dslc.compiler.trace.user_functions import trace_model, try_low_copy
-    from dslc.runtime.model.own_losses import OwnSum
+    from dslc.runtime.model.custom_losses import OwnSum
 
     kept: list[Any] = []
 

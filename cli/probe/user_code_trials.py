@@ -174,7 +174,7 @@ def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, repo
 
 def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
     """Raises LossError for a class, whose objects may be losses."""
-    from dslc.runtime.model.loss_error import LossError
+    from dslc.runtime.model.errors import LossError
     from dslc.runtime.process.whose_code import is_users
 
     kind = getattr(function, "func", function)

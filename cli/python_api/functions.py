@@ -176,7 +176,7 @@ def _run(
     from dslc.jobs.prepare_run import prepare, train
     from dslc.runtime.checkpoint.weights import load_weights
     from dslc.runtime.launch import run_in_subprocess
-    from dslc.runtime.model.build import build_model
+    from dslc.runtime.model.meta_model import build_model
     from dslc.runtime.process.failure import describe
     from dslc.runtime.process.records import read_metrics
 

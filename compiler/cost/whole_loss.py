@@ -1,4 +1,4 @@
-"""The exchanges and the memory of a loss that compares samples (runtime/model/whole_losses.py).
+"""The exchanges and the memory of a loss that compares samples (runtime/model/cross_sample_losses.py).
 
 Model: a rank sends the outputs of its share, in as many rows as the largest share has, and receives those of all that
 it is compared with. `contrastive` sends embeddings in float32, with classes where those tell the positives, and

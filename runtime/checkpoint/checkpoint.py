@@ -40,16 +40,8 @@ from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
-from dslc.runtime.checkpoint.state import (
-    CheckpointError,
-    Copies,
-    ExtraState,
-    State,
-    StorageError,
-    TrainingState,
-    write,
-)
-from dslc.runtime.data import sample_numbers
+from dslc.runtime.checkpoint.state import CheckpointError, Copies, ExtraState, State, StorageError, TrainingState, write
+from dslc.runtime.data import sample_keys
 from dslc.runtime.data.samples import Marks
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process.job_line import mark_errors
@@ -120,7 +112,7 @@ class Checkpoints:
             noise=noise_rank(job, place.rank),
             beside=beside,
         )
-        self._fit = files.fit_of(job, self._state.shapes, sample_numbers.digest_of(job.data))
+        self._fit = files.fit_of(job, self._state.shapes, sample_keys.digest_of(job.data))
         # A group of its own, so that a thread's messages never come between those of the training.
         self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None
         self._copies = Copies()

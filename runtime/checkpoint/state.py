@@ -42,7 +42,7 @@ from dslc.runtime.checkpoint.apart import ExchangeState
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.checkpoint.own_state import OwnState
 from dslc.runtime.checkpoint.permuted_rows import with_chunks
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.own_optimizer import OwnOptimizer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.technique import offload

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from dslc.runtime.checkpoint.tensor_file import Entry, writing
-from dslc.runtime.model.names import WEIGHTS, named_tensors
 from dslc.runtime.model.row_order import as_named
+from dslc.runtime.model.tensor_names import WEIGHTS, named_tensors
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline.pipeline import Pipeline

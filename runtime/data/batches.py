@@ -32,17 +32,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.compiler.trace.private_torch import hide_worker
 from dslc.compiler.trace.structures import map_tensors
-from dslc.runtime.data.held_out import Split
 from dslc.runtime.data.random_streams import generator
-from dslc.runtime.data.sampler import (
-    batch_samples,
-    micro_batches,
-    shares,
-    sizes_of,
-    split_indices,
-    steps_per_epoch,
-)
+from dslc.runtime.data.sampler import batch_samples, micro_batches, shares, sizes_of, split_indices, steps_per_epoch
 from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits, batch_aside
+from dslc.runtime.data.splits import Split
 from dslc.runtime.process.error_text import error_text
 from dslc.runtime.process.failure import frames_of, message_of
 from dslc.runtime.process.job_line import during, mark_during, mark_item_errors, mark_line

@@ -1,11 +1,11 @@
 """Chooses the samples of a rank: the order of an epoch, its global batches, their shares and micro-batches.
 
 Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`, which a sampler
-may draw (weighted.py) or sort (by_length.py). Its global batch `k` is the entries `k * batch` to `(k + 1) * batch` of
-that order. A data rank takes a contiguous share of the batch,
-and the share is cut into micro-batches, both by compiler/common/shares.py. If samples can only be read a block at a
-time (row groups of Parquet files), the blocks are shuffled, and then the samples within each `window` of consecutive
-blocks: a block is read once an epoch, and few are held.
+may draw (weighted_sampler.py) or sort (length_bucketing.py). Its global batch `k` is the entries `k * batch` to `(k +
+1) * batch` of that order. A data rank takes a contiguous share of the batch, and the share is cut into micro-batches,
+both by compiler/common/shares.py. If samples can only be read a block at a time (row groups of Parquet files), the
+blocks are shuffled, and then the samples within each `window` of consecutive blocks: a block is read once an epoch, and
+few are held.
 
 Contract: everything is a pure function of (seed, epoch, k) and the rank's place, the same on any machine, in any
 process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch, whatever
@@ -24,12 +24,12 @@ from torch import Tensor
 
 from dslc.compiler.common.shares import piece, pieces
 from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
-from dslc.runtime.data import mixed
-from dslc.runtime.data.by_length import grouped
-from dslc.runtime.data.held_out import Split, parted, range_of, total
+from dslc.runtime.data import mixture
+from dslc.runtime.data.length_bucketing import grouped
 from dslc.runtime.data.random_streams import generator
-from dslc.runtime.data.sample_numbers import Numbers, numbers_of
-from dslc.runtime.data.weighted import draw
+from dslc.runtime.data.sample_keys import Numbers, numbers_of
+from dslc.runtime.data.splits import Split, parted, range_of, total
+from dslc.runtime.data.weighted_sampler import draw
 
 
 def permutation(step: DataStep, epoch: int) -> Tensor:
@@ -50,7 +50,7 @@ def _order_of_mixture(step: DataStep, epoch: int) -> Tensor:
     for known, number, order in _MIXED:
         if known is step and number == epoch:
             return order
-    _MIXED.append((step, epoch, mixed.order(step, epoch, permutation)))
+    _MIXED.append((step, epoch, mixture.order(step, epoch, permutation)))
     return _MIXED[-1][2]
 
 

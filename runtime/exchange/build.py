@@ -16,7 +16,7 @@ from dslc.runtime.exchange.low_precision import LowPrecisionDecentralized
 from dslc.runtime.exchange.momenta import OnebitAdamExchange, QAdamExchange
 from dslc.runtime.exchange.powersgd import PowerSGD
 from dslc.runtime.exchange.rounded import Bf16, Fp16
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.engine import Engine
 
 GRADIENTS: dict[str, type[GradientExchange]] = {"fp16": Fp16, "bf16": Bf16, "powersgd": PowerSGD, "bytegrad": ByteGrad}

@@ -24,7 +24,7 @@ from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange.among import ExchangeGroups
 from dslc.runtime.exchange.codes import compress, restore
 from dslc.runtime.exchange.exchange import GradientExchange
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 
 
 class ByteGrad(GradientExchange):

@@ -26,7 +26,7 @@ from torch.autograd.profiler import record_function
 from dslc.compiler.common.buckets import in_buckets
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange.among import BucketQueue, ExchangeGroups, Rule, between_nodes, make_exchange_groups, mean
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 
 MARK = "dslc: exchange"
 

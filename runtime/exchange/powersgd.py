@@ -35,7 +35,7 @@ from dslc.compiler.common.low_rank import matrix_of
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange.among import mean
 from dslc.runtime.exchange.exchange import GradientExchange
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 
 
 class _ShapeGroup(NamedTuple):

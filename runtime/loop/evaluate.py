@@ -29,9 +29,9 @@ from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import split_batches
-from dslc.runtime.data.held_out import Split, samples_of
 from dslc.runtime.data.samples import Pair
-from dslc.runtime.data.sources import Splits
+from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.splits import Split, samples_of
 from dslc.runtime.loop.kept_metrics import StatefulMetric, Value, exchange, keeps
 from dslc.runtime.loop.metrics import Metrics
 from dslc.runtime.loop.whole_evaluation import WholeEvaluation

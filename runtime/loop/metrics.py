@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
+from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, wide_tensors
-from dslc.runtime.model.own_losses import OwnSum
 
 Measure: TypeAlias = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
 

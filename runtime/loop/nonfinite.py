@@ -52,7 +52,7 @@ from dslc.runtime.loop.nonfinite_cause import (
     told_by_repetition,
     values_text,
 )
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.process.records import note
 from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import TrainingComponents

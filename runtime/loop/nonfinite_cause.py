@@ -20,8 +20,8 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import local_part, norms, tree_leaves
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
+from dslc.runtime.data.splits import sample_name
 from dslc.runtime.loop.evaluate import forward
 from dslc.runtime.measure.replica_check import bit_sums
 from dslc.runtime.parallel.context_parallel import piece_of

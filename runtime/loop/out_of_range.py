@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
-from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.sampler import micro_batches, split_indices, steps_per_epoch
 from dslc.runtime.data.samples import Splits, first_out_of_range
+from dslc.runtime.data.splits import sample_name
 from dslc.runtime.loop import evaluate
 
 _INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values|invalid for input of size", re.ASCII)

@@ -26,20 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from dslc.compiler.ir.program import (
-    JobProgram,
-    LearningRateStep,
-    LossStep,
-    ModelStep,
-    OptimizerStep,
-    RankPlace,
-)
+from dslc.compiler.ir.program import JobProgram, LearningRateStep, LossStep, ModelStep, OptimizerStep, RankPlace
 from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import StepBatch, batches
-from dslc.runtime.data.sources import Splits
+from dslc.runtime.data.sources.open_sources import Splits
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.model import documents, initial_weights
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.stepper import StepResult

@@ -31,9 +31,9 @@ from dslc.compiler.trace.structures import map_tensors
 from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
-from dslc.runtime.data.held_out import evaluated, for_test, held_out
 from dslc.runtime.data.samples import Samples, batch_aside, concatenate_samples
-from dslc.runtime.data.sources import Splits
+from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.splits import evaluated, for_test, held_out
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
 from dslc.runtime.loop.predictions import Part
 from dslc.runtime.model import initial_weights

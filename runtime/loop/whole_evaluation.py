@@ -20,9 +20,9 @@ from dslc.compiler.common.shares import largest, piece
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.data.batches import read_batches
-from dslc.runtime.data.held_out import Split, range_of
-from dslc.runtime.data.sources import Splits
-from dslc.runtime.model.whole_losses import WholeSum
+from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.splits import Split, range_of
+from dslc.runtime.model.cross_sample_losses import WholeSum
 from dslc.runtime.parallel.neighbours import gathered_samples
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.whole_batch import concatenate

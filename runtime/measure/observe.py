@@ -38,8 +38,8 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.samples import Pair
 from dslc.runtime.model.initial_weights import Part, own_part
-from dslc.runtime.model.names import named_tensors
 from dslc.runtime.model.row_order import as_named, is_permuted
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.stepper import StepResult
 

@@ -37,8 +37,8 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import local_part
 from dslc.compiler.trace.structures import named
 from dslc.runtime.data.batches import read_batches
-from dslc.runtime.data.held_out import sample_name
 from dslc.runtime.data.samples import Samples, Splits
+from dslc.runtime.data.splits import sample_name
 from dslc.runtime.measure import collectives
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.job_line import mark_errors

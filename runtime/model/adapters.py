@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.common.adapters import BASE, FIRST, SECOND, file_name, targeted
 from dslc.compiler.ir.program import AdapterStep
-from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.vision_library import let_torchvision_load
 
 CONFIGURATION, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of an adapter alone, as peft names them

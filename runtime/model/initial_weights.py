@@ -32,8 +32,8 @@ from dslc.compiler.common.adapters import base_name, is_of_adapter, without_adap
 from dslc.compiler.common.weights_fit import Shapes, WeightMatch, faults, fit
 from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.trace.private_torch import part_in_whole
-from dslc.runtime.model.names import named_tensors
 from dslc.runtime.model.row_order import rows_of_part
+from dslc.runtime.model.tensor_names import named_tensors
 
 Part = tuple[slice, ...]
 Read = Callable[[str, Part], Tensor]

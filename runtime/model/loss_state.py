@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import PythonFunction
 from dslc.compiler.trace.private_torch import times_written
 from dslc.compiler.trace.structures import tensors
-from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.model.errors import LossError
 from dslc.runtime.process.user_code import load_function
 
 _DEPTH = 6  # of attributes within attributes that are searched

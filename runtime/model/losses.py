@@ -27,10 +27,10 @@ from torch import Tensor
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.private_torch import OperationMode, fake_store
 from dslc.compiler.trace.structures import map_tensors, tensors
-from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.model.cross_sample_losses import WholeSum
+from dslc.runtime.model.custom_losses import OwnSum, counts_itself, of_one_number
+from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.loss_state import load_loss
-from dslc.runtime.model.own_losses import OwnSum, counts_itself, of_one_number
-from dslc.runtime.model.whole_losses import WholeSum
 from dslc.runtime.process.job_line import mark_errors
 
 __all__ = [
@@ -52,7 +52,7 @@ _NONE_IGNORED = -(2**62)  # torch always has an ignored target; no label has thi
 
 def count(step: LossStep, target: Tensor) -> int | Tensor:
     """Returns the divisor of the sum of the losses over `target`: samples, tokens, or (an int64 scalar) those kept."""
-    assert step.counts != "own", "own_losses.py counts"
+    assert step.counts != "own", "custom_losses.py counts"
     match step.counts:
         case "samples":
             return target.shape[0]

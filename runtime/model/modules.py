@@ -1,7 +1,8 @@
 """Modules that torch.nn lacks, or has in a slower form.
 
-Model: each holds its parts as attributes that the builder adds (`runtime/model/model.py`), so that a module here is
-little more than its forward pass. Tensors are batch first: (batch, length, width), (batch, channels, height, width).
+Model: each holds its parts as attributes that the builder adds (`runtime/model/module_builder.py`), so that a module
+here is little more than its forward pass. Tensors are batch first: (batch, length, width), (batch, channels, height,
+width).
 
 Contract: correct under autocast and with 16-bit parameters; no data-dependent control flow; the names of parts are
 those of the compiler's arithmetic (`compiler/model/*layers.py`), and tests compare the two.

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from dslc.compiler.common.untrusted_files import read_json
 from dslc.compiler.ir.program import TransformersStep
-from dslc.runtime.model.model_error import ModelError
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.errors import ModelError
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.process.vision_library import let_torchvision_load
 
 _CONFIGURATION_LIMIT = 1 << 22  # bytes of a configuration

@@ -33,9 +33,9 @@ from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import import_compiler, spec_of
 from dslc.compiler.trace.structures import tensors
-from dslc.runtime.model.blank import job_line
+from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.initial_weights import part_of
-from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.meta_model import job_line
 from dslc.runtime.parallel import parted
 from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of

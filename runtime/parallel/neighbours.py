@@ -24,8 +24,8 @@ from torch import Tensor
 from dslc.compiler.common.shares import largest, pieces
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import flatten, unflatten
-from dslc.runtime.model.loss_error import LossError
-from dslc.runtime.model.whole_losses import GatheredSamples, LocalSamples
+from dslc.runtime.model.cross_sample_losses import GatheredSamples, LocalSamples
+from dslc.runtime.model.errors import LossError
 from dslc.runtime.parallel.mesh import mesh_of
 
 _MADE: dict[tuple[int, int, int], dist.ProcessGroup | None] = {}  # of this process: groups are never closed

@@ -20,7 +20,7 @@ from torch import nn
 
 from dslc.compiler.common.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
-from dslc.runtime.model.names import parameter_names
+from dslc.runtime.model.tensor_names import parameter_names
 from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.own_optimizer import OwnOptimizer
 from dslc.runtime.technique import offload

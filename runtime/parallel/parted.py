@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import own_parameters
-from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.errors import ModelError
 from dslc.runtime.parallel.varying import leaves
 
 if TYPE_CHECKING:

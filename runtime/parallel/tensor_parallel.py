@@ -39,7 +39,7 @@ from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
 from dslc.runtime.model import row_order
-from dslc.runtime.model.model import tie
+from dslc.runtime.model.module_builder import tie
 from dslc.runtime.parallel.engine import Engine
 from dslc.runtime.parallel.mesh import mesh_of
 

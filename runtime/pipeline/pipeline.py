@@ -46,9 +46,9 @@ from dslc.compiler.trace.private_torch import (
     run_microbatches,
     separate_tensors,
 )
-from dslc.runtime.model.blank import Blank, Spot
-from dslc.runtime.model.loss_error import LossError
-from dslc.runtime.model.names import named_tensors, parameter_names
+from dslc.runtime.model.errors import LossError
+from dslc.runtime.model.meta_model import Blank, Spot
+from dslc.runtime.model.tensor_names import named_tensors, parameter_names
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.engine import Engine, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import StageStep
 from dslc.compiler.trace.private_torch import is_view
-from dslc.runtime.model.blank import Spot
+from dslc.runtime.model.meta_model import Spot
 from dslc.runtime.pipeline.recording import Call, Held, filled, tensors_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from dslc.runtime.exchange.build import exchange_of, local_engine
 from dslc.runtime.exchange.compressed_adam import compressed
 from dslc.runtime.exchange.exchange import Exchange, GradientExchange
 from dslc.runtime.model import documents, initial_weights
-from dslc.runtime.model.blank import blank
-from dslc.runtime.model.build import build_model
 from dslc.runtime.model.losses import LossSum, loss_sum
+from dslc.runtime.model.meta_model import blank, build_model
 from dslc.runtime.parallel import context_parallel, ddp, fsdp, tensor_parallel
 from dslc.runtime.parallel.engine import Engine, do_nothing
 from dslc.runtime.parallel.evaluation_weights import weights_in_place

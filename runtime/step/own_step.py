@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, LossStep, PythonFunction, RankPlace
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import LossError
-from dslc.runtime.model.own_losses import OwnSum
 from dslc.runtime.parallel import parted
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process import random_numbers

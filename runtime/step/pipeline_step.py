@@ -19,8 +19,8 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import named as named_leaves
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.model.loss_error import LossError
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.errors import LossError
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.varying import graph_nodes
 from dslc.runtime.pipeline.pipeline import Schedule

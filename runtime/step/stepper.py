@@ -30,8 +30,8 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import lower_all, raise_all, scale_all
 from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import count
-from dslc.runtime.model.own_losses import OwnSum
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.varying import Varying

@@ -25,7 +25,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dslc.compiler.ir.program import AverageStep
 from dslc.compiler.trace.private_torch import local_part
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.technique import offload
 
 

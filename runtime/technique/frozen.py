@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import nn
 
 from dslc.compiler.ir.program import ModelStep
-from dslc.runtime.model.names import parameter_names
+from dslc.runtime.model.tensor_names import parameter_names
 
 
 class FreezeError(RuntimeError):

@@ -39,7 +39,7 @@ from helpers.trained import Trained
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
-from dslc.runtime.data.held_out import parted
+from dslc.runtime.data.splits import parted
 
 STEPS, CLIP = 6, 0.3
 

@@ -19,7 +19,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import prepare
 from dslc.runtime.data.batches import batches
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.measure.report import tracker_of
 from dslc.runtime.step import pipeline_step
 from dslc.runtime.step.assemble import assemble

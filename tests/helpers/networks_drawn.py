@@ -19,8 +19,8 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.registry import Call
-from dslc.runtime.model.build import build_model
-from dslc.runtime.model.model import skeleton
+from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.model.module_builder import skeleton
 
 VOCAB = 11
 Draw = Callable[[Any], Any]

@@ -17,7 +17,7 @@ from helpers.trained import Trained, agree
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint.weights import load_weights
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 
 KEPT = p.LossStep(kind="cross_entropy", counts="kept", ignore=-100)
 
@@ -155,7 +155,7 @@ def test_statistics_per_rank_are_evaluated_and_written_as_rank_0_has_them(launch
     model = build_model(conv_model(), "cpu")
     load_weights(model, str(two.folder))
     model.eval()
-    from dslc.runtime.data.sources import open_source
+    from dslc.runtime.data.sources.open_sources import open_source
 
     inputs, targets = open_source(data).validation.batch(torch.arange(30))
     expected = torch.nn.functional.cross_entropy(model(inputs), targets)

@@ -20,7 +20,7 @@ from helpers.trained import Trained, agree, ready, train_job
 from safetensors.torch import save_file
 
 from dslc.runtime.data.sampler import permutation
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.process.random_numbers import begin_sample
 
 importlib.import_module("helpers.vision")  # so that children that try a job have torchvision already

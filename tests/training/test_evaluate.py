@@ -105,7 +105,7 @@ def test_predictions_are_in_the_order_of_the_source(folder: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert "output 1797 x 10" in run.stdout
     assert dslc("export", "job.plt", "-o", weights, "--checkpoint", place, cwd=folder).returncode == 0
-    from dslc.runtime.data.sources import digits
+    from dslc.runtime.data.sources.open_sources import digits
 
     model = plain()
     model.load_state_dict(torch.load(weights, weights_only=True))
@@ -133,7 +133,7 @@ def test_the_parts_of_a_split_are_those_of_the_whole(folder: Path) -> None:
     assert sorted(both.tolist()) == list(range(1797))
     assert outputs["validation"]["output"].shape == (203, 10)
     right = outputs["validation"]["output"].argmax(1)
-    from dslc.runtime.data.sources import digits
+    from dslc.runtime.data.sources.open_sources import digits
 
     targets = digits().targets.numpy()[outputs["validation"]["index"]]
     lines = (run_of(folder) / "metrics.jsonl").read_text().splitlines()

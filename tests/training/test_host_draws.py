@@ -18,7 +18,7 @@ from torch import nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.data.sampler import micro_batches
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.process import random_numbers
 
 JOB = """

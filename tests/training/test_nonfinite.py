@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from dslc.jobs.prepare_run import Ready
 from dslc.runtime import train as runtime
 from dslc.runtime.checkpoint.files import checkpoints_in
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.loop.nonfinite import NonFinite
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.failure import Outcome, describe

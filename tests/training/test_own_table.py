@@ -59,7 +59,7 @@ def validated(trained: Trained) -> list[dict[str, Any]]:
 
 def test_metrics_are_those_of_the_whole_split(one: Trained) -> None:
     """Computed here from the weights, over all samples that no step has seen."""
-    from dslc.runtime.data.held_out import parted
+    from dslc.runtime.data.splits import parted
 
     last = validated(one)[-1]
     network = own_table.Two()

@@ -15,7 +15,7 @@ from helpers.trained import agree, ready, train_job
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.check_job import inspect
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 
 BERT = (
     'transformers("bert", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, intermediate_size = 48, '

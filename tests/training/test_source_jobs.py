@@ -23,7 +23,7 @@ from dslc.dsl.language.registry import CALLS
 from dslc.dsl.meaning.load import load_text
 from dslc.jobs.check_job import inspect
 from dslc.jobs.prepare_run import prepare
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 
 
 def job(source: str, network: str, *, data: str = "", batch: int = 8, train: str = "steps = 12") -> str:

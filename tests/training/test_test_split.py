@@ -11,7 +11,7 @@ from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train, train_job, write_job_with_helper
 
 from dslc.main import main
-from dslc.runtime.data.held_out import for_test, held_out
+from dslc.runtime.data.splits import for_test, held_out
 
 JOB = """
 model {

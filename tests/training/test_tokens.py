@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dslc.compiler.facts.sources import source_facts
 from dslc.dsl.language import calls as c
-from dslc.runtime.data import token_files
-from dslc.runtime.data.token_files import TokensError, pieces_of, write_tokens
+from dslc.runtime.data.sources import token_files
+from dslc.runtime.data.sources.token_files import TokensError, pieces_of, write_tokens
 
 TEXT = Path(argparse.__file__).read_text()
 

@@ -17,7 +17,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.placement.sharding import BUCKET_BYTES, zero1_partition
 from dslc.dsl.language import layers as s
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 
 
 def _sizes(seed: int, most: int) -> list[int]:

@@ -27,7 +27,7 @@ from dslc.compiler.ir.program import DataStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.registry import Call
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 
 
 def opened(source: Call, facts: SourceFacts, context: int | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,8 +41,8 @@ from dslc.dsl.language import layers as s
 from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.registry import CALLS, Call, Place
 from dslc.dsl.source import Source, Span
-from dslc.runtime.model.build import build_model
-from dslc.runtime.model.model import skeleton
+from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.model.module_builder import skeleton
 
 DRAWN = settings(max_examples=120, suppress_health_check=list(HealthCheck))
 Drawn = tuple[tuple[Call, ...], SourceFacts]

@@ -12,7 +12,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
-from dslc.runtime.model.model import skeleton
+from dslc.runtime.model.module_builder import skeleton
 
 
 @pytest.mark.slow

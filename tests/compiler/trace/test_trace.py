@@ -23,7 +23,7 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.trace.user_functions import TraceError, trace_model
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
-from dslc.runtime.model.model import skeleton
+from dslc.runtime.model.module_builder import skeleton
 
 DRAWN = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 FIGURES = ("forward_flops", "backward_flops", "float32.saved", "autocast.saved")

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, load_model
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.process.records import NOTES, read_metrics
 from dslc.runtime.process.run_status import read_status
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.checkpoint.export import export_folder
 from dslc.runtime.checkpoint.state import CheckpointError
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.model.transformers_model import build_transformers
 
 GPT2 = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 64, "n_positions": 16}

@@ -12,7 +12,7 @@ from dslc.compiler.ir.program import DataStep
 from dslc.compiler.placement.mixture import counts
 from dslc.dsl.language import calls as c
 from dslc.runtime.data import sampler
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 
 
 def part(train: int, validation: int = 0, seed: int = 0, *, shuffle: bool = True) -> DataStep:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch.utils.data import WeightedRandomSampler
 
 from dslc.compiler.ir.program import DataStep, SamplerStep
-from dslc.runtime.data import sample_numbers, sampler
-from dslc.runtime.data.by_length import grouped
-from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data import sample_keys, sampler
+from dslc.runtime.data.length_bucketing import grouped
 from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.samples import FetchedSamples, Part, SourceError, TensorSamples
-from dslc.runtime.data.weighted import draw
+from dslc.runtime.data.splits import held_out
+from dslc.runtime.data.weighted_sampler import draw
 
 CPU = torch.device("cpu")
 SEEDS = count()
@@ -48,7 +48,7 @@ def test_weights_draw_what_torchs_own_sampler_draws(replacement: bool, tmp_path:
     weights = np.random.default_rng(0).random(50)
     np.save(tmp_path / "w.npy", weights)
     step = step_of("weighted", 50, 30, replacement=replacement, file=str(tmp_path / "w.npy"))
-    sample_numbers.prepare(step, TensorSamples(torch.zeros(50), torch.zeros(50)), CPU)
+    sample_keys.prepare(step, TensorSamples(torch.zeros(50), torch.zeros(50)), CPU)
     for epoch in (0, 1):
         theirs = WeightedRandomSampler(
             weights.tolist(), 30, replacement=replacement, generator=generator(3, f"epoch {epoch}")
@@ -84,8 +84,8 @@ def test_a_number_belongs_to_a_sample_of_the_source_whether_it_is_held_out_or_no
         line="job.plt:2:1",
     )
     kept = held_out(step)[0] if split == "random" else torch.arange(7)
-    sample_numbers.prepare(step, Part(TensorSamples(torch.zeros(10), torch.zeros(10)), kept), CPU)
-    assert sample_numbers.numbers_of(step).values.tolist() == [float(n + 1) for n in kept.tolist()]
+    sample_keys.prepare(step, Part(TensorSamples(torch.zeros(10), torch.zeros(10)), kept), CPU)
+    assert sample_keys.numbers_of(step).values.tolist() == [float(n + 1) for n in kept.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_weights_that_cannot_be_drawn_by(weights: object, said: str, tmp_path: P
     np.save(tmp_path / "w.npy", weights)  # type: ignore[arg-type]
     step = step_of("weighted", 4, replacement=False, file=str(tmp_path / "w.npy"))
     with pytest.raises(SourceError, match=r"^job\.plt:3:4: .*" + said):
-        sample_numbers.prepare(step, TensorSamples(torch.zeros(4), torch.zeros(4)), CPU)
+        sample_keys.prepare(step, TensorSamples(torch.zeros(4), torch.zeros(4)), CPU)
 
 
 class Labelled:
@@ -136,14 +136,14 @@ class Labelled:
 )
 def test_the_length_of_a_sample_is_that_of_its_first_part(sample: object, length: float) -> None:
     step = replace(step_of("by_length", 2), seed=next(SEEDS))  # numbers are kept by what a job says of its data
-    sample_numbers.prepare(step, FetchedSamples([sample, sample], "job.plt:2:1"), CPU)
-    assert sample_numbers.numbers_of(step).values.tolist() == [length, length]
+    sample_keys.prepare(step, FetchedSamples([sample, sample], "job.plt:2:1"), CPU)
+    assert sample_keys.numbers_of(step).values.tolist() == [length, length]
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_each_class_is_drawn_as_often(told: bool) -> None:
     step, data = step_of("balanced", 40, 3000 + told), Labelled(told)
-    sample_numbers.prepare(step, FetchedSamples(data, "job.plt:2:1"), CPU)
+    sample_keys.prepare(step, FetchedSamples(data, "job.plt:2:1"), CPU)
     assert data.fetched == (1 if told else 40)
     classes = torch.tensor(data.labels)[sampler.permutation(step, 0)].bincount()
     assert classes.sum() == 3000 + told and (classes - 1000).abs().max() < 100

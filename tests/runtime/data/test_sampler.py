@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime.data import sampler
-from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data.splits import held_out
 
 
 def data_step(train: int, batch: int, *, keep: bool = False, shuffle: bool = True, seed: int = 0) -> DataStep:

@@ -20,12 +20,12 @@ from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.program import DataStep
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.registry import Call
-from dslc.runtime.data import tables
-from dslc.runtime.data.pictures import decoded
+from dslc.runtime.data.images import decoded
 from dslc.runtime.data.sampler import micro_batches, permutation
 from dslc.runtime.data.samples import SourceError
-from dslc.runtime.data.sources import open_source
-from dslc.runtime.data.sources_tables import ParquetFiles
+from dslc.runtime.data.sources import tables
+from dslc.runtime.data.sources.open_sources import open_source
+from dslc.runtime.data.sources.table_sources import ParquetFiles
 
 
 def step_for(call: Call, facts: Any = None, context: int = 10, **more: Any) -> DataStep:
@@ -326,7 +326,7 @@ def test_rows_that_differ_from_the_first_are_named(tmp_path: Path, rows: Any, wo
 
 GROWTH = """
 import pickle, sys
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.data.sampler import permutation
 step = pickle.load(sys.stdin.buffer)
 def held():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, PythonFunction
 from dslc.runtime.data.collating import stacked
-from dslc.runtime.data.sources import (
+from dslc.runtime.data.sources.open_sources import (
     FetchedSamples,
     Part,
     SourceError,
@@ -161,7 +161,7 @@ def test_made_up_samples_depend_on_seed_and_index_alone(arguments: dict[str, Any
     step = data_step("synthetic", 50, arguments={"samples": 50, **arguments})
     inputs, targets = everything(open_source(step))
     some = torch.tensor([49, 7, 7])
-    monkeypatch.setattr("dslc.runtime.data.synthetic.KEPT", 0)
+    monkeypatch.setattr("dslc.runtime.data.sources.synthetic.KEPT", 0)
     splits = open_source(step)
     assert isinstance(splits.train, Part) and not isinstance(splits.train.samples, TensorSamples)
     alone = splits.train.batch(some)

@@ -17,9 +17,9 @@ from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep, PythonFunc
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.runtime.model import modules
-from dslc.runtime.model.build import build_model
-from dslc.runtime.model.model import initial_value
-from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.errors import ModelError
+from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.model.module_builder import initial_value
 
 GPT = of(s.GPT, layers=2, width=16, heads=2, context=8)
 

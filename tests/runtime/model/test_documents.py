@@ -12,10 +12,10 @@ from helpers.trained import agree, ready, train_job
 from torch import Tensor
 
 from dslc.jobs.check_job import check_one
-from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.model import documents
-from dslc.runtime.model.build import build_model
 from dslc.runtime.model.losses import count, loss_sum
+from dslc.runtime.model.meta_model import build_model
 
 END = 10  # the byte of a new line
 JOB = """

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint.weights import save_weights
 from dslc.runtime.model import initial_weights
-from dslc.runtime.model.build import build_model
 from dslc.runtime.model.initial_weights import WeightsError, tensors_of
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.process.records import read_metrics
 
 
@@ -118,7 +118,7 @@ def fill_shards(rank: int, folder: str, replicas: int) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    from dslc.runtime.model.model import skeleton
+    from dslc.runtime.model.module_builder import skeleton
 
     step = start(gpt_model(vocab=33), Path(folder))  # 33 rows do not divide
     mesh = init_device_mesh("cpu", (replicas, 4 // replicas), mesh_dim_names=("replicate", "shard"))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from helpers.networks_drawn import built, of, step_of, tokens
 
 from dslc.dsl.language import layers as s
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import LossStep, PythonFunction
+from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import LossError, classes_last, count, loss_sum, mixes_samples
-from dslc.runtime.model.own_losses import OwnSum
 
 SMOOTHING = {"label_smoothing": 0.2}
 

@@ -13,8 +13,7 @@ from torch import nn
 from dslc.compiler.facts.transformers_file import mean_of, written_task
 from dslc.compiler.ir.program import ModelStep, TransformersStep
 from dslc.dsl.language.layers import TransformersNetwork
-from dslc.runtime.model.blank import blank
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import blank, build_model
 from dslc.runtime.model.transformers_model import TransformersError, build_transformers, longest
 
 SMALL: dict[str, dict[str, Any]] = {

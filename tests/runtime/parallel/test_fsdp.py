@@ -19,7 +19,7 @@ from torch import nn
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.step.stepper import stepper
 

@@ -17,9 +17,9 @@ from helpers.made_programs import gpt_model, optimizer_step, places, program, to
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.model.build import build_model
 from dslc.runtime.model.initial_weights import own_part
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents, assemble

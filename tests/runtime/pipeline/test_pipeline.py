@@ -15,10 +15,9 @@ from torch import nn
 
 from dslc.compiler.ir.program import InitStep, JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
 from dslc.runtime.checkpoint.weights import load_weights, save_weights
-from dslc.runtime.model.blank import blank
-from dslc.runtime.model.build import build_model
-from dslc.runtime.model.model import initial_value
-from dslc.runtime.model.names import named_tensors
+from dslc.runtime.model.meta_model import blank, build_model
+from dslc.runtime.model.module_builder import initial_value
+from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.pipeline import cut
 from dslc.runtime.step.assemble import TrainingComponents, assemble
@@ -88,7 +87,7 @@ def test_what_is_not_here_is_not_drawn(tmp_path: Path, monkeypatch: pytest.Monke
         drawn.append(init.parameter)
         return initial_value(init, seed)
 
-    monkeypatch.setattr("dslc.runtime.model.blank.initial_value", noted)
+    monkeypatch.setattr("dslc.runtime.model.meta_model.initial_value", noted)
     job = pipelined(LOOP, tmp_path)
     assert job.pipeline is not None
     part = cut(job, blank(made.gpt_model()), 0, InputForm(job.pipeline.stages[0].inputs))

@@ -14,7 +14,7 @@ from helpers.trained import Trained, agree
 from torch import nn
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.technique import compiling, recompute
 from dslc.runtime.technique.compiling import CompileError
 

@@ -13,7 +13,7 @@ from helpers.made_programs import conv_model, gpt_model, images, places, program
 from safetensors.torch import load_file
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.technique import frozen
 from dslc.runtime.technique.frozen import FreezeError
 

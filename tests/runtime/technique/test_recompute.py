@@ -28,7 +28,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.calls import CrossEntropy
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.technique import recompute
 
 KINDS = ("full", "selective")

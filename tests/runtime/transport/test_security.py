@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, load_model
-from dslc.runtime.model.build import build_model
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.transport.unpickling import loads
 
 NOBODY = 65534

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dslc.compiler.common.streamed import Shards
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data import tables
 from dslc.runtime.data.samples import ConcatenatedSamples, Samples, SourceError
+from dslc.runtime.data.sources import tables
 from dslc.runtime.data.streams import stream_samples
 
 

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, SamplerStep
-from dslc.runtime.data.held_out import held_out, total
 from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
-from dslc.runtime.data.weighted import of_classes
+from dslc.runtime.data.splits import held_out, total
+from dslc.runtime.data.weighted_sampler import of_classes
 from dslc.runtime.process.random_numbers import preserve_generators
 from dslc.runtime.process.user_code import load_function
 

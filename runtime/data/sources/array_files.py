@@ -26,7 +26,7 @@ from torch import Tensor
 from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.samples import ConcatenatedSamples, SourceError
-from dslc.runtime.data.token_files import MAGIC
+from dslc.runtime.data.sources.token_files import MAGIC
 
 if TYPE_CHECKING:
     from PIL import Image

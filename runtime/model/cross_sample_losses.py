@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.structures import map_tensors, tensors
-from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.process.job_line import mark_errors
 

@@ -6,7 +6,7 @@ the other parameters, the device or the number of ranks. A user's own model is t
 under the seed; one of the `transformers` library is made in the same way.
 
 Contract: the names in the state dict are the plain names of the unwrapped model; every tensor is filled, or an error is
-raised. blank.py makes a model that is not to be whole on any rank from the same functions.
+raised. meta_model.py makes a model that is not to be whole on any rank from the same functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model import modules
-from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 

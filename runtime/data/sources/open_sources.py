@@ -1,7 +1,7 @@
 """The sources of data: opened once per process, then gathered a whole micro-batch at a time.
 
 Model: `open_source` gives the training and the validation samples of a job as `Samples` (samples.py). Kinds with a file
-format of their own have modules of their own: sources_files.py, sources_images.py, sources_tables.py.
+format of their own have modules of their own: array_files.py, image_folder.py, table_sources.py.
 
 Contract: a source that does not hold as many samples as the plan was made for raises before the first step.
 
@@ -28,10 +28,9 @@ from torch import Tensor
 from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data import mixed, sources_files, sources_images, sources_tables
-from dslc.runtime.data.augmented import plain_pictures, training_pictures
+from dslc.runtime.data import mixture
+from dslc.runtime.data.augmentation import plain_pictures, training_pictures
 from dslc.runtime.data.collating import collate
-from dslc.runtime.data.held_out import for_test, held_out, total
 from dslc.runtime.data.samples import (
     BoundaryMaskedSamples,
     Checked,
@@ -45,8 +44,10 @@ from dslc.runtime.data.samples import (
     as_seen,
     concatenate_samples,
 )
+from dslc.runtime.data.sources import array_files, image_folder, table_sources
+from dslc.runtime.data.sources.synthetic import synthetic_samples
+from dslc.runtime.data.splits import for_test, held_out, total
 from dslc.runtime.data.streams import Stream, stream_samples
-from dslc.runtime.data.synthetic import synthetic_samples
 from dslc.runtime.process.user_code import load_function
 
 __all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "TensorSamples", "open_source"]
@@ -63,7 +64,7 @@ def open_source(step: DataStep, *, training: bool = True) -> Splits:
     says; OSError if a file does not exist.
     """
     if step.parts:
-        return mixed.samples([open_source(part, training=training) for part in step.parts], step.structured)
+        return mixture.samples([open_source(part, training=training) for part in step.parts], step.structured)
     opened = _open(step)
     kept = opened
     seen = training_pictures if training else plain_pictures
@@ -100,17 +101,17 @@ def _open(step: DataStep) -> Samples | tuple[Samples, ...]:
         case "python":
             return _python(step)
         case "tokens":
-            return sources_files.tokens(step)
+            return array_files.tokens(step)
         case "mnist":
-            return sources_files.mnist(step)
+            return array_files.mnist(step)
         case "cifar10":
-            return sources_files.cifar10(step)
+            return array_files.cifar10(step)
         case "images":
-            return sources_images.images(step)
+            return image_folder.images(step)
         case "parquet":
-            return sources_tables.ParquetFiles(step)
+            return table_sources.ParquetFiles(step)
         case "datasets":
-            return sources_tables.datasets(step)
+            return table_sources.datasets(step)
     raise SourceError(f"{step.line}: there is no source `{step.source}` in this version")
 
 
@@ -158,7 +159,7 @@ def digits() -> TensorSamples:
     E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository,
     https://doi.org/10.24432/C50P49, CC BY 4.0.
     """
-    packed = gzip.decompress(Path(__file__).with_name("digits").joinpath("digits.gz").read_bytes())
+    packed = gzip.decompress(Path(__file__).parents[1].joinpath("digits", "digits.gz").read_bytes())
     raw = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     count = raw.numel() // 65
     images = raw[: count * 64].view(count, 1, 8, 8)

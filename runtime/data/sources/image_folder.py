@@ -21,7 +21,7 @@ from torch import Tensor
 from dslc.compiler.common.images import images_in
 from dslc.compiler.common.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data.pictures import decoded, opened
+from dslc.runtime.data.images import decoded, opened
 from dslc.runtime.data.samples import SourceError
 
 if TYPE_CHECKING:

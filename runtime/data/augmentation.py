@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import AugmentStep, DataStep, PictureStep
-from dslc.runtime.data.pictures import fitted, pixels_of
+from dslc.runtime.data.images import fitted, pixels_of
 from dslc.runtime.data.samples import Pair, Samples, SourceError
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.random_numbers import begin_sample

@@ -1,4 +1,4 @@
-"""The error of a loss."""
+"""The errors of user code that makes no valid model or loss."""
 
 
 class LossError(RuntimeError):
@@ -9,3 +9,7 @@ class LossError(RuntimeError):
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
         self.remedy = remedy
+
+
+class ModelError(RuntimeError):
+    """A user's own function did not return a model; the message begins with the line of the job."""

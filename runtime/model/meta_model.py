@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
 from dslc.compiler.trace.structures import attribute_tensors
-from dslc.runtime.model.model import initial_value, make_contiguous, own_model, skeleton, under_seed
-from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.errors import ModelError
+from dslc.runtime.model.module_builder import initial_value, make_contiguous, own_model, skeleton, tie, under_seed
 from dslc.runtime.model.row_order import as_held
 
 Spot = tuple[nn.Module, str]
@@ -132,6 +132,23 @@ def blank(step: ModelStep) -> Blank:
         made = _blank_of_module(step, module, {})
         _agree(step, made.whole, facts)
     return made
+
+
+def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
+    """Returns the model on `device`, in float32, in training mode, its tied weights shared.
+
+    Raises ModelError if a user's own function returns no module; an exception of the function passes through.
+    """
+    if step.root is None and not step.reset:
+        module = own_model(step).to(device)
+        tie(module, step.ties)
+    else:
+        made = blank(step)
+        made.fill(lambda value, _: value.to(device), device)
+        module = made.module
+    if step.channels_last:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
 
 
 def _blank_of_module(step: ModelStep, module: nn.Module, numbers: dict[str, Tensor]) -> Blank:

@@ -129,7 +129,7 @@ def column_values(column: Any, kind: str, shape: tuple[int, ...], size: int | No
 def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) -> Any:
     import numpy as np
 
-    from dslc.runtime.data.pictures import decoded
+    from dslc.runtime.data.images import decoded
 
     made = np.empty((len(column), *shape), np.float32)
     for n, value in enumerate(column.to_pylist()):
@@ -145,7 +145,7 @@ def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) 
 
 def picture_of(column: Any, mode: str) -> Any:
     """Returns the picture (of Pillow) in the first row of a column. Raises ValueError if there is none, and OSError."""
-    from dslc.runtime.data.pictures import opened
+    from dslc.runtime.data.images import opened
 
     value = _plain(column)[0].as_py()
     if value is None:

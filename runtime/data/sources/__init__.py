@@ -1,0 +1,1 @@
+"""The sources of data: files, folders, tables and synthetic samples."""
