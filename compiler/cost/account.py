@@ -23,7 +23,7 @@ Contract: arithmetic over the model graph, with a rank's own shapes along the te
 tests/training/test_memory.py compares them with measured runs.
 
 A loss that compares samples holds the outputs of other ranks beside this rank's, and a few numbers for each pair that
-it compares (whole_loss.py).
+it compares (loss_bytes.py).
 
 Limits: not counted are the batch itself on a CPU, the allocator's slack, and scratch memory that libraries allocate
 outside torch. GPU kernels keep slightly other tensors (compiler/model/tape.py). Under a pipeline the walk is that of
@@ -42,7 +42,6 @@ from math import prod
 
 from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes, summed_bytes
-from dslc.compiler.cost.gathers import ShardedMemory, UnshardedMemory
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
     buffer_bytes,
@@ -57,9 +56,10 @@ from dslc.compiler.cost.layer_bytes import (
     saved_input_bytes,
     sent_bytes,
 )
+from dslc.compiler.cost.loss_bytes import LossBytes, whole_loss_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
 from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
-from dslc.compiler.cost.whole_loss import LossBytes, whole_loss_bytes
+from dslc.compiler.cost.unsharded_memory import ShardedMemory, UnshardedMemory
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode

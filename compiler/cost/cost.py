@@ -1,11 +1,15 @@
-"""The cost of a step on one rank: bytes held (account.py), bytes moved (traffic.py), and arithmetic."""
+"""The cost of a step on one rank: bytes held (account.py), bytes moved (the sums of its operations), and arithmetic."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from dslc.compiler.cost.account import account
-from dslc.compiler.cost.traffic import place_of, traffic
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.operations.coordinate import place_of
+from dslc.compiler.operations.moments import Operation, traffic
+from dslc.compiler.operations.step import operations
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
@@ -17,8 +21,12 @@ class RankCost(Record):
     """The cost of the ranks of one pipeline coordinate."""
 
     memory: MemoryNode
-    traffic: tuple[TrafficNode, ...]
+    operations: tuple[Operation, ...]
     flops: int  # of one step, on one rank, including recomputation
+
+    @cached_property
+    def traffic(self) -> tuple[TrafficNode, ...]:
+        return traffic(self.operations)
 
 
 def rank_costs(staging: Staging) -> tuple[RankCost, ...]:
@@ -35,5 +43,5 @@ def _rank_cost(staging: Staging, pipeline: int) -> RankCost:
         again += sum(layer.forward_flops for layer in layers)
     flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + again
     share = flops * staging.workload.share // staging.layout.sizes["context"]
-    exchanged = tuple(traffic(place_of(staging, pipeline)))
-    return RankCost(memory=account(staging, pipeline), traffic=exchanged, flops=share)
+    found = operations(place_of(staging, pipeline))
+    return RankCost(memory=account(staging, pipeline), operations=found, flops=share)

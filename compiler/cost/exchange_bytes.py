@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from dslc.compiler.common.buckets import in_buckets
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import factors_of
-from dslc.compiler.cost.traffic import buckets
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.operations.buckets import buckets
+from dslc.compiler.operations.exchanges import factors_of
 from dslc.compiler.placement.exchange import ExchangePolicy
 
 Bytes = Callable[[Sequence[ParameterNode], ExchangePolicy], int]

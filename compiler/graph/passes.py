@@ -4,9 +4,9 @@ after each of them.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dslc.compiler.common.axes import AXES
@@ -14,11 +14,9 @@ from dslc.compiler.common.shares import equal_share_runs
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
 from dslc.compiler.cost.stages import equal_counts
-from dslc.compiler.cost.traffic import message_bytes, messages, place_of, updated
-from dslc.compiler.cost.weights import numbers, shared_weights, weights
 from dslc.compiler.graph.constants import constants, stage_ends
-from dslc.compiler.graph.exchanges import Placing
 from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
+from dslc.compiler.graph.insertion import InsertionPoint, insertions
 from dslc.compiler.graph.partial_plan import partial_plan
 from dslc.compiler.graph.verify import verify
 from dslc.compiler.ir.nodes import ModelGraph
@@ -41,8 +39,12 @@ from dslc.compiler.ir.records import (
     Stage,
 )
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.traffic import Payload
-from dslc.compiler.placement.lowering import Issue, lowered
+from dslc.compiler.operations.coordinate import place_of
+from dslc.compiler.operations.moments import IN_SCHEDULE
+from dslc.compiler.operations.pipeline import message_bytes, messages
+from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
+from dslc.compiler.operations.zero1 import updated_numbers
+from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
@@ -145,16 +147,14 @@ def hold_weights(plan: PlanGraph, analysis: Analysis) -> None:
         return
     places = [place_of(staging, p) for p in range(analysis.layout.sizes["pipeline"])]
     for p, place in enumerate(places):
-        of_stage: Counter[int] = Counter()
-        for each in weights(place):
-            plan.put(f"weights {each.stage}.{of_stage[each.stage]}", each)
-            of_stage[each.stage] += 1
+        for name, group in weight_groups(place).items():
+            plan.put(name, group)
         for stage in place.mine:
             plan.change(f"stage {stage}", numbers=numbers(place, stage))
         if place.sharding.engine == "zero1":
-            plan.change(f"process {p}", dealt=tuple(updated(place)))
+            plan.change(f"process {p}", dealt=tuple(updated_numbers(place)))
     for name, shared in shared_weights(places, staging):
-        plan.put(f"shared {name}", shared)
+        plan.put(name, shared)
 
 
 def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
@@ -189,7 +189,7 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
         rows = lowered(schedule)
     else:
         ahead = makes_outputs_ahead(analysis.job, analysis.layout)
-        rows = (tuple(_passes(analysis.layout.microbatches, analysis.sharding.reshard, ahead=ahead)),)
+        rows = (tuple(row_without_pipeline(analysis.layout.microbatches, analysis.sharding.reshard, ahead=ahead)),)
     left_out = _left_out(analysis.sharding)
     sent = messages(analysis.staging) if schedule and analysis.staging else ()
     for p, row in enumerate(rows):
@@ -225,20 +225,8 @@ def _schedule(analysis: Analysis, schedule: ScheduleTable) -> Schedule:
 
 def _left_out(sharding: Sharding) -> set[str]:
     """Returns the actions of torch's schedules that have nothing to do."""
-    sums = sharding.engine == "fsdp" and sharding.shards * sharding.replicas > 1
+    sums = sharding.reduces
     return (set() if sums else {"REDUCE_GRAD"}) | (set() if sharding.shards > 1 and sums else {"UNSHARD", "RESHARD"})
-
-
-def _passes(microbatches: int, reshard: bool, *, ahead: bool) -> Iterator[Issue]:
-    """Yields the passes without a pipeline; parameters are freed after each backward pass, or after the last. `ahead`:
-    the outputs of all micro-batches are made first, for a loss that compares them.
-    """
-    if ahead:
-        yield from (Issue("E", 0, m) for m in range(microbatches))
-    for m in range(microbatches):
-        yield from (Issue("F", 0, m), Issue("B", 0, m))
-        if reshard or m + 1 == microbatches:
-            yield Issue("RESHARD", 0)
 
 
 def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *, overlaps: bool) -> Action:
@@ -289,20 +277,19 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
     lines, _ = plan.lines()
     for p, cost in enumerate(analysis.costs):
         plan.change(f"process {p}", traffic=cost.traffic)
-        assert analysis.staging is not None
-        placing = Placing(p, place_of(analysis.staging, p), plan, [plan.node_record(name, Action) for name in lines[p]])
-        beside: dict[tuple[int, bool], list[str]] = {}
-        # The messages between stages have been added already.
-        between = [t for t in cost.traffic if t.operation in ("send", "receive") and t.axis == "pipeline"]
-        others = [t for t in cost.traffic if t not in between or t.what == Payload.SHARED_GRADIENTS]
-        for n, traffic in enumerate(others):
-            for k, (spot, action) in enumerate(placing.exchanges(traffic)):
-                name = f"exchange {p}.{n}.{k}"
-                plan.put(name, action)
-                beside.setdefault(spot, []).append(name)
-        names = []
+        line = [plan.node_record(name, Action) for name in lines[p]]
+        beside: dict[InsertionPoint, list[Action]] = {}
+        for operation in (each for each in cost.operations if each.moment != IN_SCHEDULE):
+            for point, action in insertions(p, operation, line):
+                beside.setdefault(point, []).append(action)
+        names: list[str] = []
+        count = itertools.count()
         for n, name in enumerate(lines[p]):
-            names += [*beside.get((n, False), ()), name, *beside.get((n, True), ())]
+            for is_after in (False, True):
+                for action in beside.get(InsertionPoint(n, is_after), ()):
+                    names.append(f"exchange {p}.{next(count)}")
+                    plan.put(names[-1], action)
+                names += [] if is_after else [name]
         plan.line(names, instead_of=lines[p])
 
 

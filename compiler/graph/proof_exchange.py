@@ -20,12 +20,12 @@ from dataclasses import replace
 
 from dslc.compiler.common.buckets import messages
 from dslc.compiler.common.shares import largest
-from dslc.compiler.cost.exchange_traffic import HEADER
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, Payload, When
+from dslc.compiler.operations.exchanges import HEADER
 from dslc.dsl.record import Record, record
 
 AGREED = (

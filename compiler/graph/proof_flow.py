@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from dslc.compiler.cost.traffic import ROUNDED
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Process, SharedWeight, Stage, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, Payload, When
+from dslc.compiler.operations.fsdp import ROUNDED
 from dslc.dsl.record import Record, record
 
 

@@ -93,3 +93,8 @@ class TrafficNode(Record):
 def handed_in(exchanged: Iterable[TrafficNode]) -> int:
     """Returns the bytes of a rank's input in a step, in the mean over later steps."""
     return round(sum(node.bytes * node.when.share for node in exchanged if node.operation != "receive"))
+
+
+def over_replicas(operation: str, what: Payload) -> bool:
+    """True of the exchanges of `fully_shard` that are among replicas; others are among the shards of one."""
+    return what == Payload.SCALE_OF_SUMS or (operation, what) == ("all_reduce", Payload.GRADIENTS)

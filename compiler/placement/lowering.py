@@ -23,6 +23,7 @@ gradient has come back, and has an entry for the end of a reduction, after which
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
@@ -62,6 +63,18 @@ def lowered(table: ScheduleTable) -> tuple[tuple[Issue, ...], ...]:
 def row_of(table: ScheduleTable, rank: int) -> list[Issue]:
     """Returns the row of a rank without its messages."""
     return _reduced(_gathered(table, rank), table.microbatches)
+
+
+def row_without_pipeline(microbatches: int, reshard: bool, *, ahead: bool) -> Iterator[Issue]:
+    """Yields the passes without a pipeline; parameters are freed after each backward pass, or after the last. `ahead`:
+    the outputs of all micro-batches are made first, for a loss that compares them.
+    """
+    if ahead:
+        yield from (Issue("E", 0, m) for m in range(microbatches))
+    for m in range(microbatches):
+        yield from (Issue("F", 0, m), Issue("B", 0, m))
+        if reshard or m + 1 == microbatches:
+            yield Issue("RESHARD", 0)
 
 
 def _gathered(table: ScheduleTable, rank: int) -> list[Issue]:

@@ -52,6 +52,11 @@ class Sharding(Record):
     accumulate: bool
     exchange: ExchangePolicy | None = None
 
+    @property
+    def reduces(self) -> bool:
+        """True if `fully_shard` sums gradients over ranks."""
+        return self.engine == "fsdp" and self.shards * self.replicas > 1
+
 
 @record
 class Unit(Record):

@@ -29,6 +29,7 @@ ROOMS = (
     "compiler/placement",
     "compiler/model",
     "compiler/trace",
+    "compiler/operations",
     "compiler/cost",
     "compiler/rules",
     "compiler/graph",

@@ -13,8 +13,9 @@ from itertools import islice
 from dslc.compiler.common.units import time_text
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import StepEstimate, estimate
-from dslc.compiler.cost.traffic import place_of, traffic
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.operations.coordinate import place_of
+from dslc.compiler.operations.step import operations
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.staging import Staging
@@ -94,5 +95,5 @@ def _allowed(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
 def _time(staging: Staging, job: JobSpec, costs: tuple[RankCost, ...]) -> StepEstimate | None:
     """Returns the estimate of the same work with another exchange."""
     other = replace(staging, job=job)
-    again = tuple(replace(cost, traffic=tuple(traffic(place_of(other, p)))) for p, cost in enumerate(costs))
+    again = tuple(replace(cost, operations=operations(place_of(other, p))) for p, cost in enumerate(costs))
     return estimate(other, again)

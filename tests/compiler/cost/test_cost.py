@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.made_jobs import gpt_model, make_job
 
-from dslc.compiler.cost.gathers import ShardedMemory
+from dslc.compiler.cost.unsharded_memory import ShardedMemory
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.ir.working import Moment
 from dslc.compiler.rules.analyse import analyse

@@ -253,10 +253,10 @@ def test_ranks_of_a_group_that_disagree_on_the_order_of_groups(pipeline: Compile
 
     def change(plan: PlanGraph) -> None:
         split(plan)
-        move(plan, "exchange 0.0.0b", before="0SEND_F3b")
+        move(plan, "exchange 0.0b", before="0SEND_F3b")
 
     found = refused(pipeline, change)
-    assert found.startswith("waits: ") and "exchange 0.0.0b" in found
+    assert found.startswith("waits: ") and "exchange 0.0b" in found
 
 
 @pytest.mark.parametrize("what", ["bytes", "dtype", "what", "carries", "count"])
@@ -264,20 +264,20 @@ def test_a_collective_with_other_numbers_at_one_end(pipeline: Compiled, what: st
     def change(plan: PlanGraph) -> None:
         split(plan)
         other = {"bytes": 17, "dtype": ("float16",), "what": "broadcast", "carries": "buffers", "count": 7}
-        plan.change("exchange 0.0.0b", **{FIELDS.get(what, what): other[what]})
+        plan.change("exchange 0.0b", **{FIELDS.get(what, what): other[what]})
 
     found = refused(pipeline, change)
     word = "operation" if what == "what" else what
-    assert found.startswith("ends: ") and f"exchange 0.0.0 and exchange 0.0.0b differ in {word}" in found
+    assert found.startswith("ends: ") and f"exchange 0.0 and exchange 0.0b differ in {word}" in found
 
 
 def test_a_collective_that_one_rank_skips(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         split(plan)
-        drop(plan, "exchange 0.0.0b")
+        drop(plan, "exchange 0.0b")
 
     found = refused(pipeline, change)
-    assert found.startswith("ends: ") and "process 9 has no end of exchange 0.0.0" in found
+    assert found.startswith("ends: ") and "process 9 has no end of exchange 0.0" in found
 
 
 # ------------------------------------------------------------------------------- parameters, gradients, global numbers
@@ -309,19 +309,19 @@ def carrying(plan: PlanGraph, carries: str, what: str = "") -> list[str]:
 
 
 def test_a_sum_that_is_missing_or_comes_twice(pipeline: Compiled) -> None:
-    found = refused(pipeline, lambda plan: double(plan, "exchange 0.0.0"))
+    found = refused(pipeline, lambda plan: double(plan, "exchange 0.0"))
     assert found.startswith("summed: ") and "again sums gradients of weights 0.0, of which there are none" in found
-    found = refused(pipeline, lambda plan: drop(plan, "exchange 0.0.0"))
+    found = refused(pipeline, lambda plan: drop(plan, "exchange 0.0"))
     assert found.startswith("summed: ") and "that 0B3 made, summed over 1 of 2 ranks" in found
 
 
 def test_an_update_before_its_gradients_are_summed(pipeline: Compiled) -> None:
-    found = refused(pipeline, lambda plan: move(plan, "update 0", before="exchange 0.0.0"))
+    found = refused(pipeline, lambda plan: move(plan, "update 0", before="exchange 0.0"))
     assert found.startswith("summed: ") and "update 0 uses the gradients of weights 0.0 that 0B3 made" in found
 
 
 def test_gradients_that_are_summed_before_the_last_backward(pipeline: Compiled, sharded: Compiled) -> None:
-    found = refused(pipeline, lambda plan: move(plan, "exchange 0.0.0", before="0B3"))
+    found = refused(pipeline, lambda plan: move(plan, "exchange 0.0", before="0B3"))
     assert found.startswith("summed: ") and "that 0B3 made, summed over 1 of 2 ranks" in found
 
     def change(plan: PlanGraph) -> None:

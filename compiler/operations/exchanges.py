@@ -1,4 +1,4 @@
-"""Counts what an exchange sends that is no exact sum of gradients (docs/exchanges.md), in collectives of a rank.
+"""The operations of an exchange that is no exact sum of gradients (docs/exchanges.md).
 
 Model: each bucket of gradients, momenta or weights goes through the collectives of its rule one after another. If the
 exchange is hierarchical a bucket is first summed, or cut, within a node: each of its ranks exchanges a piece of it with
@@ -9,15 +9,25 @@ Contract: `runtime/exchange/` does these and no others, which tests/training/tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dslc.compiler.common.buckets import messages
 from dslc.compiler.common.low_rank import matrix_of
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ParameterNode
-from dslc.compiler.ir.records import Factors
-from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, TrafficNode, When
+from dslc.compiler.ir.records import Factors, Weights
+from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, When
+from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.moments import (
+    AFTER_UPDATE,
+    BEFORE_PASSES,
+    BEFORE_UPDATE,
+    Group,
+    Moment,
+    Operation,
+    operation,
+)
 from dslc.compiler.placement.exchange import ExchangePolicy
 
 OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
@@ -40,75 +50,79 @@ class Collective(NamedTuple):
 Rule = Callable[[int, ExchangePolicy], Iterable[Collective]]  # of so many numbers
 
 
-def weights_of(exchange: ExchangePolicy, sizes: Sequence[int]) -> Iterator[TrafficNode]:
-    """Yields the exchanges of momenta or weights in buckets of these numbers, and the sums of gradients beside them."""
-    steadily = When(after=exchange.alone)
-    if exchange.alone:
-        yield _node(
-            "all_reduce", Payload.GRADIENTS, "float32", [4 * size for size in sizes], when=When(until=exchange.alone)
-        )
-    if exchange.pieces > 1:
-        yield _node("all_reduce", Payload.GRADIENTS, "float32", [4 * size for size in sizes], "node", steadily)
-        if not exchange.every:
-            yield _node("all_reduce", Payload.ROUND_END, "float32", [8], "node", steadily)
+def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+    """Yields the exchanges of momenta or weights, and the sums of gradients beside them, of ranks that each take a step
+    of their own.
+    """
+    exchange = place.sharding.exchange
+    assert exchange is not None, "ranks that step by themselves exchange something"
+    trained = {name: each.trained for name, each in weights.items() if each.trained}
+    node, summed = _node(exchange), [4 * numbers for numbers in trained.values()]
+    first, later = When(until=exchange.alone), When(after=exchange.alone)
     when = When(every=exchange.every, after=exchange.alone)
-    yield from _by_rule(exchange, [largest(size, exchange.pieces) for size in sizes], when)
+    if exchange.alone:
+        data = place.along("data")
+        yield operation("all_reduce", Payload.GRADIENTS, data, BEFORE_UPDATE, summed, when=first, weights=trained)
     if exchange.pieces > 1:
-        pieces = [4 * largest(size, exchange.pieces) for size in sizes]
-        yield _node("all_gather", exchange.agrees, "float32", pieces, "node", when)
+        yield operation("all_reduce", Payload.GRADIENTS, node, BEFORE_UPDATE, summed, when=later, weights=trained)
+        if not exchange.every:
+            yield operation("all_reduce", Payload.ROUND_END, node, BEFORE_PASSES, [8], when=later)
+    moment = BEFORE_UPDATE
+    if exchange.agrees is Payload.WEIGHTS:
+        moment = BEFORE_PASSES if exchange.ahead else AFTER_UPDATE
+    pieces = [largest(numbers, exchange.pieces) for numbers in trained.values()]
+    yield from _by_rule(exchange, pieces, moment, when, trained)
+    if exchange.pieces > 1:
+        sizes = [4 * piece for piece in pieces]
+        yield operation("all_gather", exchange.agrees, node, moment, sizes, when=when, weights=trained)
 
 
-def over_replicas(operation: str, what: Payload) -> bool:
-    """True of the exchanges of `fully_shard` that are among replicas; others are among the shards of one."""
-    return what == Payload.SCALE_OF_SUMS or (operation, what) == ("all_reduce", Payload.GRADIENTS)
-
-
-def gradients_of(exchange: ExchangePolicy, buckets: Sequence[Sequence[ParameterNode]]) -> Iterator[TrafficNode]:
-    """Yields the exchanges of gradients in buckets of these parameters."""
+def exchanged_gradients(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[Operation]:
+    """Yields the exchanges of the gradients of these groups."""
     if exchange.kind == "powersgd":
-        yield from _factors([(sum(q.count for q in each), factors_of(each, exchange)) for each in buckets])
+        yield from _factors(exchange, trained)
         return
-    sizes = [sum(q.count for q in each) for each in buckets]
-    pieces = [largest(size, exchange.pieces) for size in sizes]
+    node, pieces = _node(exchange), [largest(each.trained or 0, exchange.pieces) for each in trained.values()]
     if exchange.pieces > 1:
-        whole = [4 * exchange.pieces * piece for piece in pieces]
-        yield _node("reduce_scatter", Payload.GRADIENTS, "float32", whole, "node")
-    yield from _by_rule(exchange, pieces, ALWAYS)
+        sizes = [4 * exchange.pieces * piece for piece in pieces]
+        yield operation("reduce_scatter", Payload.GRADIENTS, node, BEFORE_UPDATE, sizes, weights=trained)
+    yield from _by_rule(exchange, pieces, BEFORE_UPDATE, ALWAYS, trained)
     if exchange.pieces > 1:
-        yield _node("all_gather", Payload.GRADIENTS, "float32", [4 * piece for piece in pieces], "node")
+        sizes = [4 * piece for piece in pieces]
+        yield operation("all_gather", Payload.GRADIENTS, node, BEFORE_UPDATE, sizes, weights=trained)
 
 
-def _by_rule(exchange: ExchangePolicy, numbers_of: Sequence[int], when: When) -> Iterator[TrafficNode]:
-    among: Among = "nodes" if exchange.pieces > 1 else ""
-    sent = [list(RULES[exchange.kind](numbers, exchange)) for numbers in numbers_of]
-    for each in zip(*sent, strict=True):  # the same collective of all buckets
-        first = each[0]
-        sizes = [one.bytes for one in each]
+def _by_rule(
+    exchange: ExchangePolicy, numbers_of: Sequence[int], moment: Moment, when: When, weights: Iterable[str]
+) -> Iterator[Operation]:
+    rows = [list(RULES[exchange.kind](numbers, exchange)) for numbers in numbers_of]
+    for collectives in zip(*rows, strict=True):  # the same collective of all buckets
+        first = collectives[0]
+        sizes = [each.bytes for each in collectives]
         if first.operation in ("send", "receive"):
             sizes = [part for size in sizes for part in messages(size)]
-        yield _node(
+        yield operation(
             first.operation,
             first.what or exchange.agrees,
-            first.dtype,
-            sizes * first.times,
-            among,
-            when,
+            _members(exchange),
+            moment,
+            sizes,
+            dtype=first.dtype,
+            times=first.times,
+            when=when,
+            weights=() if first.what else weights,
         )
 
 
-def _node(
-    operation: str, what: Payload, dtype: str, sizes: Sequence[int], among: Among = "", when: When = ALWAYS
-) -> TrafficNode:
-    return TrafficNode(
-        operation=operation,
-        axis="data",
-        what=what,
-        dtype=dtype,
-        count=len(sizes),
-        bytes=sum(sizes),
-        among=among,
-        when=when,
-    )
+def _node(exchange: ExchangePolicy) -> Group:
+    """Returns the ranks of a node."""
+    return Group(axis="data", ranks=exchange.pieces, stride=1, among="node")
+
+
+def _members(exchange: ExchangePolicy) -> Group:
+    """Returns the ranks that exchange with each other: one of each member."""
+    among: Among = "nodes" if exchange.pieces > 1 else ""
+    return Group(axis="data", ranks=exchange.members, stride=exchange.pieces, among=among)
 
 
 # ------------------------------------------------------------------------------------------------------ the rules
@@ -151,12 +165,17 @@ def factors_of(parameters: Iterable[ParameterNode], exchange: ExchangePolicy | N
     )
 
 
-def _factors(buckets: Sequence[tuple[int, Factors | None]]) -> Iterator[TrafficNode]:
-    first = [numbers if found is None else numbers - found.numbers + found.first for numbers, found in buckets]
-    yield _node("all_reduce", Payload.GRADIENTS, "float32", [4 * numbers for numbers in first])
-    yield _node(
-        "all_reduce", Payload.SECOND_FACTORS, "float32", [4 * found.second for _, found in buckets if found is not None]
+def _factors(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[Operation]:
+    factors = {name: each.factors for name, each in trained.items() if each.factors is not None}
+    first = [
+        each.trained or 0 if each.factors is None else (each.trained or 0) - each.factors.numbers + each.factors.first
+        for each in trained.values()
+    ]
+    second, group = [4 * each.second for each in factors.values()], _members(exchange)
+    yield operation(
+        "all_reduce", Payload.GRADIENTS, group, BEFORE_UPDATE, [4 * numbers for numbers in first], weights=trained
     )
+    yield operation("all_reduce", Payload.SECOND_FACTORS, group, BEFORE_UPDATE, second, weights=factors)
 
 
 def _with_peers(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:

@@ -1,19 +1,12 @@
-"""The exchanges and the memory of a loss that compares samples (runtime/model/cross_sample_losses.py).
-
-Model: a rank sends the outputs of its share, in as many rows as the largest share has, and receives those of all that
-it is compared with. `contrastive` sends embeddings in float32, with classes where those tell the positives, and
-receives back the gradients of its own; a loss of the user's own is sent all that an output and a target consist of.
+"""The memory of a loss that compares samples (runtime/model/cross_sample_losses.py).
 
 Limits: of a user's own loss it is assumed that it compares each sample of the batch with each, in a few matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.common.shares import largest
-from dslc.compiler.ir.traffic import Payload, TrafficNode
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.dsl.language.calls import Contrastive
@@ -32,37 +25,6 @@ class LossBytes(Record):
     forward: int
     backward: int
     gradients: int
-
-
-def over_outputs(staging: Staging) -> Iterator[TrafficNode]:
-    """Yields the exchanges of a step."""
-    ranks = compared_ranks(staging.job, staging.layout)
-    if ranks < 2:
-        return
-    rows, shape = largest(staging.workload.batch, staging.layout.sizes["data"]), staging.model.output.shape
-    own = 4 * rows * prod(shape)
-
-    def exchanged(operation: str, what: Payload, dtype: str, size: int) -> TrafficNode:
-        return TrafficNode(operation=operation, axis="data", what=what, dtype=dtype, count=1, bytes=size)
-
-    if not isinstance(staging.job.model.loss, Contrastive):
-        yield exchanged("all_gather", Payload.OUTPUTS, "uint8", own)
-        yield exchanged("all_gather", Payload.TARGETS, "uint8", rows * staging.workload.target)
-        return
-    yield exchanged("all_gather", Payload.OUTPUTS, "float32", own)
-    if has_classes(staging):
-        yield exchanged("all_gather", Payload.TARGETS, "uint8", 8 * rows)
-    yield exchanged("reduce_scatter", Payload.OUTPUT_GRADIENTS, "float32", ranks * own)
-
-
-def has_classes(staging: Staging) -> bool:
-    """True if an output is one embedding for each sample, whose positives are those of its class."""
-    return len(staging.model.output.shape) == 1 and not _structured(staging)
-
-
-def _structured(staging: Staging) -> bool:
-    traced = staging.model.traced
-    return traced is not None and traced.structured
 
 
 def whole_loss_bytes(staging: Staging) -> LossBytes | None:

@@ -12,9 +12,9 @@ from helpers.gang import gang
 from helpers.networks_drawn import built, classes, of, tokens
 from torch import nn
 
-from dslc.compiler.cost.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
+from dslc.compiler.operations.buckets import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.compiler.placement.sharding import BUCKET_BYTES, zero1_partition
 from dslc.dsl.language import layers as s
 from dslc.runtime.model.meta_model import build_model

@@ -6,19 +6,36 @@ stage if no other rank has a copy or a share of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.cost.exchange_traffic import factors_of
-from dslc.compiler.cost.traffic import Coordinate, by_bucket, exchanged, padded, units_by_stage
 from dslc.compiler.ir.records import SharedWeight, Weights
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.operations.buckets import by_bucket, exchanged
+from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.exchanges import factors_of
+from dslc.compiler.operations.fsdp import units_by_stage
 from dslc.compiler.placement.sharding import low_copy, low_dtype, with_copies
 from dslc.compiler.placement.staging import Staging
 
 
-def weights(place: Coordinate) -> Iterator[Weights]:
-    """Yields the groups of a rank at a pipeline coordinate, by stage, in the order of the model."""
+def weight_groups(place: Coordinate) -> dict[str, Weights]:
+    """Returns the groups of a rank at a pipeline coordinate, by stage, in the order of the model, by their names."""
+    count: Counter[int] = Counter()
+    groups: dict[str, Weights] = {}
+    for each in _groups(place):
+        groups[f"weights {each.stage}.{count[each.stage]}"] = each
+        count[each.stage] += 1
+    return groups
+
+
+def shared_name(parameter: str) -> str:
+    """Returns the name of a weight that several stages have."""
+    return f"shared {parameter}"
+
+
+def _groups(place: Coordinate) -> Iterator[Weights]:
     if place.sharding.engine == "fsdp":
         yield from _units(place)
     elif place.sharding.engine == "none":
@@ -40,7 +57,7 @@ def numbers(place: Coordinate, stage: int) -> int:
     """Returns the numbers of all parameters of a stage."""
     layers = with_copies(list(place.held[place.mine.index(stage)]))
     own = [q for layer in layers for q in layer.parameters if q.tied_to is None]
-    return sum(padded(q, place) if place.sharding.engine == "fsdp" else prod(place.shape(q)) for q in own)
+    return sum(place.padded(q) if place.sharding.engine == "fsdp" else prod(place.shape(q)) for q in own)
 
 
 def _units(place: Coordinate) -> Iterator[Weights]:
@@ -48,10 +65,10 @@ def _units(place: Coordinate) -> Iterator[Weights]:
     apart = sharding.shards > 1
     for stage, units in units_by_stage(place):
         for unit in units:
-            whole = sum(padded(q, place) for q in unit.parameters)
+            whole = sum(place.padded(q) for q in unit.parameters)
             if not whole:
                 continue
-            trained = sum(padded(q, place) for q in unit.parameters if q.name in names)
+            trained = sum(place.padded(q) for q in unit.parameters if q.name in names)
             yield Weights(
                 stage=stage,
                 numbers=whole,
@@ -80,7 +97,7 @@ def shared_weights(places: list[Coordinate], staging: Staging) -> Iterator[tuple
     for name, stages in sorted(stages_of.items()):
         if len(stages) > 1:
             parameter, place = own[name]
-            share = padded(parameter, place) // place.sharding.shards
+            share = place.padded(parameter) // place.sharding.shards
             several = len({staging.placement[stage] for stage in stages}) > 1
             summed = several and name in staging.with_gradients
-            yield name, SharedWeight(numbers=share, stages=tuple(stages), summed=summed)
+            yield shared_name(name), SharedWeight(numbers=share, stages=tuple(stages), summed=summed)

@@ -29,24 +29,27 @@ is assumed to have no module after the last that is cut. If a schedule splits th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple, assert_never
 
-from dslc.compiler.ir.nodes import LayerNode, ModelGraph
+from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.ir.records import Weights
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import Payload
-from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
-from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer
-from dslc.dsl.language.job import JobSpec
+from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, Operation, operation
+from dslc.compiler.placement.sharding import low_copy, low_dtype, low_precision, recomputed
+from dslc.compiler.placement.tensor_plan import calls_by_layer
+from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.dsl.record import Record, record
 
 _KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention", "gated_mlp")  # itself
 
 
-class Exchanged(NamedTuple):
+class _Collective(NamedTuple):
     """One collective: its content, its dtype, and the bytes of a rank's input."""
 
     operation: str
@@ -68,19 +71,44 @@ class _StyledCall(Record):
     repeated: bool  # if the layer is recomputed, this comes before it stops
 
 
-class TensorTraffic:
-    """The collectives of a rank, for its own layers. `names` are the parameters that train."""
+def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+    """Yields the collectives within the passes, and those of gradients that are complete as partial sums."""
+    axis, group = _TensorAxis(place), place.along("tensor")
+    last = len(place.stages) - 1
+    found: list[_Collective] = []
+    for stage, layers in zip(place.mine, place.held, strict=True):
+        found += axis.passes(layers, place.workload.share, begins=stage == 0, ends=stage == last)
+    if makes_outputs_ahead(place.job, place.layout):
+        found += [each for each in found if each.what == Payload.ACTIVATIONS]
+    sizes: dict[tuple[str, Payload, str], list[int]] = {}  # each of all micro-batches together
+    for each in found:
+        sizes.setdefault((each.operation, each.what, each.dtype), []).append(each.bytes)
+    for (kind, what, dtype), bytes in sizes.items():
+        loss = last if what is Payload.LOSS_PARTS else None
+        total = operation(kind, what, group, _MOMENTS[what], bytes, dtype=dtype, stage=loss)
+        yield replace(total, count=place.layout.microbatches * total.count)
+    times = 1 if place.sharding.accumulate else place.layout.microbatches
+    for stage, layers in zip(place.mine, place.held, strict=True):
+        names = [name for name, each in weights.items() if each.stage == stage and each.pieces]
+        yield operation(
+            "all_reduce",
+            Payload.PARTIAL_GRADIENTS,
+            group,
+            place.complete,
+            axis.partial_gradients(layers),
+            dtype=axis.kept_in,
+            times=times,
+            stage=stage,
+            weights=names,
+        )
 
-    def __init__(
-        self,
-        job: JobSpec,
-        layout: Layout,
-        sharding: Sharding,
-        model: ModelGraph,
-        plan: TensorPlan,
-        names: frozenset[str],
-    ) -> None:
-        self._job, self._model, self._plan, self._names = job, model, plan, names
+
+class _TensorAxis:
+    """The collectives of a rank, for its own layers."""
+
+    def __init__(self, place: Coordinate) -> None:
+        job, layout, sharding, model = place.job, place.layout, place.sharding, place.model
+        self._model, self._plan, self._names = model, place.cuts, place.whole.with_gradients
         self._ranks, self._context = layout.sizes["tensor"], layout.sizes["context"]
         self._microbatches = layout.microbatches
         self._low = low_precision(job)
@@ -89,16 +117,16 @@ class TensorTraffic:
         self._again = set(recomputed(job, model))
         # `fully_shard` accumulates in float32; a gradient that is complete at once is not accumulated before.
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
-        self._kept_in = self._word if self._half and direct else "float32"
-        self._styles = plan.by_module
+        self.kept_in = self._word if self._half and direct else "float32"
+        self._styles = self._plan.by_module
         self._calls_of = calls_by_layer(model)
         shares = model.traced.shares if model.traced is not None else None
-        summed = shares.summed if shares is not None else plan.by_style(TensorStyle.SUMMED) if model.root else ()
+        summed = shares.summed if shares is not None else self._plan.by_style(TensorStyle.SUMMED) if model.root else ()
         self._summed = Counter(summed)
 
     # ---------------------------------------------------------------------------------------------------- the passes
 
-    def passes(self, layers: Sequence[LayerNode], samples: int, *, begins: bool, ends: bool) -> Iterator[Exchanged]:
+    def passes(self, layers: Sequence[LayerNode], samples: int, *, begins: bool, ends: bool) -> Iterator[_Collective]:
         """Yields the exchanges of each micro-batch in a stage, with the bytes of all, which have `samples` together.
         `begins` and `ends` say if the stage is the model's first or last.
         """
@@ -114,16 +142,16 @@ class TensorTraffic:
                     yield from self._of_style(style, call, samples, before, after, again)
             for q in (layer.parameters[n] for n in trains):
                 for _ in range(self._summed[q.name.rpartition(".")[0]]):  # each call by itself
-                    yield self._exchanged("all_reduce", Payload.PARTIAL_GRADIENTS, self._microbatches * q.count, False)
+                    yield self._collective("all_reduce", Payload.PARTIAL_GRADIENTS, self._microbatches * q.count, False)
             flows = flows or bool(trains)
         if ends and self._plan.loss_parallel:
             targets = samples * prod(self._model.output.shape[:-1]) // self._context
             for _ in ("the largest score", "the sum", "the target's score"):
-                yield Exchanged("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
+                yield _Collective("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
 
     def _of_style(
         self, style: TensorStyle, call: _StyledCall, samples: int, before: bool, after: bool, again: bool
-    ) -> Iterator[Exchanged]:
+    ) -> Iterator[_Collective]:
         """Yields a style's exchanges. `before`, `after`: the module's input, output has a gradient."""
         n = self._ranks
         takes, gives = (samples * size // self._context for size in (call.takes, call.gives))
@@ -149,18 +177,18 @@ class TensorTraffic:
             forward.append(("all_gather", gives // n, call.gives_low))
         if style in (TensorStyle.ROW_OF_WHOLE, TensorStyle.SPLIT):
             backward.append(("all_gather", takes // n, call.takes_low))
-        for operation, size, low in forward:
-            yield self._exchanged(operation, Payload.ACTIVATIONS, size, low)
+        for kind, size, low in forward:
+            yield self._collective(kind, Payload.ACTIVATIONS, size, low)
             if again:
-                yield self._exchanged(operation, Payload.ACTIVATIONS_AGAIN, size, low)
-        for operation, size, low in backward if before else ():
-            yield self._exchanged(operation, Payload.ACTIVATION_GRADIENTS, size, low)
+                yield self._collective(kind, Payload.ACTIVATIONS_AGAIN, size, low)
+        for kind, size, low in backward if before else ():
+            yield self._collective(kind, Payload.ACTIVATION_GRADIENTS, size, low)
         if style is TensorStyle.ROW_TO_PIECES and after:
-            yield self._exchanged("all_gather", Payload.ACTIVATION_GRADIENTS, gives // n, call.gives_low)
+            yield self._collective("all_gather", Payload.ACTIVATION_GRADIENTS, gives // n, call.gives_low)
 
-    def _exchanged(self, operation: str, what: Payload, numbers: int, low: bool) -> Exchanged:
+    def _collective(self, operation: str, what: Payload, numbers: int, low: bool) -> _Collective:
         short = self._half or (self._low and low)
-        return Exchanged(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
+        return _Collective(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
 
     def _calls(self, layer: LayerNode) -> Iterator[_StyledCall]:
         """Yields the modules of a layer that have a style, in the order of their calls."""
@@ -201,13 +229,18 @@ class TensorTraffic:
             repeated=False,
         )
 
-    # ------------------------------------------------------------------------------------- when gradients are complete
-
-    def complete(self, layers: Sequence[LayerNode]) -> Iterator[Exchanged]:
-        """Yields the exchanges of replicated parameters whose gradients are partial sums over pieces."""
+    def partial_gradients(self, layers: Sequence[LayerNode]) -> Iterator[int]:
+        """Yields the bytes of replicated parameters whose gradients are partial sums over pieces."""
         for layer in layers:
             for q in layer.parameters:
                 if TensorStyle.SEQUENCE in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
-                    yield Exchanged(
-                        "all_reduce", Payload.PARTIAL_GRADIENTS, self._kept_in, DTYPE_BYTES[self._kept_in] * q.count
-                    )
+                    yield DTYPE_BYTES[self.kept_in] * q.count
+
+
+_MOMENTS: Mapping[Payload, Moment] = {
+    Payload.ACTIVATIONS: FORWARD,
+    Payload.LOSS_PARTS: FORWARD,
+    Payload.ACTIVATIONS_AGAIN: BACKWARD,
+    Payload.ACTIVATION_GRADIENTS: BACKWARD,
+    Payload.PARTIAL_GRADIENTS: WEIGHT_GRADIENTS,
+}

@@ -1,0 +1,45 @@
+"""Operations on a few numbers that ranks agree on: the count that divides the losses, the norm and the flag of a
+gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslc.compiler.ir.traffic import ALWAYS, Payload, When
+from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.moments import BEFORE_PASSES, BEFORE_UPDATE, Group, Operation, operation
+from dslc.compiler.placement.sharding import leaves_out_steps
+
+
+def counts_of_samples(place: Coordinate) -> Iterator[Operation]:
+    """Yields the sums over the data axis of the number of samples, or of losses, that each rank divides by."""
+    layout, exchange, when = place.layout, place.sharding.exchange, ALWAYS
+    if exchange is not None and not exchange.every:  # later no step waits for another rank
+        when = When(until=exchange.alone)
+    if layout.sizes["data"] == 1 or when.until == 0:
+        return
+    data = place.along("data")
+    if place.workload.counts == "kept":
+        yield operation("all_reduce", Payload.KEPT_COUNT, data, BEFORE_PASSES, [8], dtype="int64", when=when)
+    if place.workload.counts == "own" and layout.sizes["pipeline"] * layout.sizes["context"] == 1:
+        yield operation("all_reduce", Payload.LOSS_COUNT, data, BEFORE_UPDATE, [8], dtype="float64", when=when)
+
+
+def over_all_ranks(place: Coordinate) -> Iterator[Operation]:
+    """Yields the sums over the ranks that hold the gradients together: all, or a data axis that shards them."""
+    wide = [axis for axis, size in place.layout.sizes.items() if size > 1]
+    sharded = place.sharding.engine == "fsdp" and place.sharding.shards > 1
+    local = place.sharding.engine == "local"
+    if not wide or (wide == ["data"] and not (sharded or local)):
+        return
+    if len(wide) > 1:
+        group = Group(axis="all", ranks=place.layout.world_size, stride=1)
+    else:
+        group = place.shards if wide == ["data"] and sharded else place.along(wide[0])
+    if place.workload.counts == "own" and {"pipeline", "context"} & {*wide}:  # each rank knows a part of it
+        yield operation("all_reduce", Payload.LOSS_COUNT, group, BEFORE_UPDATE, [8], dtype="float64")
+    if place.job.train.clip_norm is not None and not local:
+        yield operation("all_reduce", Payload.GRADIENT_NORM, group, BEFORE_UPDATE, [4])
+    if leaves_out_steps(place.job):
+        yield operation("all_reduce", Payload.NONFINITE, group, BEFORE_UPDATE, [4])

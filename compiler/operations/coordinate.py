@@ -1,0 +1,73 @@
+"""One pipeline coordinate of a job: its stages and layers, and the ranks that its operations are among."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from math import prod
+
+from dslc.compiler.common.shares import largest
+from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.operations.moments import LAST_WEIGHT_GRADIENTS, REDUCE_GRADIENTS, WEIGHT_GRADIENTS, Group, Moment
+from dslc.compiler.placement.sharding import with_copies
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.tensor_plan import shape_on_a_rank
+from dslc.dsl.record import record
+
+
+@record
+class Coordinate(Staging):
+    """The part of one pipeline coordinate: `mine` are its stages, `held` the layers of each, with copies of weights
+    that another coordinate owns.
+    """
+
+    pipeline: int
+    mine: tuple[int, ...]
+    held: tuple[tuple[LayerNode, ...], ...]
+    whole: Staging  # of all coordinates
+    shape: Callable[[ParameterNode], tuple[int, ...]]  # of a rank's share, along the tensor axis
+
+    @property
+    def layers(self) -> list[LayerNode]:
+        return [layer for stage in self.held for layer in stage]
+
+    def along(self, axis: str) -> Group:
+        """Returns the ranks along an axis."""
+        return Group(axis=axis, ranks=self.layout.sizes[axis], stride=self.layout.stride(axis))
+
+    @property
+    def shards(self) -> Group:
+        """The ranks that have the shares of one copy of the parameters."""
+        return Group(axis="data", ranks=self.sharding.shards, stride=self.layout.stride("context"))
+
+    @property
+    def replicas(self) -> Group:
+        """The ranks that have copies of the same share."""
+        stride = self.layout.stride("context") * self.sharding.shards
+        return Group(axis="data", ranks=self.sharding.replicas, stride=stride)
+
+    @property
+    def complete(self) -> Moment:
+        """Where the gradients of a stage are complete; of a micro-batch, if they are not accumulated."""
+        if self.schedule and self.sharding.reduces:
+            return REDUCE_GRADIENTS
+        return LAST_WEIGHT_GRADIENTS if self.sharding.accumulate else WEIGHT_GRADIENTS
+
+    def padded(self, parameter: ParameterNode) -> int:
+        """Returns the numbers of a parameter, as the tensor axis leaves it, padded to equal rows on all shards."""
+        shape, shards = self.shape(parameter), self.sharding.shards
+        return largest(shape[0], shards) * shards * prod(shape[1:]) if shape else 0
+
+
+def place_of(staging: Staging, pipeline: int) -> Coordinate:
+    """Returns the part of a pipeline coordinate."""
+    mine, model = staging.stages_of(pipeline), staging.model
+    layers = iter(with_copies([model.layers[n] for stage in mine for n in staging.stages[stage]]))
+    return Coordinate(
+        **{each.name: getattr(staging, each.name) for each in fields(Staging)},
+        pipeline=pipeline,
+        mine=mine,
+        held=tuple(tuple(next(layers) for _ in staging.stages[stage]) for stage in mine),
+        whole=staging,
+        shape=shape_on_a_rank(staging.cuts, staging.layout.sizes["tensor"]),
+    )

@@ -1,0 +1,155 @@
+"""The operations of `fully_shard`, which gathers a unit before it runs and scatters its gradients after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from dslc.compiler.ir.records import Weights
+from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.operations import moments as m
+from dslc.compiler.operations.buckets import buffer_buckets
+from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.moments import Group, Moment, Operation, operation
+from dslc.compiler.placement.lowering import Issue, row_of, row_without_pipeline
+from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copies
+from dslc.compiler.placement.whole_losses import makes_outputs_ahead
+
+ROUNDED = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def fsdp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+    """Yields the gathers of parameters, the sums of gradients over shards and then over replicas, and what a step
+    searches and moves besides.
+    """
+    sharding, data = place.sharding, place.along("data")
+    if sharding.shards > 1:
+        yield from _gathers(place, weights)
+        times = 1 if sharding.accumulate else place.layout.microbatches
+        yield from _sums(place, weights, "reduce_scatter", Payload.SCALE, place.shards, place.complete, times)
+    if sharding.replicas > 1:
+        moment = m.REDUCE_GRADIENTS if place.schedule else m.LAST_WEIGHT_GRADIENTS
+        yield from _sums(place, weights, "all_reduce", Payload.SCALE_OF_SUMS, place.replicas, moment, 1)
+    if place.model.moves_buffers and data.ranks > 1:
+        for kind, sizes in buffer_buckets(place.layers, limit=1).items():
+            yield operation("broadcast", Payload.BUFFERS, data, m.BEFORE_PASSES, sizes, dtype=kind)
+    if searches(place.model, sharding) and data.ranks > 1:
+        used = [4 * len(place.whole.trained)]
+        yield operation("all_reduce", Payload.USED_PARAMETERS, data, m.BEFORE_UPDATE, used, dtype="int32")
+
+
+def _sums(
+    place: Coordinate,
+    weights: Mapping[str, Weights],
+    kind: str,
+    scale: Payload,
+    group: Group,
+    moment: Moment,
+    times: int,
+) -> Iterator[Operation]:
+    """Yields the sums of the gradients of each stage, and before them those of their scale in half precision."""
+    dtype, parts = summed_in(place.sharding), place.sharding.shards if kind == "all_reduce" else 1
+    trained = {
+        stage: {name: w.trained for name, w in weights.items() if w.stage == stage and w.trained}
+        for stage in place.mine
+    }
+    if dtype == "float16":
+        for stage, own in trained.items():
+            yield operation("all_reduce", scale, group, moment, [4] * len(own), times=times, stage=stage, weights=own)
+    for stage, own in trained.items():
+        sizes = [DTYPE_BYTES[dtype] * numbers // parts for numbers in own.values()]
+        yield operation(
+            kind, Payload.GRADIENTS, group, moment, sizes, dtype=dtype, times=times, stage=stage, weights=own
+        )
+
+
+def summed_in(sharding: Sharding) -> str:
+    """Returns the dtype in which `fully_shard` sums gradients."""
+    return ROUNDED.get(sharding.exchange.kind, "float32") if sharding.exchange is not None else "float32"
+
+
+def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
+    """Yields the units of each stage; its root, with the rest, last."""
+    everywhere = place.whole.units
+    for stage, held in zip(place.mine, place.held, strict=True):
+        # A weight of another stage is this one's too, even if both are on one rank.
+        layers = with_copies(list(held))
+        here = {layer.name for layer in layers}
+        apart = [unit for unit in everywhere if unit.name and unit.name in here]
+        taken = {q.name for unit in apart for q in unit.parameters}
+        rest = [q for layer in layers for q in layer.parameters if q.tied_to is None and q.name not in taken]
+        yield stage, [*apart, Unit(name="", parameters=tuple(rest))]
+
+
+def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+    """Yields a gather wherever a stage is unsharded, or a pass uses parameters that are not there."""
+    if place.schedule is not None:
+        row: Sequence[Issue] = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts]
+    else:
+        ahead = makes_outputs_ahead(place.job, place.layout)
+        row = list(row_without_pipeline(place.layout.microbatches, place.sharding.reshard, ahead=ahead))
+    for stage, units in units_by_stage(place):
+        own = {name: each for name, each in weights.items() if each.stage == stage}
+        repeated = _gathered_again(place, stage, units) if place.sharding.reshard else set()
+        apart = [unit.name in repeated for unit in units if unit.parameters]
+        again = frozenset(name for name, is_repeated in zip(own, apart, strict=True) if is_repeated)
+        for (moment, missing), occurrences in _gathers_by_row(row, stage, own, again).items():
+            names = [name for name in own if name in missing]
+            yield operation(
+                "all_gather",
+                Payload.PARAMETERS,
+                place.shards,
+                moment,
+                [DTYPE_BYTES[own[name].dtype or ""] * own[name].numbers // own[name].shards for name in names],
+                dtype=own[names[0]].dtype or "",
+                times=len(occurrences),
+                stage=stage,
+                occurrences=tuple(occurrences),
+                weights=names,
+            )
+
+
+def _gathers_by_row(
+    row: Sequence[Issue], stage: int, own: Mapping[str, Weights], again: frozenset[str]
+) -> dict[tuple[Moment, frozenset[str]], list[int]]:
+    """Returns the weights that are gathered together, each with the actions of the stage that gather them.
+
+    All are gathered ahead of the first action of the stage. A forward pass frees some, which the backward pass gathers
+    again; a backward pass frees none.
+    """
+    everything = frozenset(own)
+    freed = frozenset(name for name, each in own.items() if each.freed)
+    present = frozenset[str]()
+    seen: Counter[Moment] = Counter()
+    gathers: dict[tuple[Moment, frozenset[str]], list[int]] = {}
+    for issue in row:
+        if issue.stage != stage or issue.kind == "REDUCE_GRAD":
+            continue
+        if issue.kind == "RESHARD":
+            present = frozenset()
+            continue
+        moment = m.UNSHARD if issue.kind == "UNSHARD" else m.BEFORE_USE
+        wanted = everything if issue.kind in ("UNSHARD", "E", "F") else again
+        if missing := wanted - present:
+            gathers.setdefault((moment, missing), []).append(seen[moment])
+        seen[moment] += 1
+        present |= wanted
+        if issue.kind in ("E", "F"):
+            present -= freed
+    return gathers
+
+
+def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> set[str]:
+    """Returns the units that are gathered for the backward pass too.
+
+    Not the root, which stays gathered. Not those before all that train, which have no backward pass; but torch
+    prefetches one unit, so the last of these comes as well.
+    """
+    apart = [unit.name for unit in units_ if unit.name]
+    idle: list[str] = []
+    for layer in place.held[place.mine.index(stage)]:
+        if stage > 0 or any(q.name in place.whole.with_gradients for q in layer.parameters):
+            break
+        idle += [layer.name] if layer.name in apart else []
+    return set(apart) - set(idle[:-1])

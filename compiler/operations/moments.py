@@ -1,0 +1,117 @@
+"""Operations with other ranks, each with its place among the actions of a step.
+
+An operation says all that its placement and its traffic need. So the code that places it, or sums it, knows no payload.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, TrafficNode, When
+from dslc.dsl.record import Record, record
+
+
+@record
+class Moment(Record):
+    """The actions of a step beside which an operation takes place: each of these kinds, or the first or last of them.
+
+    The kinds are those of `Issue` (compiler/placement/lowering.py), and `update`.
+    """
+
+    kinds: tuple[str, ...]
+    which: Literal["each", "first", "last"] = "each"
+    after: bool = True
+
+
+IN_SCHEDULE = Moment(kinds=())  # an action of its own, which the schedule of a pipeline has already
+BEFORE_PASSES = Moment(kinds=("E", "F"), which="first", after=False)
+BEFORE_USE = Moment(kinds=("E", "F", "B", "I", "W"), after=False)
+UNSHARD = Moment(kinds=("UNSHARD",))
+FORWARD = Moment(kinds=("E", "F"))
+BACKWARD = Moment(kinds=("B", "I"))
+ALL_PASSES = Moment(kinds=("E", "F", "B", "I"))
+WEIGHT_GRADIENTS = Moment(kinds=("B", "W"))
+LAST_WEIGHT_GRADIENTS = Moment(kinds=("B", "W"), which="last")
+REDUCE_GRADIENTS = Moment(kinds=("REDUCE_GRAD",))
+LAST_OUTPUT = Moment(kinds=("F",), which="last")
+LAST_OUTPUT_AHEAD = Moment(kinds=("E",), which="last")
+BEFORE_UPDATE = Moment(kinds=("update",), after=False)
+AFTER_UPDATE = Moment(kinds=("update",))
+
+
+@record
+class Group(Record):
+    """The ranks of an operation: `ranks` of them, each `stride` after the one before; both 0 for two pipeline stages.
+
+    `axis` is the one that they lie on, or `all`.
+    """
+
+    axis: str
+    ranks: int
+    stride: int
+    among: Among = ""
+
+
+@record
+class Operation(TrafficNode):
+    """Operations of one kind, whose `count` and `bytes` are divided equally over the actions of their `moment`.
+
+    `stage`: the actions of this stage alone. `occurrences`: these of the actions alone, by number. `weights` names the
+    nodes of the plan whose parameters, gradients or momenta are exchanged.
+    """
+
+    moment: Moment
+    ranks: int
+    stride: int
+    stage: int | None = None
+    occurrences: tuple[int, ...] | None = None
+    weights: tuple[str, ...] = ()
+
+
+def operation(
+    kind: str,
+    what: Payload,
+    group: Group,
+    moment: Moment,
+    sizes: Iterable[int],
+    *,
+    dtype: str = "float32",
+    times: int = 1,
+    when: When = ALWAYS,
+    stage: int | None = None,
+    occurrences: tuple[int, ...] | None = None,
+    weights: Iterable[str] = (),
+) -> Operation:
+    """Returns operations with these bytes of input, each `times`; a Counter has the times of each size."""
+    of_each = sizes if isinstance(sizes, Counter) else Counter(sizes)
+    return Operation(
+        operation=kind,
+        axis=group.axis,
+        what=what,
+        dtype=dtype,
+        count=times * of_each.total(),
+        bytes=times * sum(size * often for size, often in of_each.items()),
+        among=group.among,
+        when=when,
+        moment=moment,
+        ranks=group.ranks,
+        stride=group.stride,
+        stage=stage,
+        occurrences=occurrences,
+        weights=tuple(weights),
+    )
+
+
+def traffic(operations: Iterable[Operation]) -> tuple[TrafficNode, ...]:
+    """Returns the sums of operations that differ in their places alone."""
+    sums: dict[tuple[str, str, Payload, str, Among, When], tuple[int, int]] = {}
+    for each in operations:
+        key = each.operation, each.axis, each.what, each.dtype, each.among, each.when
+        count, size = sums.get(key, (0, 0))
+        sums[key] = count + each.count, size + each.bytes
+    return tuple(
+        TrafficNode(operation=kind, axis=axis, what=what, dtype=dtype, count=count, bytes=size, among=among, when=when)
+        for (kind, axis, what, dtype, among, when), (count, size) in sums.items()
+    )
