@@ -23,7 +23,7 @@ from helpers.rooms import PACKAGES, Import, imports_of
 
 MAX_LINES = 600
 MAX_MODULES = 16
-FULL_ROOMS = ("dsl/language", "compiler/graph")
+FULL_ROOMS = ("compiler/graph",)
 
 # Libraries that the runtime uses only for jobs that ask for them.
 OPTIONAL = (

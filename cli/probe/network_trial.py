@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Images, Own, Parquet, PythonSource, parts_of
+from dslc.dsl.language.calls import Datasets, Images, NetworkLoss, Parquet, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.paths import is_path, resolved
 from dslc.probe.child import first_line, where_in_the_users_code
@@ -87,7 +87,7 @@ def try_network(
         return known
     if batch is None:
         return known
-    own = loss_step(job, source, job.folder) if isinstance(job.model.loss, Own) else None
+    own = loss_step(job, source, job.folder) if isinstance(job.model.loss, NetworkLoss) else None
     try:
         return NetworkTrial(make, batch, own, bool(facts.looks)).result(known)
     except Exception as error:  # any kind: the user's code runs, and a rule reports it

@@ -26,7 +26,7 @@ from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
 from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep, parts_of
+from dslc.dsl.language.calls import Mixture, NetworkLoss, PythonCollate, PythonLoss, PythonSource, PythonStep, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
@@ -168,7 +168,7 @@ def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Repor
                 lambda index: begin_sample(job.train.seed, "train", 0, index),
                 collate=collate(python_function(own, job.folder) if isinstance(own, PythonCollate) else None),
                 stacked=own is None,
-                whole=isinstance(job.model.loss, Own),
+                whole=isinstance(job.model.loss, NetworkLoss),
                 example=files.batches,
                 real=files.samples,
             )
@@ -269,7 +269,7 @@ def _trace_module(
     given = read_example(files.batches) if source.structures is not None and files else source.input
     assert given is not None
     step = loss_step(job, source, job.folder)
-    own = OwnSum(step) if isinstance(job.model.loss, Own) else None
+    own = OwnSum(step) if isinstance(job.model.loss, NetworkLoss) else None
     counted = _sum_of_pieces(OwnSum(step)) if job.parallelism.context > 1 and step.counts == "own" else None
     target = given if isinstance(given, Example) else source.target
     outputs = Outputs(files.outputs, target) if files and target is not None else None
@@ -412,7 +412,8 @@ def _cache_key(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any
     from dslc.compiler.ir.codec import to_json
 
     adapter = adapter_step(job.model.adapter)
-    if source.input is None or isinstance(job.model.loss, Own) or job.train.step is not None or any(users_modules()):
+    loss = job.model.loss
+    if source.input is None or isinstance(loss, NetworkLoss) or job.train.step is not None or any(users_modules()):
         return None
     return _axes(job) | {
         "network": network,

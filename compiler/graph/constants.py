@@ -346,9 +346,9 @@ def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
     if isinstance(loss, c.Contrastive):
         return {"temperature": loss.temperature}
     network = job.model.network
-    if isinstance(loss, c.Own) and loss.mean_of is None and isinstance(network, TransformersNetwork):
+    if isinstance(loss, c.NetworkLoss) and loss.mean_of is None and isinstance(network, TransformersNetwork):
         return arguments_of(loss) | mean_of(network, job.folder)
-    return arguments_of(loss) if isinstance(loss, c.Own) else {}
+    return arguments_of(loss) if isinstance(loss, c.NetworkLoss) else {}
 
 
 def data_step(analysis: Analysis, folder: str = HERE) -> p.DataStep:
@@ -393,7 +393,7 @@ def _source_step(
         pictures=picture_step(source, facts, lambda call: python_function(call, folder)),
         structured=analysis.source.structures is not None,
         collate=python_function(collate, folder) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
-        whole=isinstance(job.model.loss, c.Own),
+        whole=isinstance(job.model.loss, c.NetworkLoss),
         train_samples=load.train,
         validation_samples=load.validation or 0,
         test_samples=load.test or 0,

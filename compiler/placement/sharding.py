@@ -22,7 +22,7 @@ from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
-from dslc.dsl.language.calls import Every, Fp16, Fp32
+from dslc.dsl.language.calls import EveryNthBlock, Fp16, Fp32
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Device
 from dslc.dsl.record import Record, record
@@ -137,7 +137,7 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
     recompute = job.memory.recompute
     if recompute == "none":
         return ()
-    return tuple(blocks[:: recompute.n]) if isinstance(recompute, Every) else tuple(blocks)
+    return tuple(blocks[:: recompute.n]) if isinstance(recompute, EveryNthBlock) else tuple(blocks)
 
 
 def fused_on(job: JobSpec, layout: Layout, sharding: Sharding, model: ModelGraph | None) -> tuple[Device, ...]:

@@ -14,8 +14,8 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import PythonSource
-from dslc.dsl.language.effects import changed, no_effect
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.no_effect_warnings import changed, no_effect
 from dslc.dsl.language.registry import BLOCKS, Node, Quantity, fields
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural

@@ -196,8 +196,8 @@ def loss_divisor(job: JobSpec, source: SourceFacts) -> Counts:
     """
     if compares(job.model.loss):
         return "samples"
-    library = not isinstance(job.model.loss, c.Own | c.PythonLoss)
-    if source.loss_counts or (not library and (isinstance(job.model.loss, c.Own) or source.structures)):
+    library = not isinstance(job.model.loss, c.NetworkLoss | c.PythonLoss)
+    if source.loss_counts or (not library and (isinstance(job.model.loss, c.NetworkLoss) or source.structures)):
         return "own"
     if source.structures:
         return "samples" if ignored(job, source) is None else "kept"

@@ -44,7 +44,7 @@ from dslc.compiler.rules.training.custom_step import check_own_step
 from dslc.compiler.rules.training.options import check_patterns
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Own, PythonSource, parts_of
+from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 
@@ -196,7 +196,7 @@ def _model(
             graph = share_out_traced(graph, cuts, ranks, pieces)
         return replace(graph, reset=True) if parts else graph, cuts
     own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
-    if (own and source.input is None) or isinstance(job.model.loss, Own):
+    if (own and source.input is None) or isinstance(job.model.loss, NetworkLoss):
         return None, None
     graph = reuse.build(job.model, source, context_of(job), report)
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)

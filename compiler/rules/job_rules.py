@@ -28,9 +28,9 @@ from dslc.compiler.rules.training.metrics import check_metrics, takes_classes
 from dslc.compiler.rules.training.options import check_training
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.effects import changed, no_effect
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork
+from dslc.dsl.language.no_effect_warnings import changed, no_effect
 from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -191,7 +191,7 @@ def _check_axes(
 
 def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
     loss, target, data = job.model.loss, source.target, job.data
-    if isinstance(loss, c.Own) and loss.mean_of is None and isinstance(job.model.network, PythonNetwork):
+    if isinstance(loss, c.NetworkLoss) and loss.mean_of is None and isinstance(job.model.network, PythonNetwork):
         for name in ("ignore", "shift"):
             if changed(loss, name):
                 why = "it is for the part of a batch that `mean_of` names"

@@ -209,7 +209,7 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
         text = f"parallelism.microbatches = {count}"
         yield Change(what="microbatches", text=text, make=_set("parallelism", microbatches=count))
     for recompute in _more_recompute(job):
-        word = f"every({recompute.n})" if isinstance(recompute, c.Every) else recompute
+        word = f"every({recompute.n})" if isinstance(recompute, c.EveryNthBlock) else recompute
         yield Change(what="recompute", text=f"memory.recompute = {word}", make=_set("memory", recompute=recompute))
     if layout.device == "cuda":
         for moved in (("optimizer",), ("optimizer", "parameters"), ("activations",)):
@@ -227,7 +227,7 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
 
 
 def _more_recompute(job: JobSpec) -> list[str | Call]:
-    order: list[str | Call] = ["none", "selective", c.Every(n=2), "full"]
+    order: list[str | Call] = ["none", "selective", c.EveryNthBlock(n=2), "full"]
     now = order.index(job.memory.recompute) if job.memory.recompute in order else 2
     return order[now + 1 :]
 

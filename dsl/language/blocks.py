@@ -8,7 +8,6 @@ from dslc.dsl.bounds import PATTERNS
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce, Exchange
 from dslc.dsl.language.goals import EarlyStopping, Goal
-from dslc.dsl.language.hooks import PythonHook, PythonLogger
 from dslc.dsl.language.layers import Layers
 from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.metrics import LossMetric
@@ -274,7 +273,7 @@ class TrainSpec(Block):
     early_stopping: EarlyStopping | None = arg(
         calls("early_stopping"), "ends the training once the evaluations get no better", default=None, shown="none"
     )
-    hooks: tuple[PythonHook, ...] = arg(
+    hooks: tuple[c.PythonHook, ...] = arg(
         ListOf(calls("hook"), single=True), "objects of yours that are called as it goes on", default=(), shown="none"
     )
     on_nonfinite: str = arg(
@@ -359,6 +358,6 @@ class LogSpec(Block):
         measure("steps", "epochs", above=0), "how often", default=Quantity(10, "steps"), shown="10 steps"
     )
     tensorboard: bool = arg(Bool(), "write TensorBoard files", default=True)
-    loggers: tuple[PythonLogger, ...] = arg(
+    loggers: tuple[c.PythonLogger, ...] = arg(
         ListOf(calls("logger"), single=True), "objects of yours that are given each record", default=(), shown="none"
     )

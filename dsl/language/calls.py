@@ -154,8 +154,8 @@ class PythonLoss(PythonCall):
     over: str | None = arg(word("all", "node"), "the samples that it compares, of all or of a node", default=None)
 
 
-@call("loss")
-class Own(Call):
+@call("loss", "own")
+class NetworkLoss(Call):
     """The loss that the network returns itself, as `loss` in its output, alone, or in a tuple as the one number, as in
     (logits, loss): one for each sample, a pair (sum, count), or one number, which is taken to be a mean. The network is
     given whole samples.
@@ -487,11 +487,32 @@ class Fp16(Call):
     level: str = arg(_LEVEL, _LEVEL_DOC, default="O1")
 
 
-@call("recompute")
-class Every(Call):
+@call("recompute", "every")
+class EveryNthBlock(Call):
     """Every n-th block is recomputed in the backward pass."""
 
     n: int = arg(_COUNT, "one block in how many")
+
+
+# ----------------------------------------------------------------------------------------------- hooks, loggers
+
+
+@call("hook", "python", open=True)
+class PythonHook(PythonCall):
+    """An object of yours, or what a class or function of yours returns, with any of the methods `start`, `before_step`,
+    `after_backward`, `after_step`, `evaluated`, `end` and `failed`, each called with a read-only view of the training:
+    `step`, `steps`, `rank`, `world_size`, `model`, `optimizer`, `lr`, `loss`, `metrics`, `folder`, `error`. What
+    `state_dict()` returns is kept in checkpoints, and given to `load_state_dict(state)` before `start`.
+    """
+
+    ranks: str = arg(word("first", "all"), "on which ranks it is called", default="first")
+
+
+@call("logger", "python", open=True)
+class PythonLogger(PythonCall):
+    """An object of yours, or what a class or function of yours returns: on rank 0 `log(record)` is given each record of
+    `metrics.jsonl`, a dict, and `close()`, if it has that, is called at the end.
+    """
 
 
 # --------------------------------------------------------------------------------------------- devices, launching

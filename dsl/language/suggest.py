@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslc.dsl.language import elsewhere
-from dslc.dsl.language.elsewhere import ABSENT, ABSENT_VALUES, FIELDS, VALUES
+from dslc.dsl.language import framework_aliases
+from dslc.dsl.language.framework_aliases import ABSENT, ABSENT_VALUES, FIELDS, VALUES
 from dslc.dsl.language.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
 from dslc.dsl.words import listed
 
@@ -97,7 +97,7 @@ def for_block(name: str) -> NameSuggestion:
     """Suggests a block for an unknown one."""
     blocks = [*BLOCKS, "expect", "sweep"]
     place, note = FIELDS.get(_plain(name), ("", ""))
-    place = elsewhere.BLOCKS.get(_plain(name), place)
+    place = framework_aliases.BLOCKS.get(_plain(name), place)
     if place:
         return _place_suggestion(place, "" if place in BLOCKS else note)
     found = nearest_choice(name, blocks)
@@ -206,14 +206,14 @@ def for_setting(name: str) -> str:
 
 def for_option(name: str) -> str:
     """Returns the advice for an unknown option of the command that corresponds to no field; "" if nothing is known."""
-    return elsewhere.OPTIONS.get(_plain(name)) or ABSENT.get(_plain(name), "")
+    return framework_aliases.OPTIONS.get(_plain(name)) or ABSENT.get(_plain(name), "")
 
 
 def for_command(name: str, choices: Iterable[str]) -> str:
     """Returns the advice for an unknown command."""
     known = list(choices)
     found = nearest_choice(name, known)
-    said = elsewhere.COMMANDS.get(_plain(name)) or (f"did you mean `dslc {found}`?" if found else "")
+    said = framework_aliases.COMMANDS.get(_plain(name)) or (f"did you mean `dslc {found}`?" if found else "")
     return said or f"the commands are {listed(known)}"
 
 

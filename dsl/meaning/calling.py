@@ -148,7 +148,7 @@ def _override(
     for name, setting in overrides.items():
         if name in own:
             for a, b in declaration.exclusive:
-                if name in (a, b) and not isinstance(setting.value, tree.Nothing):
+                if name in (a, b) and not isinstance(setting.value, tree.NoneLiteral):
                     partner = a if name == b else b
                     if partner not in overrides:
                         settings.pop(partner, None)
@@ -269,7 +269,7 @@ def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> 
     kinds = _call_kinds(field)
     if not kinds:
         return ev.fail("E0111", f"`{path}` takes {describe(field.kind)}, which has no arguments", first)
-    if isinstance(expr, tree.Nothing):
+    if isinstance(expr, tree.NoneLiteral):
         if not isinstance(field.default, Call):
             return ev.fail(
                 "E0111", f"`{path}` is not set, so it has no argument to set", first,
@@ -296,7 +296,7 @@ def _call_kinds(field: Field) -> list[CallOf]:
 
 def is_none(ev: Evaluator, setting: Setting, field: Field) -> bool:
     """True if the value is `none`, also through a param: it resets to the default."""
-    return isinstance(ev.behind(setting.value), tree.Nothing) and not setting.arguments
+    return isinstance(ev.behind(setting.value), tree.NoneLiteral) and not setting.arguments
 
 
 def place(setting: Setting) -> Place:

@@ -135,7 +135,7 @@ def form(expr: tree.Expr) -> str:
             return "text"
         case tree.Boolean():
             return "a truth value"
-        case tree.Nothing():
+        case tree.NoneLiteral():
             return "`none`"
         case tree.Name():
             return f"the name `{expr.name}`"

@@ -50,17 +50,7 @@ from dslc.dsl.language.suggest import (
 from dslc.dsl.meaning import arithmetic
 from dslc.dsl.meaning.arithmetic import Amount, Impossible
 from dslc.dsl.meaning.describe import describe, form, limits
-from dslc.dsl.meaning.forms import (
-    accepts,
-    bare_words,
-    fits,
-    inside,
-    numeric,
-    rewrite,
-    spelt,
-    with_unit,
-    words_in,
-)
+from dslc.dsl.meaning.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
 from dslc.dsl.meaning.layering import Merged, Setting, names_in
 from dslc.dsl.paths import ResolvedPath, is_path
 from dslc.dsl.source import Span
@@ -541,7 +531,7 @@ class Evaluator:
         match expr:
             case tree.Text() | tree.Boolean():
                 return expr.value
-            case tree.Nothing():
+            case tree.NoneLiteral():
                 return None
             case tree.List():
                 items = tuple(self.value(item, kind, f"{path}[{i}]") for i, item in enumerate(expr.items))

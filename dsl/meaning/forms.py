@@ -36,7 +36,7 @@ def spelt(expr: tree.Expr) -> str:
             return expr.name
         case tree.NumberWithUnit() if expr.joined:
             return expr.text + expr.unit
-        case tree.Nothing():
+        case tree.NoneLiteral():
             return "none"
         case tree.Boolean():
             return "true" if expr.value else "false"

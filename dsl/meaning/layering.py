@@ -142,7 +142,7 @@ def _apply_block_value(
         else:
             unknown_top(whole.name, whole.name_span, report)
         return
-    if isinstance(whole.value, tree.Nothing):
+    if isinstance(whole.value, tree.NoneLiteral):
         merged.fields.pop((whole.name, word), None)
     elif not (isinstance(whole.value, tree.Name) and whole.value.name == word):
         report.add(
@@ -192,7 +192,7 @@ def _entry(merged: Merged, block: str, entry: tree.Entry, seen: dict[tuple[str, 
 def _drop_promise(merged: Merged, entry: tree.Entry, report: Report) -> None:
     """Applies `bubble = none` in `expect`, which drops the promise of earlier layers; nothing else may be set there."""
     name = entry.path[0]
-    if isinstance(entry.value, tree.Nothing):
+    if isinstance(entry.value, tree.NoneLiteral):
         merged.promises.pop(name, None)
         return
     report.add(
@@ -220,7 +220,7 @@ def _put_field(
     merged: Merged, block: str, name: str, setting: Setting, seen: Mapping[tuple[str, ...], Span], report: Report
 ) -> None:
     """Sets a field. Of an exclusive pair, a later layer's removes an earlier's; within one layer it is a mistake."""
-    if isinstance(setting.value, tree.Nothing):
+    if isinstance(setting.value, tree.NoneLiteral):
         # Kept, so that a required field that was removed is reported at the place that removed it.
         merged.fields[block, name] = setting
         return
@@ -254,13 +254,13 @@ def partners(merged: Merged, block: str, name: str) -> list[str]:
     return [
         other
         for other in found
-        if (block, other) in merged.fields and not isinstance(merged.fields[block, other].value, tree.Nothing)
+        if (block, other) in merged.fields and not isinstance(merged.fields[block, other].value, tree.NoneLiteral)
     ]
 
 
 def _put_sweep(merged: Merged, path: tuple[str, ...], setting: Setting) -> None:
     merged.sweeps.pop(path, None)
-    if not isinstance(setting.value, tree.Nothing):
+    if not isinstance(setting.value, tree.NoneLiteral):
         merged.sweeps[path] = setting
 
 
@@ -273,7 +273,7 @@ def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report)
     if path[0] == "sweep":
         _put_sweep(merged, path[1:], setting)
     elif path[0] == "expect" and len(path) == 2:
-        if not isinstance(setting.value, tree.Nothing):
+        if not isinstance(setting.value, tree.NoneLiteral):
             report.add(
                 "E0113", "`expect` holds comparisons", setting.name, help=f"write `{'.'.join(path)}<…`, or `=none`"
             )
@@ -316,7 +316,7 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
 def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, report: Report) -> bool:
     block, name, argument = path
     # An argument of a call that no one wrote goes to the default call, which resolve.py knows.
-    under = merged.fields.get((block, name)) or Setting(name=setting.name, value=tree.Nothing(span=setting.name))
+    under = merged.fields.get((block, name)) or Setting(name=setting.name, value=tree.NoneLiteral(span=setting.name))
     merged.fields[block, name] = Setting(
         name=under.name, value=under.value, arguments={**under.arguments, argument: setting}
     )

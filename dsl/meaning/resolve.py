@@ -16,8 +16,8 @@ from typing import Any
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
 from dslc.dsl.diagnostics import Report, TooManyErrors
 from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
-from dslc.dsl.language.effects import EFFECTS
 from dslc.dsl.language.job import JobSpec, Promise
+from dslc.dsl.language.no_effect_warnings import EFFECTS
 from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, Measure, fields
 from dslc.dsl.language.registry import Float as FloatKind
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of

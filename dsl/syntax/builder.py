@@ -157,8 +157,8 @@ class Builder:
     def make_boolean(self, children: list[Any], span: Span) -> tree.Boolean:
         return tree.Boolean(span=span, value=children[0].kind == "TRUE")
 
-    def make_nothing(self, children: list[Any], span: Span) -> tree.Nothing:
-        return tree.Nothing(span=span)
+    def make_nothing(self, children: list[Any], span: Span) -> tree.NoneLiteral:
+        return tree.NoneLiteral(span=span)
 
     def make_name(self, children: list[Any], span: Span) -> tree.Name:
         name = children[0].text

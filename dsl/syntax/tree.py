@@ -55,7 +55,7 @@ class Boolean(Node):
 
 
 @record
-class Nothing(Node):
+class NoneLiteral(Node):
     """`none`."""
 
 
@@ -123,7 +123,7 @@ Expr = (
     | NumberWithUnit
     | Text
     | Boolean
-    | Nothing
+    | NoneLiteral
     | Name
     | List
     | RangeOf

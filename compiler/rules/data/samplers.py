@@ -59,7 +59,7 @@ def _excluded(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Span | N
     if not isinstance(sampler, Balanced):
         return
     target, span = source.target, sampler.span or job.data.at("sampler")
-    if isinstance(job.model.loss, c.Own):
+    if isinstance(job.model.loss, c.NetworkLoss):
         what = "`balanced` needs the class of each sample, and `own()` takes samples that are not pairs (input, target)"
         yield what, span, '`weighted(python("module:weights"))`'
     elif source.structures is not None and not _one_class_each(source.structures[1].leaves):

@@ -46,7 +46,7 @@ def check_structures(
             job.data.at("collate"),
             help="draw them in the data set, where each sample has its own",
         )
-    if isinstance(job.model.loss, c.Own) and job.train.step is None:
+    if isinstance(job.model.loss, c.NetworkLoss) and job.train.step is None:
         _check_own(job, report)
     if structures:
         _check_network(job, report)
@@ -140,7 +140,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         first = output.shape[1:] == sample.shape != ()
         check_outputs(job, job.evaluate.metrics, output, sample, first, report)
         return
-    library = not isinstance(loss, c.PythonLoss | c.Own | c.Contrastive)  # whole_losses.py checks that
+    library = not isinstance(loss, c.PythonLoss | c.NetworkLoss | c.Contrastive)  # whole_losses.py checks that
     if pair is not None and library:
         output, target = pair
         shape = " x ".join(map(str, output.shape)) or "one number"
@@ -213,7 +213,7 @@ def _reasons(
         return
     if model is not None and model.structured:
         yield "the network's output is a structure of tensors", "the network", _network(job), over_stages
-    if isinstance(job.model.loss, c.Own) or source.loss_counts:
+    if isinstance(job.model.loss, c.NetworkLoss) or source.loss_counts:
         loss = job.model.loss.span or job.model.at("loss")
         yield "the loss counts by itself", "the loss", loss, over_stages
 
@@ -257,7 +257,7 @@ def _not_in_pieces(
             has = f"{plural(positions, 'position')}, not {length}" if positions else "no positions"
             yield f"{name} has {has}", "the source", span, "tensors of (batch, positions, …), of one length; or "
     metric = next((each for each in job.evaluate.metrics if isinstance(each, m.PythonMetric)), None)
-    if isinstance(job.model.loss, c.Own) and metric is not None:
+    if isinstance(job.model.loss, c.NetworkLoss) and metric is not None:
         place = metric.span or job.evaluate.at("metrics")
         yield "the loss in the output that a metric is given is of a piece", "the metric", place, "leave it out; or "
 

@@ -10,8 +10,8 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.whole_losses import compares
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.effects import changed, no_effect
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.no_effect_warnings import changed, no_effect
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:

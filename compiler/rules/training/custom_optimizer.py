@@ -15,8 +15,8 @@ from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import Fp16
-from dslc.dsl.language.effects import no_effect
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.no_effect_warnings import no_effect
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 

@@ -18,7 +18,7 @@ def check_own_step(job: JobSpec, layout: Layout | None, report: Report) -> bool:
         return True
     note = [Note(message="the step", span=job.train.at("step"))]
     loss, network = job.model.loss, job.model.network
-    if not isinstance(loss, c.Own):
+    if not isinstance(loss, c.NetworkLoss):
         report.add(
             "E0621",
             f"a step of your own returns the loss that is logged, and `{loss.word}` is another",

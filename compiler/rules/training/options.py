@@ -19,9 +19,9 @@ from dslc.compiler.rules.model.name_patterns import entry_at, report_unmatched
 from dslc.compiler.rules.parallelism.axes import own_network
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.effects import no_effect
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
+from dslc.dsl.language.no_effect_warnings import no_effect
 from dslc.dsl.language.registry import Block
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural

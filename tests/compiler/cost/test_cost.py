@@ -116,7 +116,7 @@ def test_state_of_an_optimizer(optimizer: o.Optimizer, states: int, counts: int)
 
 def test_recomputing_trades_memory_for_arithmetic() -> None:
     kept, again = analysis_of(), analysis_of(memory=MemorySpec(recompute="full"))
-    some = analysis_of(memory=MemorySpec(recompute=c.Every(n=2)))
+    some = analysis_of(memory=MemorySpec(recompute=c.EveryNthBlock(n=2)))
     picked = analysis_of(memory=MemorySpec(recompute="selective"))
     by_memory = [a.costs[0].memory.activations for a in (again, some, kept)]
     assert by_memory == sorted(set(by_memory))

@@ -195,7 +195,7 @@ def test_what_is_missing_or_broken_is_a_warning_until_the_run(tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------------ memory
 
 
-@pytest.mark.parametrize("recompute", ("full", "selective", c.Every(n=2)))
+@pytest.mark.parametrize("recompute", ("full", "selective", c.EveryNthBlock(n=2)))
 def test_recomputation_of_nothing(recompute: Any) -> None:
     memory = MemorySpec(recompute=recompute)
     assert codes(memory=memory) == ["W0714"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.dsl.language import units
-from dslc.dsl.language.calls import Bf16, Every, Free, Synthetic
+from dslc.dsl.language.calls import Bf16, EveryNthBlock, Free, Synthetic
 from dslc.dsl.language.layers import Conv2d, Linear, MaxPool2d, PythonNetwork, Repeat
 from dslc.dsl.language.lr_schedules import (
     CosineRestarts,
@@ -94,7 +94,7 @@ def mistake(path: str, value: str, before: str = "") -> tuple[str, str, str]:
         ("parallelism.stages", "[5, 7]", (5, 7)),
         ("parallelism.stages", "balanced", "balanced"),
         ("memory.recompute", "none", "none"),
-        ("memory.recompute", "every(2)", Every(n=2)),
+        ("memory.recompute", "every(2)", EveryNthBlock(n=2)),
         ("memory.offload", "activations", ("activations",)),
         ("memory.offload", "[optimizer, parameters]", ("optimizer", "parameters")),
         ("memory.limit", "76GiB", 76 * 2**30),

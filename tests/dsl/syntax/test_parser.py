@@ -129,7 +129,7 @@ def num(number: float) -> tuple[str, float, str]:
         ("f()", ("CallOf", "f", ())),
         ("f(1, a = 2,)", ("CallOf", "f", (("Argument", None, num(1)), ("Argument", "a", num(2))))),
         ("true", ("Boolean", True)),
-        ("none", ("Nothing",)),
+        ("none", ("NoneLiteral",)),
     ],
 )
 def test_expressions(text: str, expected: object) -> None:
