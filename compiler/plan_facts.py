@@ -21,7 +21,7 @@ from dslc.compiler.facts.weights_file import Unreadable, files_of
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.calls import PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec, python_calls

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from dslc.compiler.common.units import time_text
+from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints

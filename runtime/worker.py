@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.common.untrusted_files import open_to_append
+from dslc.compiler.facts.untrusted_files import open_to_append
 from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
 from dslc.runtime.data import sample_keys
 from dslc.runtime.data.batches import of_dead_worker

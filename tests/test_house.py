@@ -42,6 +42,19 @@ OPTIONAL = (
 HEAVY = ("cattrs", "lark", "networkx", "numpy", "rich", "torch")
 
 
+# What the compiler predicts and the runtime does by one function, beside the records of compiler/ir.
+SHARED = {
+    "dslc.compiler.facts.checkpoint_names": "rules look for checkpoints that the runtime names",
+    "dslc.compiler.facts.file_patterns": "facts count the files that the runtime reads",
+    "dslc.compiler.facts.image_files": "facts count the images that the runtime reads",
+    "dslc.compiler.facts.untrusted_files": "both read and replace files that other users can write to",
+    "dslc.compiler.facts.weights_match": "rules match the weights that the runtime loads",
+    "dslc.compiler.placement.axes": "a rank has its place on the axes in the plan and in the mesh",
+    "dslc.compiler.placement.buckets": "the cost and the exchange of a bucket",
+    "dslc.compiler.placement.shares": "samples, layers and rows go to the ranks that the plan says",
+    "dslc.compiler.trace.code_place": "names modules and lines, in traces and in trials",
+    "dslc.compiler.trace.stream_protocol": "tracing opens the streams that the runtime reads",
+}
 OF_TORCH = ("dslc.compiler.trace.private_torch", "dslc.compiler.trace.structures")  # shared with the runtime
 
 
@@ -84,10 +97,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         return None if found.is_within("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_within(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
-    naming = "dslc.compiler.trace.code_place"  # names modules and lines, in traces and in trials
-    own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.common", naming, *OF_TORCH)
+    own = ("dslc.runtime", "dslc.compiler.ir", *SHARED, *OF_TORCH)
     libraries = ("cloudpickle", "numpy", "rich", "safetensors", "tensorboard", "torch")
-    return None if found.is_within(*own, *libraries) else "runtime imports torch, compiler/ir and compiler/common"
+    return None if found.is_within(*own, *libraries) else "runtime imports torch, compiler/ir and what `SHARED` lists"
 
 
 @pytest.mark.parametrize("module", rooms.modules())

@@ -54,7 +54,7 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
 
 
 def _summary(analysis: Analysis) -> str:
-    from dslc.compiler.common.units import byte_text, count_text
+    from dslc.compiler.ir.number_text import byte_text, count_text
 
     counts, world = analysis.layout.node_counts, analysis.layout.world_size
     parts = [plural(world, "rank")]

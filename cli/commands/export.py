@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-from dslc.compiler.common.adapters import base_name
 from dslc.compiler.graph.constants import adapter_step, transformers_step
+from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.program import TransformersStep
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.common.checkpoint_names import name_of
+from dslc.compiler.facts.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import LoadResult, load_each

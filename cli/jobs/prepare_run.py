@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.common.untrusted_files import recreate_file, replacing
 from dslc.compiler.compile import Compiled, compile_plan
+from dslc.compiler.facts.untrusted_files import recreate_file, replacing
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.compiler.plan_facts import facts_of
 from dslc.compiler.plan_file import JobText, PlanFile

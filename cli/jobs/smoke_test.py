@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.common.units import byte_text, time_text
+from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.plain import plain
 from dslc.dsl.words import plural

@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from dslc.compiler.common.untrusted_files import read_json
+from dslc.compiler.facts.untrusted_files import read_json
 from dslc.dsl.bounds import PLAN
 from dslc.dsl.plain import plain
 from dslc.runs.run_folder import LOCK

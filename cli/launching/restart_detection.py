@@ -11,7 +11,7 @@ import contextlib
 import os
 from dataclasses import replace
 
-from dslc.compiler.common.untrusted_files import read_text, replacing
+from dslc.compiler.facts.untrusted_files import read_text, replacing
 from dslc.dsl.language.calls import Kubernetes
 from dslc.jobs.prepare_run import Ready
 from dslc.launching.interrupted_runs import is_of_plan

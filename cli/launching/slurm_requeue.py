@@ -25,7 +25,7 @@ import signal
 import sys
 from dataclasses import asdict, dataclass, replace
 
-from dslc.compiler.common.untrusted_files import read_json, replacing
+from dslc.compiler.facts.untrusted_files import read_json, replacing
 from dslc.compiler.ir.codec import from_json
 from dslc.dsl.plain import plain
 from dslc.dsl.words import plural

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dslc.compiler.common.untrusted_files import open_file, parse_json, replacing
+from dslc.compiler.facts.untrusted_files import open_file, parse_json, replacing
 
 NAME = "submitted.json"
 _PATIENCE = 30.0  # seconds that a command of the cluster may take

@@ -19,7 +19,7 @@ from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.facts.sources import source_key
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.facts import Facts, SourceFacts
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out

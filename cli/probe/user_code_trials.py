@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dslc.compiler.common.checkpoint_names import MANIFEST
-from dslc.compiler.common.units import path_text
+from dslc.compiler.facts.checkpoint_names import MANIFEST
 from dslc.compiler.facts.weights_file import NAME as WEIGHTS
 from dslc.compiler.facts.weights_file import Unreadable, entries
+from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.job import JobSpec

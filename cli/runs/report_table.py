@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from dslc.compiler.common.units import byte_text, time_text
+from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.runtime.measure.collectives import FIRST_STEP
 from dslc.terminal.tables import console
 

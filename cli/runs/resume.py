@@ -14,8 +14,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dslc.compiler.common.units import path_text
 from dslc.compiler.graph.constants import data_step, optimizer_step
+from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language.optimizers import PythonOptimizer

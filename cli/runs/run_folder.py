@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from dslc.compiler.common.units import path_text
+from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.plain import plain
 from dslc.dsl.words import shorten_list

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dslc.compiler.common.units import path_text
-from dslc.compiler.common.untrusted_files import read_text
+from dslc.compiler.facts.untrusted_files import read_text
+from dslc.compiler.ir.number_text import path_text
 from dslc.dsl.bounds import BYTES
 from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.meaning.write import anchored, write

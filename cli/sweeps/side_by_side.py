@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.number_text import byte_text
 from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
 from dslc.jobs.prepare_run import Ready, launch, show_failure, train

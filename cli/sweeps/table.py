@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from dslc.compiler.common.units import path_text, time_text
-from dslc.compiler.common.untrusted_files import read_json, replacing
+from dslc.compiler.facts.untrusted_files import read_json, replacing
+from dslc.compiler.ir.number_text import path_text, time_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.meaning.load import LoadResult
 from dslc.launching.run_state import RunState, run_states, runs_in

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.rules.analyse import context_of
 from dslc.dsl.language import calls as c

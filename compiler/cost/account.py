@@ -40,7 +40,6 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
-from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes, summed_bytes
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
@@ -61,10 +60,9 @@ from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
 from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.cost.unsharded_memory import ShardedMemory, UnshardedMemory
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
-from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
+from dslc.compiler.ir.memory import LayerShare, MemoryNode, Moment, Phase
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.traffic import Payload
-from dslc.compiler.ir.working import Moment
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (
     fused_on,
@@ -76,6 +74,7 @@ from dslc.compiler.placement.sharding import (
     with_copies,
     zero1_partition,
 )
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
 
 MOST_LAYERS = 3  # layers named at the peak, at most

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dslc.compiler.common.buckets import in_buckets
-from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.buckets import buckets
 from dslc.compiler.operations.exchanges import factors_of
+from dslc.compiler.placement.buckets import in_buckets
 from dslc.compiler.placement.exchange import ExchangePolicy
+from dslc.compiler.placement.shares import largest
 
 Bytes = Callable[[Sequence[ParameterNode], ExchangePolicy], int]
 

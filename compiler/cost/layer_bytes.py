@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from dslc.compiler.ir.memory import Halves, LayerMemory, Moment, Working
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.working import Halves, LayerMemory, Moment, Working
 from dslc.compiler.placement.sharding import autocasts, low_copy, low_precision, recomputed
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec

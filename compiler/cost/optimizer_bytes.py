@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from dslc.compiler.ir.network_facts import OptimizerFacts, StateFact
 from dslc.compiler.ir.nodes import ParameterNode
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import PythonOptimizer
 

@@ -16,18 +16,17 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dslc.compiler.common.shares import pieces
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
-from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import sharding_of, trained
-from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.shares import pieces
+from dslc.compiler.placement.staging import Staging, unsendable
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.bounds import TRIED

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dslc.compiler.ir.working import Moment
+from dslc.compiler.ir.memory import Moment
 
 
 @dataclass(kw_only=True)

@@ -21,8 +21,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.common.units import path_text
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
+from dslc.compiler.ir.number_text import path_text
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.files import read_bytes

@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 
-from dslc.compiler.common.file_patterns import files_matching
+from dslc.compiler.facts.file_patterns import files_matching
 from dslc.dsl.files import open_file
 from dslc.dsl.record import Record, record
 

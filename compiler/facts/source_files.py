@@ -21,8 +21,8 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from dslc.compiler.common.file_patterns import TooManyEntriesError, files_matching
-from dslc.compiler.common.images import SUFFIXES, FolderError, images_in
+from dslc.compiler.facts.file_patterns import TooManyEntriesError, files_matching
+from dslc.compiler.facts.image_files import SUFFIXES, FolderError, images_in
 from dslc.compiler.facts.source_look import MissingDataError, UnusableDataError, folders_in, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact

@@ -18,14 +18,13 @@ from dslc.compiler.graph.gradients import gradient_step
 from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.records import Shape
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.seams import boundary_tensors
 from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed
-from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.staging import Staging, boundary_tensors
 from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, loss_divisor, steps_of
 from dslc.compiler.rules.analyse import context_of

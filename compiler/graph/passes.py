@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dslc.compiler.common.axes import AXES
-from dslc.compiler.common.shares import equal_share_runs
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
 from dslc.compiler.cost.stages import equal_counts
@@ -44,11 +42,12 @@ from dslc.compiler.operations.moments import IN_SCHEDULE
 from dslc.compiler.operations.pipeline import message_bytes, messages
 from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
 from dslc.compiler.operations.zero1 import updated_numbers
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
 from dslc.compiler.placement.schedules import ScheduleTable
-from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
-from dslc.compiler.placement.staging import stages_with_whole_backward
+from dslc.compiler.placement.shares import equal_share_runs
+from dslc.compiler.placement.staging import stages_with_whole_backward, unsendable
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis

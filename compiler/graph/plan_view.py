@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dslc.compiler.common.axes import AXES, crosses_nodes
-from dslc.compiler.common.shares import largest
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir import program as p
@@ -33,8 +31,10 @@ from dslc.compiler.ir.records import (
     Stage,
     TrainingNode,
 )
+from dslc.compiler.placement.axes import AXES, crosses_nodes
 from dslc.compiler.placement.order import order_text
 from dslc.compiler.placement.sharding import DTYPES
+from dslc.compiler.placement.shares import largest
 from dslc.dsl.language.augmentations import NORMALIZED
 from dslc.dsl.language.optimizers import Optimizer
 from dslc.dsl.language.registry import CALLS

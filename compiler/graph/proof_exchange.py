@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from dslc.compiler.common.buckets import messages
-from dslc.compiler.common.shares import largest
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.records import Action, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.traffic import ALWAYS, Payload, When
 from dslc.compiler.operations.exchanges import HEADER
+from dslc.compiler.placement.buckets import messages
+from dslc.compiler.placement.shares import largest
 from dslc.dsl.record import Record, record
 
 AGREED = (

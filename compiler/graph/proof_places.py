@@ -7,7 +7,6 @@ from __future__ import annotations
 from itertools import pairwise
 from math import prod
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
 from dslc.compiler.ir.program import Training
@@ -23,6 +22,7 @@ from dslc.compiler.ir.records import (
     Stage,
     Weights,
 )
+from dslc.compiler.placement.axes import AXES
 
 
 def devices(view: View) -> str:

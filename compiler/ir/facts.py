@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.dsl.record import Record, record
 

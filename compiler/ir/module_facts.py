@@ -5,10 +5,10 @@ They are a module of their own because `dslc check` without `--trace` needs none
 
 from __future__ import annotations
 
+from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.working import LayerMemory
 from dslc.dsl.record import Record, record
 
 

@@ -1,6 +1,10 @@
-"""Facts about the behaviour of a network's forward pass, from tracing it and from trying it on real samples."""
+"""Facts about the behaviour of a network's forward pass and of a user's own optimizer, from tracing and trying them
+(runtime/step/network_trial.py, runtime/loop/optimizer_trial.py).
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from dslc.dsl.record import Record, record
 
@@ -56,3 +60,41 @@ class NetworkFacts(Record):
     def varies(self) -> bool:
         """True if the parameters that a step uses may differ between steps, or between ranks."""
         return self.host_draws is not None or self.paths_differ
+
+
+@record
+class StateFact(Record):
+    """One thing that an optimizer keeps for a parameter: a tensor `like` the parameter, a tensor of one `number`, a
+    `plain` number of Python, or a tensor of another shape.
+
+    `bytes` are those of one number of a tensor like the parameter, else of all of it.
+    """
+
+    name: str
+    form: Literal["like", "number", "plain", "other"]
+    bytes: int
+
+
+@record
+class OptimizerFacts(Record):
+    """`kinds` are the different states of a parameter; `parameters` are (name, its kind, bytes of temporary tensors of
+    an update of it alone). `at_once`: the temporary tensors of all parameters exist at one time.
+
+    `alone` is the reason why a parameter cannot be updated without the others, `rows` why a part of a parameter cannot;
+    "" where they can. `draws`: an update draws random numbers. `decays`: it takes a `weight_decay`. `group_state` are
+    the entries of its groups that an update changes. `unkept`: a training that resumes from what a checkpoint keeps
+    goes on otherwise. `modes`: it has `train()` and `eval()`, between which the weights are others.
+    `closure`: its `step` needs a function that evaluates the loss and the gradients.
+    """
+
+    kinds: tuple[tuple[StateFact, ...], ...] = ()
+    parameters: tuple[tuple[str, int, int], ...] = ()
+    at_once: bool = False
+    alone: str = ""
+    rows: str = ""
+    draws: bool = False
+    decays: bool = True
+    group_state: tuple[str, ...] = ()
+    unkept: bool = False
+    modes: bool = False
+    closure: bool = False

@@ -11,10 +11,10 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslc.compiler.common.parameter_names import ParameterNames
+from dslc.compiler.ir.memory import LayerMemory
+from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.working import LayerMemory
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 
@@ -118,7 +118,7 @@ class ModelGraph(Record):
     unused: tuple[str, ...] = ()  # parameters that the output does not depend on
     varies: bool = False  # numbers, or a loss of the user's own, decide which parameters a step uses
     reset: bool = False  # too large to be made whole by the function that makes it
-    adapted: bool = False  # some layers have adapters (compiler/common/adapters.py)
+    adapted: bool = False  # some layers have adapters (compiler/ir/parameter_names.py)
     traced: ModelFacts | None = None  # tracing's facts of a user's own module
     shared: tuple[LayerNode, ...] = ()  # the layers as on one rank of the tensor axis, if there is one
     shared_output: tuple[int, ...] = ()

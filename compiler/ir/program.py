@@ -65,7 +65,7 @@ class TransformersStep(Record):
 class WeightsStep(Record):
     """The files whose values replace initial ones: safetensors files, or else files of `torch.save`.
 
-    The patterns say which tensor goes where (compiler/common/weights_fit.py); without any each has one place.
+    The patterns say which tensor goes where (compiler/facts/weights_match.py); without any each has one place.
     """
 
     files: tuple[str, ...]
@@ -79,7 +79,7 @@ class WeightsStep(Record):
 
 @record
 class AdapterStep(Record):
-    """Adapters of `peft` beside dense layers. Modules are named as compiler/common/adapters.py says."""
+    """Adapters of `peft` beside dense layers. Modules are named as compiler/ir/parameter_names.py says."""
 
     rank: int
     alpha: float

@@ -19,11 +19,11 @@ from dataclasses import replace
 from itertools import count, groupby
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.memory import Halves, LayerMemory, Moment, Working
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.working import Halves, LayerMemory, Moment, Working
 from dslc.compiler.model.networks import Expansion, expand
 from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.pieces import gathers_by_layer, with_gathers

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.value import entry

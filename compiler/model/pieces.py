@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
-from dslc.compiler.ir.working import LayerMemory
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import AttentionFacts

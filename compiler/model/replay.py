@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dslc.compiler.ir.working import Halves, Moment, Working
+from dslc.compiler.ir.memory import Halves, Moment, Working
 
 
 class Store:

@@ -18,10 +18,10 @@ from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ParameterNode, PartNode
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
-from dslc.compiler.ir.working import LayerMemory
 from dslc.compiler.model import tensor_tape
 from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value

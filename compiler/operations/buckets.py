@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import prod
 
-from dslc.compiler.common.buckets import in_buckets as in_order
-from dslc.compiler.common.buckets import names_in_backward_order
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.exchanges import OWN_BUCKETS
+from dslc.compiler.placement.buckets import in_buckets as in_order
+from dslc.compiler.placement.buckets import names_in_backward_order
 from dslc.compiler.placement.sharding import BUCKET_BYTES, low_precision, searches
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it is sent early

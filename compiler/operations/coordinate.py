@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from math import prod
 
-from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.operations.moments import LAST_WEIGHT_GRADIENTS, REDUCE_GRADIENTS, WEIGHT_GRADIENTS, Group, Moment
 from dslc.compiler.placement.sharding import with_copies
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import shape_on_a_rank
 from dslc.dsl.record import record

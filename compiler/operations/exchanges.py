@@ -12,9 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from dslc.compiler.common.buckets import messages
-from dslc.compiler.common.low_rank import matrix_of
-from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.records import Factors, Weights
 from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, When
@@ -28,7 +25,9 @@ from dslc.compiler.operations.moments import (
     Operation,
     operation,
 )
+from dslc.compiler.placement.buckets import matrix_of, messages
 from dslc.compiler.placement.exchange import ExchangePolicy
+from dslc.compiler.placement.shares import largest
 
 OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
 HEADER = 8  # bytes in front of a row of codes: its minimum and maximum

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import LAST_OUTPUT, LAST_OUTPUT_AHEAD, Group, Operation, operation
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.whole_losses import compared_ranks, makes_outputs_ahead
 from dslc.dsl.language.calls import Contrastive

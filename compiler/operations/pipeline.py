@@ -14,8 +14,7 @@ from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BEFORE_UPDATE, IN_SCHEDULE, Group, Operation, operation
 from dslc.compiler.operations.weights import shared_name
-from dslc.compiler.placement.seams import boundary_tensors
-from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.staging import Staging, boundary_tensors
 
 STAGES = Group(axis="pipeline", ranks=0, stride=0)
 

@@ -3,14 +3,18 @@
 Model: a batch is split evenly over the data-parallel ranks, each share into equal micro-batches. The rest of an epoch
 is dropped or kept; if kept it is a short batch, of which every rank needs a sample and a pipeline needs micro-batches
 of one shape. A training that ends before its first short batch never sees one.
+
+An epoch of a mixture: the source that ends it gives all of its samples, once, and the others in proportion to their
+weights. The first to be used up is the one with the fewest samples for its weight; the last, the one with the most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
+from dslc.dsl.language.calls import Mixture
 from dslc.dsl.record import Record, record
 
 TRIED = 10_000  # multiples tried to either side
@@ -62,3 +66,23 @@ def near_divisors(share: int, count: int) -> Iterator[int]:
     count = min(count, share)
     around = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
     return (m for m in around if 1 <= m <= share and share % m == 0)
+
+
+def counts(mixture: Mixture, train: Sequence[int]) -> tuple[int, ...]:
+    """Returns how many training samples of each source an epoch has; `train` are those that there are."""
+    weights = mixture.weights or tuple(map(float, train))
+    if mixture.samples is not None:
+        return _shared_out(mixture.samples, weights)
+    ends = max if mixture.stopping_strategy == "all_exhausted" else min
+    last = ends(range(len(train)), key=lambda n: train[n] / weights[n])
+    return tuple(round(train[last] * weight / weights[last]) for weight in weights)
+
+
+def _shared_out(samples: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Shares out by largest remainders."""
+    exact = [samples * weight / sum(weights) for weight in weights]
+    found = [int(each) for each in exact]
+    most = sorted(range(len(exact)), key=lambda n: found[n] - exact[n])
+    for n in most[: samples - sum(found)]:
+        found[n] += 1
+    return tuple(found)

@@ -5,7 +5,7 @@ several nodes with several ranks each, a node is: its ranks sum their gradients 
 and each of them exchanges a piece of what the node has to say (`pieces`) with the ranks at its place in other nodes.
 
 What is exchanged lies in buckets: those of DistributedDataParallel if it is gradients, else whole parameters in the
-order of the model (compiler/common/buckets.py), which no step changes.
+order of the model (compiler/placement/buckets.py), which no step changes.
 
 Contract: the account, the traffic, the plan graph and the program all use this one decision.
 """

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from dslc.compiler.common.axes import AXES, coordinates, crosses_nodes
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.facts import MachineFacts
+from dslc.compiler.placement.axes import AXES, coordinates, crosses_nodes
 from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.bounds import DEVICES
 from dslc.dsl.diagnostics import Note, Report

@@ -1,16 +1,20 @@
-"""A job with its model's stages on the pipeline: the input of the memory, traffic and time computations."""
+"""A job with its model's stages on the pipeline: the input of the memory, traffic and time computations; and the
+tensors that one stage sends to the next, with the layers with which none can end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement import sharding
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
-from dslc.compiler.placement.sharding import Sharding, Unit
+from dslc.compiler.placement.sharding import Sharding, Unit, low_copy, low_dtype
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.language.job import JobSpec
@@ -93,3 +97,23 @@ def holders(model: ModelGraph, stages: Sequence[range], placement: Sequence[int]
         for q in (q for n in stage for q in model.layers[n].parameters):
             found.setdefault(q.first_name, set()).add(rank)
     return found
+
+
+def boundary_tensors(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
+    """Returns the tensors that a stage ending with layer `last` sends for one sample, in the dtypes in which they are
+    made.
+    """
+    if model.traced is not None:
+        return model.traced.seams[last].sent
+    layer = model.layers[last]
+    made = layer.output
+    if made.dtype != "float32" or not (layer.low or low_copy(job)):
+        return (made,)
+    return (replace(made, dtype=low_dtype(job)),)
+
+
+def unsendable(model: ModelGraph, last: int) -> str:
+    """Returns the reason why no stage can end with layer `last`, which is not the model's last; "" if one can."""
+    if model.traced is not None:
+        return model.traced.seams[last].refused
+    return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslc.compiler.common.adapters import BASE, FIRST, SECOND
+from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import article, plural

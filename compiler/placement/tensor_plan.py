@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec

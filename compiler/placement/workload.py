@@ -11,13 +11,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
-from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.placement.epochs import Epoch, near_divisors
+from dslc.compiler.placement.epochs import Epoch, counts, near_divisors
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.mixture import counts
 from dslc.compiler.placement.schedules import demands
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.streams import stream_of
 from dslc.compiler.placement.whole_losses import compares
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division

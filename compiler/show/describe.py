@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
+from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact

@@ -10,9 +10,9 @@ import io
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from dslc.compiler.common.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
+from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import Schedule, TrainingNode
 from dslc.compiler.ir.steps import StreamStep

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.common.units import byte_text
 from dslc.compiler.cost.schedule_cost import timeline
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView, RankNode, StageNode
 from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted

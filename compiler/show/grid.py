@@ -7,7 +7,7 @@ each pair.
 
 from __future__ import annotations
 
-from dslc.compiler.common.units import byte_text
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas
 from dslc.compiler.show.describe import (

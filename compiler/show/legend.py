@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from dslc.compiler.common.units import byte_text, percent_text, time_text
 from dslc.compiler.ir.memory import KINDS
+from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslc.compiler.common.units import byte_text, percent_text
 from dslc.compiler.ir.memory import KINDS
+from dslc.compiler.ir.number_text import byte_text, percent_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas, fitted

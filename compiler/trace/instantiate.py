@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.common.parameter_names import ParameterNames
+from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
+from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.tensors import UNSAVABLE, TensorFact
-from dslc.compiler.ir.working import LayerMemory
 
 if TYPE_CHECKING:
     import torch

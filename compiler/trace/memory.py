@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslc.compiler.ir.working import Moment, Working
+from dslc.compiler.ir.memory import Moment, Working
 from dslc.compiler.trace.batch import LARGE, SMALL
 from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
 

@@ -25,10 +25,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dslc.compiler.ir.memory import LayerMemory, Working
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
-from dslc.compiler.ir.working import LayerMemory, Working
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
 from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks

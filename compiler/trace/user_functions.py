@@ -11,11 +11,11 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
 from dslc.compiler.trace.instantiate import TraceError, facts_of_made
+from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
 from dslc.compiler.trace.trace_model import model_dtype, trace_model, try_low_copy
 
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "facts_of_made"]

@@ -35,9 +35,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.common.checkpoint_names import name_of
-from dslc.compiler.common.units import path_text
+from dslc.compiler.facts.checkpoint_names import name_of
 from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, Copies, ExtraState, State, StorageError, TrainingState, write

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dslc.compiler.common.adapters import BASE, FIRST, SECOND, file_name, is_of_adapter, targeted, without_adapters
+from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, file_name, is_of_adapter, targeted, without_adapters
 from dslc.runtime.checkpoint.files import misfitting_tensors
 from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors
 from dslc.runtime.checkpoint.tensor_file import writing

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dslc.compiler.common.checkpoint_names import MANIFEST, NAME, name_of, names_in
-from dslc.compiler.common.untrusted_files import open_file, read_text
+from dslc.compiler.facts.checkpoint_names import MANIFEST, NAME, name_of, names_in
+from dslc.compiler.facts.untrusted_files import open_file, read_text
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.records import naming

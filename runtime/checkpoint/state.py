@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.common.untrusted_files import open_file
+from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.apart import ExchangeState
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors

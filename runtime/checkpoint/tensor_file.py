@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from dslc.compiler.common.untrusted_files import recreate_file
+from dslc.compiler.facts.untrusted_files import recreate_file
 from dslc.runtime.process.records import naming
 
 # Bytes of a number, by the names that the format has for dtypes.

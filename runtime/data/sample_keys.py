@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, SamplerStep
+from dslc.compiler.placement.shares import piece
 from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
 from dslc.runtime.data.splits import held_out, total
 from dslc.runtime.data.weighted_sampler import of_classes

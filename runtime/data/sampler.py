@@ -3,7 +3,7 @@
 Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`, which a sampler
 may draw (weighted_sampler.py) or sort (length_bucketing.py). Its global batch `k` is the entries `k * batch` to `(k +
 1) * batch` of that order. A data rank takes a contiguous share of the batch, and the share is cut into micro-batches,
-both by compiler/common/shares.py. If samples can only be read a block at a time (row groups of Parquet files), the
+both by compiler/placement/shares.py. If samples can only be read a block at a time (row groups of Parquet files), the
 blocks are shuffled, and then the samples within each `window` of consecutive blocks: a block is read once an epoch, and
 few are held.
 
@@ -22,8 +22,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dslc.compiler.common.shares import piece, pieces
 from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
+from dslc.compiler.placement.shares import piece, pieces
 from dslc.runtime.data import mixture
 from dslc.runtime.data.length_bucketing import grouped
 from dslc.runtime.data.random_streams import generator

@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dslc.compiler.common.streamed import Shard, Shards
 from dslc.compiler.ir.program import DataStep, StreamStep
+from dslc.compiler.trace.stream_protocol import Shard, Shards
 from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.samples import Marks, Pair, SourceError, Tell
 from dslc.runtime.process.random_numbers import begin_sample

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.common.buckets import LONGEST
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.compiler.placement.buckets import LONGEST
 
 
 class PendingWork(Protocol):

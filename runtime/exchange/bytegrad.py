@@ -19,8 +19,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.common.buckets import in_buckets, names_in_backward_order
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.compiler.placement.buckets import in_buckets, names_in_backward_order
 from dslc.runtime.exchange.among import ExchangeGroups
 from dslc.runtime.exchange.codes import compress, restore
 from dslc.runtime.exchange.exchange import GradientExchange

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from dslc.compiler.common.buckets import in_buckets
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.compiler.placement.buckets import in_buckets
 from dslc.runtime.exchange.among import BucketQueue, ExchangeGroups, Rule, between_nodes, make_exchange_groups, mean
 from dslc.runtime.model.tensor_names import named_tensors
 

@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.common.low_rank import matrix_of
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
+from dslc.compiler.placement.buckets import matrix_of
 from dslc.runtime.exchange.among import mean
 from dslc.runtime.exchange.exchange import GradientExchange
 from dslc.runtime.model.tensor_names import named_tensors

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import split_batches
 from dslc.runtime.data.samples import Pair

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.common.parameter_names import matches
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
+from dslc.compiler.ir.network_facts import OptimizerFacts, StateFact
+from dslc.compiler.ir.parameter_names import matches
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import COMPILER, TorchDispatchMode, storage_identity, tree_leaves
 from dslc.runtime.checkpoint.own_state import OwnState, inner_tensors

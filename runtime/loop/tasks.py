@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, EvaluateMode, JobProgram, PredictMode, RankPlace, WeightsStep
+from dslc.compiler.placement.shares import piece
 from dslc.compiler.trace.structures import map_tensors
 from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files

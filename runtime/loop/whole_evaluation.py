@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslc.compiler.common.shares import largest, piece
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.placement.shares import largest, piece
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.data.batches import read_batches
 from dslc.runtime.data.sources.open_sources import Splits

@@ -44,7 +44,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dslc.compiler.common.untrusted_files import replacing
+from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.compiler.ir.traffic import When

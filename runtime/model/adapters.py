@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.common.adapters import BASE, FIRST, SECOND, file_name, targeted
+from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, file_name, targeted
 from dslc.compiler.ir.program import AdapterStep
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.vision_library import let_torchvision_load

@@ -5,7 +5,7 @@ that the job's renames bring there: `.safetensors` files, or files in which `tor
 sharded parameter a rank reads only its own part: safetensors files are read piece by piece, torch files are mapped into
 memory.
 
-Contract: names and shapes fit as compiler/common/weights_fit.py says, or a WeightsError names those that do not. A
+Contract: names and shapes fit as compiler/facts/weights_match.py says, or a WeightsError names those that do not. A
 tensor that the job lets the files lack keeps its initial value. Names are those without adapters, whose own tensors
 are initial, unless the file has adapters itself. A tied weight is in the files once, or under several of
 its names with the same values. Numbers are converted to the dtype of the model's tensor. Rank 0 tells what was left out
@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.common.adapters import base_name, is_of_adapter, without_adapters
-from dslc.compiler.common.weights_fit import Shapes, WeightMatch, faults, fit
+from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit
+from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, without_adapters
 from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.trace.private_torch import part_in_whole
 from dslc.runtime.model.row_order import rows_of_part

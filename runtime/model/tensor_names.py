@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dslc.compiler.common.parameter_names import ParameterNames
+from dslc.compiler.ir.parameter_names import ParameterNames
 
 WEIGHTS = "weights.safetensors"  # in a run directory
 

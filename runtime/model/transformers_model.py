@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.common.untrusted_files import read_json
+from dslc.compiler.facts.untrusted_files import read_json
 from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.tensor_names import named_tensors

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import import_compiler, spec_of
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.model.errors import ModelError

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import flattened, unflattened
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.common.shares import largest, pieces
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.placement.shares import largest, pieces
 from dslc.compiler.trace.structures import flatten, unflatten
 from dslc.runtime.model.cross_sample_losses import GatheredSamples, LocalSamples
 from dslc.runtime.model.errors import LossError

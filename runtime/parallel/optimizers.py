@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dslc.compiler.common.parameter_names import ParameterNames
+from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.model.tensor_names import parameter_names
 from dslc.runtime.parallel import zero1

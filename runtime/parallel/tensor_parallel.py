@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
 from dslc.runtime.model import row_order
 from dslc.runtime.model.module_builder import tie

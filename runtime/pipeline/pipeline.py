@@ -32,11 +32,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dslc.compiler.common.axes import AXES
-from dslc.compiler.common.parameter_names import ParameterNames
-from dslc.compiler.common.shares import largest
+from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.placement.axes import AXES
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.trace.private_torch import (
     local_part,
     own_buffers,

@@ -40,7 +40,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dslc.compiler.common.untrusted_files import open_file
+from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow

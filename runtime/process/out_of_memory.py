@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from dslc.compiler.common.units import byte_text
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.error_text import error_text
 

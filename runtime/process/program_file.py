@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from dslc.compiler.common.untrusted_files import read_json, replacing
+from dslc.compiler.facts.untrusted_files import read_json, replacing
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.process.records import naming

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
-from dslc.compiler.common.units import path_text
+from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.failure import Outcome, in_words
 from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers, parse_record

@@ -21,14 +21,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dslc.compiler.common.untrusted_files import (
-    LINE_LIMIT,
-    open_file,
-    open_to_append,
-    parse_json,
-    read_lines,
-    replacing,
-)
+from dslc.compiler.facts.untrusted_files import LINE_LIMIT, open_file, open_to_append, parse_json, read_lines, replacing
 
 NAME = "metrics.jsonl"
 NOTES = os.path.join("logs", "notes.txt")

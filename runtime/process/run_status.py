@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from dslc.compiler.common.untrusted_files import create_file, read_json, replacing
+from dslc.compiler.facts.untrusted_files import create_file, read_json, replacing
 
 NAME, STOP = "status.json", ".stop"
 STATES = ("waiting", "starting", "running", "restarting", "done", "stopped", "failed")

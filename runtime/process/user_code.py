@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from dslc.compiler.common.untrusted_files import recreate_file
+from dslc.compiler.facts.untrusted_files import recreate_file
 from dslc.compiler.ir.program import PythonFunction
 from dslc.runtime.process.handed_over import GIVEN, HANDED_OVER
 from dslc.runtime.process.vision_library import let_torchvision_load

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import lower_all, raise_all, scale_all
 from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import StepBatch

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir import program as p
+from dslc.compiler.placement.axes import AXES
 from dslc.dsl.language.optimizers import torch_optimizer
 
 

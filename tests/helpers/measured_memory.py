@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from dslc.compiler.common.units import byte_text, percent_text
 from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.number_text import byte_text, percent_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
+from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
-from dslc.compiler.ir.working import LayerMemory
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report

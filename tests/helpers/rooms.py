@@ -23,7 +23,6 @@ ROOMS = (
     "dsl/language",
     "dsl/syntax",
     "dsl/meaning",
-    "compiler/common",
     "compiler/ir",
     "compiler/facts",
     "compiler/placement",

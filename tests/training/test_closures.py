@@ -14,7 +14,7 @@ from helpers import own_closures
 from helpers.launcher import Launcher
 from helpers.trained import train_job, write_job_with_helper
 
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.rules.training.custom_optimizer import check_own_optimizer
 from dslc.dsl.diagnostics import Report

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.common.units import path_text
 from dslc.compiler.facts.sample_numbers import count_of
 from dslc.compiler.facts.source_look import MissingDataError
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.tensors import LeafFact
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Note, Report

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dslc.compiler.common.adapters import BASE, base_name, is_of_adapter, targeted
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.parameter_names import BASE, base_name, is_of_adapter, targeted
 from dslc.compiler.placement.sharding import trained
 from dslc.compiler.rules.model.name_patterns import quoted, report_unmatched
 from dslc.dsl.diagnostics import Report

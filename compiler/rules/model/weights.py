@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from dslc.compiler.common.adapters import base_name, is_of_adapter, without_adapters
-from dslc.compiler.common.weights_fit import Shapes, WeightMatch, faults, fit, matcher, renames_any, stars
 from dslc.compiler.facts.weights_file import Unreadable, entries_of, files_of
+from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit, matcher, renames_any, stars
 from dslc.compiler.ir.facts import TensorEntry
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, without_adapters
 from dslc.compiler.rules.model.name_patterns import LIKELY, any_of, entry_at, likely_patterns, quoted, report_unmatched
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import Pretrained

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import islice
 
-from dslc.compiler.common.units import time_text
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import StepEstimate, estimate
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.operations.coordinate import place_of
 from dslc.compiler.operations.step import operations
 from dslc.compiler.placement.exchange import exchange_of

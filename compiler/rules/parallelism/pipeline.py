@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
-from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
-from dslc.compiler.placement.staging import holders, stages_with_whole_backward
+from dslc.compiler.placement.staging import holders, stages_with_whole_backward, unsendable
 from dslc.compiler.placement.workload import fitting_pieces
 from dslc.compiler.rules.parallelism.axes import own_network
 from dslc.dsl.bounds import ACTIONS, WORK

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dslc.compiler.common.checkpoint_names import MANIFEST, names_in
+from dslc.compiler.facts.checkpoint_names import MANIFEST, names_in
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Slurm
 from dslc.dsl.language.job import JobSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span

@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from dslc.compiler.common.parameter_names import matches
 from dslc.compiler.facts.transformers_file import configuration_file
+from dslc.compiler.ir.parameter_names import matches
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dslc.compiler.common.untrusted_files import open_file
+from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.samples import ConcatenatedSamples, SourceError
 from dslc.runtime.data.sources.token_files import MAGIC

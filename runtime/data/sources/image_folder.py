@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dslc.compiler.common.images import images_in
-from dslc.compiler.common.untrusted_files import open_file
+from dslc.compiler.facts.image_files import images_in
+from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.images import decoded, opened
 from dslc.runtime.data.samples import SourceError

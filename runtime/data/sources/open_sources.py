@@ -25,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dslc.compiler.common.streamed import Shards, StreamError, is_stream
-from dslc.compiler.common.untrusted_files import open_file
+from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
+from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
 from dslc.runtime.data import mixture
 from dslc.runtime.data.augmentation import plain_pictures, training_pictures
 from dslc.runtime.data.collating import collate

@@ -21,8 +21,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dslc.compiler.common.file_patterns import TooManyEntriesError, files_matching
-from dslc.compiler.common.streamed import Shards
+from dslc.compiler.facts.file_patterns import TooManyEntriesError, files_matching
+from dslc.compiler.trace.stream_protocol import Shards
 
 BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one block; a row group may have more
 WINDOW = 64 << 20  # bytes of the blocks that are shuffled together, and so held at once

@@ -10,7 +10,7 @@ from helpers.made_jobs import gpt_model, make_job
 
 from dslc.compiler.cost.unsharded_memory import ShardedMemory
 from dslc.compiler.ir.facts import Facts
-from dslc.compiler.ir.working import Moment
+from dslc.compiler.ir.memory import Moment
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report

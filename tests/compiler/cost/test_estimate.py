@@ -8,9 +8,9 @@ import pytest
 from helpers.paths import ROOT
 from helpers.planning import compiled
 
-from dslc.compiler.common.units import time_text
 from dslc.compiler.compile import Compiled
 from dslc.compiler.cost.estimate import StepEstimate
+from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.show.explain import explain
 
 GPT = """

@@ -18,7 +18,7 @@ import torch
 from helpers import made_data
 from helpers.paths import ROOT
 
-from dslc.compiler.common.file_patterns import files_matching
+from dslc.compiler.facts.file_patterns import files_matching
 from dslc.compiler.facts.sample_numbers import count_of
 from dslc.compiler.facts.source_look import UnusableDataError
 from dslc.compiler.facts.sources import source_facts, source_key

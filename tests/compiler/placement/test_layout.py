@@ -6,8 +6,8 @@ from helpers.made_jobs import make_job
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.facts import MachineFacts
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.placement.layout import Layout, lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec

@@ -10,10 +10,9 @@ import pytest
 from helpers.module_facts import FACTS, analysed, layer
 from helpers.networks_drawn import fact
 
-from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.facts import Facts, MachineFacts
-from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.working import LayerMemory
+from dslc.compiler.ir.memory import LayerMemory, MemoryNode
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.memory import blame

@@ -13,8 +13,8 @@ from helpers import made_plans
 from helpers.golden import hold
 from helpers.planning import JOBS, compiled
 
-from dslc.compiler.common.units import byte_text
 from dslc.compiler.cost.schedule_cost import peak_held
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.placement.schedules import NAMES, default_microbatches, default_virtual_stages, table
 from dslc.compiler.show.canvas import MEMORY_COLOURS, Canvas, escape, fitted

@@ -12,7 +12,7 @@ from helpers.golden import hold
 from helpers.paths import ROOT
 from helpers.planning import JOBS, compiled
 
-from dslc.compiler.common.units import percent_text
+from dslc.compiler.ir.number_text import percent_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.ir.records import ShareNode
 from dslc.compiler.placement.layout import Layout

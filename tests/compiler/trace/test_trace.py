@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.memory import Working
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.working import Working
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.trace.user_functions import TraceError, trace_model
 from dslc.dsl.language import layers as s

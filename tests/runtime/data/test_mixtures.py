@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep
-from dslc.compiler.placement.mixture import counts
+from dslc.compiler.placement.epochs import counts
 from dslc.dsl.language import calls as c
 from dslc.runtime.data import sampler
 from dslc.runtime.data.sources.open_sources import open_source

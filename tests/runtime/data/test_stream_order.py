@@ -13,8 +13,8 @@ from helpers import own_streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dslc.compiler.common.streamed import Shards, StreamError
 from dslc.compiler.ir.program import DataStep, RankPlace, StreamStep
+from dslc.compiler.trace.stream_protocol import Shards, StreamError
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.samples import Marks, SourceError, Splits
 from dslc.runtime.data.streams import Stream, stream_samples

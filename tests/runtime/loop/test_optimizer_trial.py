@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.paths import HELPERS
 
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.program import OptimizerStep, PythonFunction
 from dslc.runtime.loop.optimizer_trial import Named, try_out
 from dslc.runtime.parallel.own_optimizer import OptimizerError

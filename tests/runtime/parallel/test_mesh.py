@@ -13,8 +13,8 @@ from helpers.made_programs import program, tokens
 from helpers.paths import EXAMPLES
 from helpers.planning import compiled
 
-from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir import program as p
+from dslc.compiler.placement.axes import AXES
 from dslc.runtime.parallel.mesh import mesh_of
 
 CPU = torch.device("cpu")

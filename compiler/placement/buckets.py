@@ -1,11 +1,12 @@
 """The buckets in which weights and momenta are exchanged, and gradients whose rounding depends on their bucket; and
-the messages in which two ranks send each other a bucket.
+the messages in which two ranks send each other a bucket; and the matrices of low rank that stand for gradients.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
 
 MOST = 25 * 2**18  # numbers: 25 MiB in float32
 LONGEST = 2**18  # bytes of a message: two long ones that cross on one connection of gloo's take almost twice as long
@@ -37,3 +38,13 @@ def names_in_backward_order(names: Iterable[str]) -> list[str]:
 
 def _parts(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
+    """Returns the rows and columns of a gradient of this shape, as (first, rest); None if its factors of this rank
+    would be no fewer numbers than itself.
+    """
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[0], prod(shape[1:])
+    return (rows, columns) if (rows + columns) * rank < rows * columns else None

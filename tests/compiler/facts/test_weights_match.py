@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.common.weights_fit import WeightMatch, faults, fit
+from dslc.compiler.facts.weights_match import WeightMatch, faults, fit
 
 NETWORK = {"embedding.weight": (8, 4), "blocks.0.up.weight": (4, 4), "norm.weight": (4,)}
 TIES = {"head.weight": "embedding.weight"}

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.common.shares import equal_share_runs, largest, piece, pieces
+from dslc.compiler.placement.shares import equal_share_runs, largest, piece, pieces
 
 COUNTS, PARTS = st.integers(0, 200), st.integers(1, 40)
 
