@@ -12,8 +12,9 @@ from typing import Any
 
 from dslc.compiler.graph.graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.records import Action, Batches, Devices, Job, Placed, Process, Schedule, Stage
+from dslc.compiler.ir.records import Batches, Devices, Job, Placed, Process, Schedule, Stage
 from dslc.dsl.paths import is_path, resolved
 
 

@@ -60,9 +60,9 @@ from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
 from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.cost.unsharded_memory import ShardedMemory, UnshardedMemory
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
-from dslc.compiler.ir.memory import LayerShare, MemoryNode, Moment, Phase
+from dslc.compiler.ir.actions import Payload
+from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase, WorkingSet
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (
     fused_on,
@@ -378,7 +378,7 @@ class _Account:
                     when = f"reduce-scatter after the backward pass of {self._name(n)}"
                     self._stop(when, n, gradients, engine.communication + engine.passing, held)
                 continue
-            gradients, passing = engine.backward(n, Moment(0, 0, 0, 0)), engine.passing
+            gradients, passing = engine.backward(n, WorkingSet(0, 0, 0, 0)), engine.passing
             if passing:
                 when = f"all-gather before the backward pass of {self._name(n)}"
                 self._stop(when, n, gradients, engine.communication + passing, held + layer.kept + layer.output)

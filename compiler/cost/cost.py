@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from dslc.compiler.cost.account import account
+from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.operations.coordinate import place_of
-from dslc.compiler.operations.moments import Operation, traffic
+from dslc.compiler.operations.moments import StepOperation, traffic
 from dslc.compiler.operations.step import operations
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
@@ -21,7 +21,7 @@ class RankCost(Record):
     """The cost of the ranks of one pipeline coordinate."""
 
     memory: MemoryNode
-    operations: tuple[Operation, ...]
+    operations: tuple[StepOperation, ...]
     flops: int  # of one step, on one rank, including recomputation
 
     @cached_property

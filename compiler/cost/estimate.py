@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.ir.traffic import Payload, TrafficNode, over_replicas
+from dslc.compiler.ir.actions import Payload, TrafficNode, over_replicas
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging

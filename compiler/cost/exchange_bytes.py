@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.nodes import ParameterNode
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.buckets import buckets
 from dslc.compiler.operations.exchanges import factors_of
 from dslc.compiler.placement.buckets import in_buckets

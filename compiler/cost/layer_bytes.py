@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from dslc.compiler.ir.memory import Halves, LayerMemory, Moment, Working
+from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.sharding import autocasts, low_copy, low_precision, recomputed
@@ -28,7 +28,7 @@ class LayerBytes(Record):
     kept: int
     forward: int
     again: int  # 0 if nothing is recomputed
-    backward: tuple[Moment, ...]
+    backward: tuple[WorkingSet, ...]
     copies: int  # autocast's copies of weights
     input: int
     output: int
@@ -115,7 +115,7 @@ def copy_bytes(job: JobSpec, layer: LayerNode) -> int:
 
 def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
     work, factor = _working(job, layer), samples * _scale(job)
-    moments = tuple(Moment(int(factor * m.bytes), m.weights, m.copies, m.made) for m in work.backward)
+    moments = tuple(WorkingSet(int(factor * m.bytes), m.weights, m.copies, m.made) for m in work.backward)
     saved = int(samples * saved_bytes(job, layer, again))
     forward = int(factor * work.forward)
     output = int(factor * layer.output.bytes)
@@ -149,7 +149,7 @@ def _unknown(layer: LayerNode, saved: int, autocast: bool) -> Working:
         forward=saved + layer.output.bytes,
         dropping=ends,
         copied=_copied(layer) if autocast else 0,
-        backward=(Moment(saved + ends, most, 0, numbers),),
+        backward=(WorkingSet(saved + ends, most, 0, numbers),),
     )
 
 

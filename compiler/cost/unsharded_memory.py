@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dslc.compiler.ir.memory import Moment
+from dslc.compiler.ir.memory import WorkingSet
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class UnshardedMemory:
         """Turns from the forward to the backward pass."""
         return self.forward(0)
 
-    def backward(self, layer: int, moment: Moment) -> int:
+    def backward(self, layer: int, moment: WorkingSet) -> int:
         """Returns the same in a moment of the layer's backward pass."""
         # Under autocast a 16-bit copy exists besides; the weight's own copy, as large, is freed by then.
         if not self.earlier and (self.held or not self.buckets):
@@ -153,7 +153,7 @@ class ShardedMemory:
         self._flat = None
         return self._gradients(0)
 
-    def backward(self, layer: int, moment: Moment) -> int:
+    def backward(self, layer: int, moment: WorkingSet) -> int:
         unit = self.unit_of[layer]
         self.passing = 0
         if self._gather(unit) and self.reshard and self.parts > 1:

@@ -17,10 +17,10 @@ from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
 from dslc.compiler.graph.gradients import gradient_step
 from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.actions import Shape
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.records import Shape
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed

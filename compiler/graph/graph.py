@@ -13,11 +13,8 @@ from typing import Any, TypeVar
 
 import networkx as nx
 
-from dslc.compiler.ir.records import Action, Axis, Devices, Follows, Network, Relation
-
-COMPUTE = frozenset({"E", "F", "B", "I", "W"})
-MESSAGES = frozenset({"SEND_F", "RECV_F", "SEND_B", "RECV_B"})
-LOCAL = COMPUTE | {"UNSHARD", "RESHARD", "REDUCE_GRAD", "update"}  # actions that a process does alone
+from dslc.compiler.ir.actions import Action, StagePass
+from dslc.compiler.ir.records import Axis, Devices, Follows, Network, Relation
 
 Record = TypeVar("Record")
 
@@ -50,7 +47,9 @@ class PlanGraph:
     def of_kind(self, kind: type[Record]) -> Iterator[tuple[str, Record]]:
         """Yields names and records of all nodes of a kind, in the order in which they were added."""
         nodes = self.graph.nodes
-        return ((name, nodes[name]["record"]) for name in self._names.get(kind, ()) if name in nodes)
+        names = self._names[kind] if kind in self._names else nodes if kind.__subclasses__() else ()
+        records = ((name, nodes[name]["record"]) for name in names if name in nodes)
+        return ((name, record) for name, record in records if isinstance(record, kind))
 
     def find(self, kind: type[Record]) -> Record | None:
         """Returns the record of the one node of a kind, or None."""
@@ -124,12 +123,12 @@ def unknown(plan: PlanGraph) -> bool:
 
 
 def passes_in(line: Iterable[Action]) -> tuple[str, ...]:
-    """Returns the passes of a process in torch's notation: `3F0` is the forward of micro-batch 0 at stage 3; two that
-    overlap are one, `(3F1;3B0)OVERLAP_F_B`.
+    """Returns the emitted passes of a process in torch's notation: `3F0` is the forward of micro-batch 0 at stage 3;
+    two that overlap are one, `(3F1;3B0)OVERLAP_F_B`.
     """
     row: list[str] = []
     for action in line:
-        if action.what in COMPUTE:
-            shown = f"{action.stage}{action.what}{action.microbatch}"
-            row.append(f"({row.pop()};{shown})OVERLAP_F_B" if action.overlaps else shown)
+        if action.emitted:
+            overlaps = isinstance(action, StagePass) and action.overlaps
+            row.append(f"({row.pop()};{action})OVERLAP_F_B" if overlaps else str(action))
     return tuple(row)

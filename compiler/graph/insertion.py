@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dslc.compiler.ir.records import Action
-from dslc.compiler.operations.moments import Operation
+from dslc.compiler.ir.actions import Action, Collective, StageAction
+from dslc.compiler.operations.moments import StepOperation
 
 
 class InsertionPoint(NamedTuple):
@@ -21,7 +21,9 @@ class InsertionPoint(NamedTuple):
     after: bool
 
 
-def insertions(process: int, operation: Operation, line: Sequence[Action]) -> Iterator[tuple[InsertionPoint, Action]]:
+def insertions(
+    process: int, operation: StepOperation, line: Sequence[Action]
+) -> Iterator[tuple[InsertionPoint, Collective]]:
     """Yields the actions that an operation becomes, each with its place in the line of the process."""
     points = _points(operation, line)
     assert points, f"no action of process {process} has {operation} beside it"
@@ -31,12 +33,12 @@ def insertions(process: int, operation: Operation, line: Sequence[Action]) -> It
         if after > before:
             yield (
                 point,
-                Action(
+                Collective(
                     process=process,
-                    what=operation.operation,
+                    operation=operation.operation,
                     axis=operation.axis,
                     carries=operation.what,
-                    dtypes=(operation.dtype,),
+                    dtype=operation.dtype,
                     count=after - before,
                     bytes=size,
                     ranks=operation.ranks,
@@ -47,9 +49,14 @@ def insertions(process: int, operation: Operation, line: Sequence[Action]) -> It
             )
 
 
-def _points(operation: Operation, line: Sequence[Action]) -> list[InsertionPoint]:
+def _points(operation: StepOperation, line: Sequence[Action]) -> list[InsertionPoint]:
     moment, stage = operation.moment, operation.stage
-    positions = [n for n, a in enumerate(line) if a.what in moment.kinds and stage in (None, a.stage)]
+    positions = [
+        n
+        for n, action in enumerate(line)
+        if isinstance(action, moment.kinds)
+        and (stage is None or (isinstance(action, StageAction) and action.stage == stage))
+    ]
     if operation.occurrences is not None:
         positions = [positions[n] for n in operation.occurrences]
     chosen = {"each": positions, "first": positions[:1], "last": positions[-1:]}[moment.which]

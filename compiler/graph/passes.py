@@ -8,19 +8,29 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.graph.constants import constants, stage_ends
-from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
+from dslc.compiler.graph.graph import PlanGraph, unknown
 from dslc.compiler.graph.insertion import InsertionPoint, insertions
 from dslc.compiler.graph.partial_plan import partial_plan
 from dslc.compiler.graph.verify import verify
+from dslc.compiler.ir.actions import (
+    STAGE_ACTIONS,
+    Action,
+    Collective,
+    Message,
+    MicrobatchAction,
+    StageAction,
+    StagePass,
+    Update,
+)
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.program import Training
 from dslc.compiler.ir.records import (
-    Action,
     Axis,
     Batches,
     Devices,
@@ -39,7 +49,7 @@ from dslc.compiler.ir.records import (
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.operations.coordinate import place_of
 from dslc.compiler.operations.moments import IN_SCHEDULE
-from dslc.compiler.operations.pipeline import message_bytes, messages
+from dslc.compiler.operations.pipeline import messages
 from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
 from dslc.compiler.operations.zero1 import updated_numbers
 from dslc.compiler.placement.axes import AXES
@@ -200,7 +210,7 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
                 names.append(_name(str(issue), plan))
                 plan.put(names[-1], _action(p, issue, sent, overlaps=issue in entry.parts[1:]))
         names.append(f"update {p}")
-        plan.put(names[-1], Action(process=p, what="update"))
+        plan.put(names[-1], Update(process=p))
         plan.line(names, instead_of=[])
     if schedule:
         plan.put("schedule", _schedule(analysis, schedule))
@@ -228,23 +238,18 @@ def _left_out(sharding: Sharding) -> set[str]:
     return (set() if sums else {"REDUCE_GRAD"}) | (set() if sharding.shards > 1 and sums else {"UNSHARD", "RESHARD"})
 
 
-def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *, overlaps: bool) -> Action:
+def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *, overlaps: bool) -> StageAction:
     """Returns the action of an issue; `sent` are the tensors that each stage but the last sends to the next."""
-    what, stage = issue.kind, issue.stage
-    facts: Sequence[TensorFact] = ()
-    if what in MESSAGES:
-        facts = sent[stage if what in ("SEND_F", "RECV_B") else stage - 1]
-    return Action(
-        process=process,
-        what=what,
-        stage=stage,
-        microbatch=issue.microbatch,
-        overlaps=overlaps,
-        shapes=tuple(fact.shape for fact in facts),
-        dtypes=tuple(fact.dtype for fact in facts),
-        count=len(facts),
-        bytes=sum(message_bytes(fact) for fact in facts),
-    )
+    kind, values = STAGE_ACTIONS[issue.kind], dict[str, Any](process=process, stage=issue.stage)
+    if issubclass(kind, MicrobatchAction):
+        values["microbatch"] = issue.microbatch
+    if issubclass(kind, StagePass):
+        values["overlaps"] = overlaps
+    if issubclass(kind, Message):
+        forward_sender = kind.operation == ("send" if kind.way > 0 else "receive")
+        facts = sent[issue.stage if forward_sender else issue.stage - 1]
+        values |= {"shapes": tuple(fact.shape for fact in facts), "dtypes": tuple(fact.dtype for fact in facts)}
+    return kind(**values)
 
 
 def _name(text: str, plan: PlanGraph) -> str:
@@ -268,7 +273,7 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
                 (f"{stage}SEND_F{m}", f"{stage + 1}RECV_F{m}"),
                 (f"{stage + 1}SEND_B{m}", f"{stage}RECV_B{m}"),
             ):
-                plan.relate(send, receive, Hands(bytes=plan.node_record(send, Action).bytes))
+                plan.relate(send, receive, Hands(bytes=plan.node_record(send, Message).bytes))
 
 
 def exchange(plan: PlanGraph, analysis: Analysis) -> None:
@@ -277,7 +282,7 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
     for p, cost in enumerate(analysis.costs):
         plan.change(f"process {p}", traffic=cost.traffic)
         line = [plan.node_record(name, Action) for name in lines[p]]
-        beside: dict[InsertionPoint, list[Action]] = {}
+        beside: dict[InsertionPoint, list[Collective]] = {}
         for operation in (each for each in cost.operations if each.moment != IN_SCHEDULE):
             for point, action in insertions(p, operation, line):
                 beside.setdefault(point, []).append(action)
@@ -285,9 +290,9 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
         count = itertools.count()
         for n, name in enumerate(lines[p]):
             for is_after in (False, True):
-                for action in beside.get(InsertionPoint(n, is_after), ()):
+                for collective in beside.get(InsertionPoint(n, is_after), ()):
                     names.append(f"exchange {p}.{next(count)}")
-                    plan.put(names[-1], action)
+                    plan.put(names[-1], collective)
                 names += [] if is_after else [name]
         plan.line(names, instead_of=lines[p])
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.actions import ForwardAhead
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
 from dslc.compiler.ir.records import (
-    Action,
     Batches,
     DataNode,
     Devices,
@@ -163,7 +163,7 @@ def _data(plan: PlanGraph) -> DataNode:
         last_shares=(),
         microbatch=largest(share, batches.microbatches),
         microbatches=batches.microbatches,
-        ahead=any(action.what == "E" for _, action in plan.of_kind(Action)),
+        ahead=any(plan.of_kind(ForwardAhead)),
         steps_per_epoch=training.steps_per_epoch,
         steps=training.steps,
         stream=step.stream,

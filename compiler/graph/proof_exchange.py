@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from dslc.compiler.graph.proof_view import Line, View
+from dslc.compiler.graph.proof_view import Line, View, collectives
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.records import Action, Weights
+from dslc.compiler.ir.actions import ALWAYS, Backward, Collective, Forward, Payload, Update, When
+from dslc.compiler.ir.records import Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import ALWAYS, Payload, When
 from dslc.compiler.operations.exchanges import HEADER
 from dslc.compiler.placement.buckets import messages
 from dslc.compiler.placement.shares import largest
@@ -107,8 +107,8 @@ class _Agreement:
         """Checks that the ranks agree on the scale of half precision before they sum in it."""
         found = [action for _, _, action in self._mine(Payload.SCALE, ALWAYS)]
         wanted = len(self._own) if self._exchange.kind == "fp16" else 0
-        told = [(a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride) for a in found]
-        sound = [("all_reduce", ("float32",), wanted, 4 * wanted, self._ranks, 1)] if wanted else []
+        told = [(a.operation, a.dtype, a.count, a.bytes, *a.group) for a in found]
+        sound = [("all_reduce", "float32", wanted, 4 * wanted, self._ranks, 1)] if wanted else []
         return "" if told == sound else f"the scales of {wanted} groups of gradients are agreed on by {told}"
 
     def _factors(self) -> str:
@@ -118,8 +118,8 @@ class _Agreement:
         own = {name: each.factors for name, each in self._own.items() if each.factors is not None}
         bytes_ = 4 * sum(each.second for each in own.values())
         found = [action for _, _, action in self._mine(Payload.SECOND_FACTORS, ALWAYS)]
-        told = [(a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride, set(a.weights)) for a in found]
-        sound = [("all_reduce", ("float32",), len(own), bytes_, self._ranks, 1, set(own))] if own else []
+        told = [(a.operation, a.dtype, a.count, a.bytes, *a.group, set(a.weights)) for a in found]
+        sound = [("all_reduce", "float32", len(own), bytes_, self._ranks, 1, set(own))] if own else []
         if told != sound:
             return f"the second factors of {len(own)} groups of gradients are agreed on by {told}"
         first = [n for n, _, _ in self._mine(Payload.GRADIENTS, ALWAYS)]
@@ -128,13 +128,13 @@ class _Agreement:
 
     def _rounds(self, begun: When) -> str:
         """Checks that the ranks of a node agree in each step whether a round by the clock is over."""
-        first = next(n for n, (_, action) in enumerate(self._line) if action.what == "F")
+        first = next(n for n, (_, action) in enumerate(self._line) if isinstance(action, Forward))
         told = [
-            (a.what, a.dtypes, a.count, a.bytes, a.ranks, a.stride, n < first)
+            (a.operation, a.dtype, a.count, a.bytes, *a.group, n < first)
             for n, _, a in self._mine(Payload.ROUND_END, begun)
         ]
         asked = self._exchange.every == 0 and self._exchange.pieces > 1
-        sound = [("all_reduce", ("float32",), 1, 8, self._exchange.pieces, 1, True)] if asked else []
+        sound = [("all_reduce", "float32", 1, 8, self._exchange.pieces, 1, True)] if asked else []
         return "" if told == sound else f"whether a round is over is agreed on by {told}"
 
     def _required_ranks(self) -> int:
@@ -144,8 +144,8 @@ class _Agreement:
     def _peers(self) -> str:
         return str(self._exchange.arguments.get("peers", self._exchange.kind))
 
-    def _mine(self, what: Payload, when: When) -> Iterator[tuple[int, str, Action]]:
-        for n, (name, action) in enumerate(self._line):
+    def _mine(self, what: Payload, when: When) -> Iterator[tuple[int, str, Collective]]:
+        for n, name, action in collectives(self._line):
             if action.carries == what and action.when == when:
                 yield n, name, action
 
@@ -155,15 +155,15 @@ class _Agreement:
         known = {(Payload.GRADIENTS, When(until=exchange.alone)), (Payload.GRADIENTS, When(after=exchange.alone))}
         known.add((Payload.ROUND_END, When(after=exchange.alone)))
         known.add((exchange.agrees, When(every=exchange.every, after=exchange.alone)))
-        for name, action in self._line:
+        for _, name, action in collectives(self._line):
             if action.carries in AGREED and (action.carries, action.when) not in known:
                 return f"{name} exchanges {action.carries} in steps in which nothing is to be exchanged: {action.when}"
         return ""
 
     def _follow(self, what: Payload, when: When, begin: _Contribution, wanted: int) -> str:
         held = dict.fromkeys(self._own, begin)
-        passes = [n for n, (_, action) in enumerate(self._line) if action.what in ("F", "B")]
-        update = next(n for n, (_, action) in enumerate(self._line) if action.what == "update")
+        passes = [n for n, (_, action) in enumerate(self._line) if isinstance(action, Forward | Backward)]
+        update = next(n for n, (_, action) in enumerate(self._line) if isinstance(action, Update))
         for n, name, action in self._mine(what, when):
             if reason := self._in_time(what, n, min(passes), max(passes), update, name):
                 return reason
@@ -191,11 +191,11 @@ class _Agreement:
             sound = last < n < update
         return "" if sound else f"{name} exchanges {what} too late or too early"
 
-    def _size(self, name: str, action: Action, held: Mapping[str, _Contribution]) -> str:
+    def _size(self, name: str, action: Collective, held: Mapping[str, _Contribution]) -> str:
         sizes = [self._numbers(self._own[group], held[group], action) for group in action.weights]
         found = [sent_bytes(numbers, action, self._members, self._exchange.kind) for numbers in sizes]
         count, total, times = len(found), sum(found), 1
-        if action.what in ("send", "receive"):
+        if action.is_message:
             count, times = sum(len(messages(each)) for each in found), self._neighbours()
         if (action.count, action.bytes) != (times * count, times * total):
             return f"{name} exchanges {action.count} of {action.bytes} bytes; they are {count} of {total}"
@@ -204,40 +204,40 @@ class _Agreement:
     def _neighbours(self) -> int:
         return _NEIGHBOURS.get(self._peers(), 1)
 
-    def _numbers(self, group: Weights, held: _Contribution, action: Action) -> int:
+    def _numbers(self, group: Weights, held: _Contribution, action: Collective) -> int:
         numbers = group.trained or 0
         if group.factors is not None:
             numbers += group.factors.first - group.factors.numbers
         for ranks, _ in held.cut:
             numbers = largest(numbers, ranks)
-        return action.ranks * largest(numbers, action.ranks) if action.what == "reduce_scatter" else numbers
+        return action.ranks * largest(numbers, action.ranks) if action.operation == "reduce_scatter" else numbers
 
 
-def sent_bytes(numbers: int, action: Action, members: int, kind: str) -> int:
+def sent_bytes(numbers: int, action: Collective, members: int, kind: str) -> int:
     """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
-    told = 4 if action.carries == Payload.WEIGHTS and action.what == "all_reduce" and not action.when.every else 0
-    if action.dtypes[0] != "uint8":
-        return numbers * DTYPE_BYTES.get(action.dtypes[0], 0) + told
+    told = 4 if action.carries == Payload.WEIGHTS and action.operation == "all_reduce" and not action.when.every else 0
+    if action.dtype != "uint8":
+        return numbers * DTYPE_BYTES.get(action.dtype, 0) + told
     if kind == "onebit_adam":  # chunks in whole bytes of 8 signs each, or one of them, and a magnitude of each
-        chunks = members if action.what == "all_to_all" else 1
-        own = -(-numbers // members) if action.what == "all_to_all" else numbers
+        chunks = members if action.operation == "all_to_all" else 1
+        own = -(-numbers // members) if action.operation == "all_to_all" else numbers
         return chunks * 4 + chunks * ((own + 7) // 8)
     # Codes, in a row for each member, or the row of one.
-    return members * (HEADER + largest(numbers, members)) if action.what == "all_to_all" else HEADER + numbers
+    return members * (HEADER + largest(numbers, members)) if action.operation == "all_to_all" else HEADER + numbers
 
 
-def _moved(held: _Contribution, action: Action, members: int, neighbours: int) -> _Contribution | None:
+def _moved(held: _Contribution, action: Collective, members: int, neighbours: int) -> _Contribution | None:
     """Returns what a rank has after the action; None if it is not possible. It sends to so many `neighbours`."""
-    if action.what in ("send", "receive") and (action.ranks, action.stride) != (members, held.over):
+    if action.is_message and action.group != (members, held.over):
         return None
-    group = (action.ranks, action.stride)
+    group = action.group
     whole = held.pieces if not held.of_node else 1
-    match action.what:
+    match action.operation:
         case "all_reduce" | "reduce_scatter" | "all_to_all":
             near = held.over  # ranks that have the same already are neighbours
             if action.stride != near or action.ranks < 2 or (held.cut and not held.of_node and whole != near):
                 return None
-            cut = held.cut if action.what == "all_reduce" else (*held.cut, group)
+            cut = held.cut if action.operation == "all_reduce" else (*held.cut, group)
             return _Contribution(over=held.over * action.ranks, cut=cut, of_node=held.of_node)
         case "all_gather" if held.cut and held.cut[-1] == group:
             return replace(held, cut=held.cut[:-1])

@@ -11,11 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.proof_view import View
+from dslc.compiler.graph.proof_view import Line, View, collectives
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.records import Action, Process, SharedWeight, Stage, Weights
+from dslc.compiler.ir.actions import (
+    ALWAYS,
+    Action,
+    Backward,
+    Collective,
+    Forward,
+    ForwardAhead,
+    InputBackward,
+    Payload,
+    ReduceGradients,
+    Reshard,
+    StageAction,
+    StagePass,
+    Unshard,
+    Update,
+    WeightBackward,
+    When,
+)
+from dslc.compiler.ir.records import Process, SharedWeight, Stage, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import ALWAYS, Payload, When
 from dslc.compiler.operations.fsdp import ROUNDED
 from dslc.dsl.record import Record, record
 
@@ -80,30 +97,31 @@ def gathered(view: View) -> str:
         there: set[str] = set()
         due, open_ = -1, set[int]()  # the stage that is to be gathered next; those that are to be freed
         for name, action in line:
-            own = of_stage.get(action.stage, {})
+            own = of_stage.get(action.stage, {}) if isinstance(action, StageAction) else {}
             if due >= 0 and not _is_gather(action):
                 if _forward(of_stage.get(due, {})) - there:
                     return f"{name} comes before stage {due} is gathered"
                 due = -1
-            match action.what:
-                case "E" | "F" | "B" | "I" | "W" if action.stage in needed:
-                    missing = needed[action.stage][action.what not in ("E", "F")] - there
+            match action:
+                case ForwardAhead() | StagePass() if action.stage in needed:
+                    is_forward = isinstance(action, ForwardAhead | Forward)
+                    missing = needed[action.stage][not is_forward] - there
                     if missing:
                         return f"{name} uses {min(missing)}, which process {process} has not gathered"
-                    if action.what in ("E", "F"):
-                        there -= {each for each, found in own.items() if found.freed}
-                case "UNSHARD":
+                    if is_forward:
+                        there -= {each for each, weight in own.items() if weight.freed}
+                case Unshard():
                     if own and _forward(own) <= there:
                         return f"{name} has nothing to gather"
                     due = action.stage
-                case "RESHARD":
+                case Reshard():
                     if own and action.stage not in open_:
                         return f"{name} has nothing to free"
                     open_.discard(action.stage)
                     there -= own.keys()
-                case "update" if there:
+                case Update() if there:
                     return f"{name} leaves {min(there)} gathered as they were before"
-                case _ if _is_gather(action):
+                case Collective() if _is_gather(action):
                     reason = _gather(view, name, action, mine, there)
                     if reason:
                         return reason
@@ -113,7 +131,9 @@ def gathered(view: View) -> str:
 
 
 def _is_gather(action: Action) -> bool:
-    return action.what == "all_gather" and action.carries == Payload.PARAMETERS
+    if not isinstance(action, Collective):
+        return False
+    return action.operation == "all_gather" and action.carries == Payload.PARAMETERS
 
 
 def _on(view: View, process: int, of_stage: dict[int, dict[str, Weights]]) -> Iterator[dict[str, Weights]]:
@@ -138,18 +158,18 @@ def _backward(stage: int, own: dict[str, Weights]) -> set[str]:
     return found
 
 
-def _gather(view: View, name: str, action: Action, mine: dict[str, Weights], there: set[str]) -> str:
+def _gather(view: View, name: str, action: Collective, mine: dict[str, Weights], there: set[str]) -> str:
     """Checks that a gather brings whole weights of this process that are not there yet, from the ranks with shares."""
     if foreign := set(action.weights) - mine.keys():
         return f"{name} gathers {min(foreign)}, which is not on process {action.process}"
     if there & set(action.weights):
         return f"{name} gathers {min(there & set(action.weights))} again"
     own = [mine[each] for each in action.weights]
-    size = sum(each.numbers // each.shards * DTYPE_BYTES.get(action.dtypes[0], 0) for each in own)
+    size = sum(each.numbers // each.shards * DTYPE_BYTES.get(action.dtype, 0) for each in own)
     groups = {(each.shards, view.plan.axis("context").stride) for each in own}
-    if (action.count, action.bytes) != (len(own), size) or {each.dtype for each in own} != set(action.dtypes):
+    if (action.count, action.bytes) != (len(own), size) or {each.dtype for each in own} != {action.dtype}:
         return f"{name} gathers {action.count} weights of {action.bytes} bytes, and they are {len(own)} of {size}"
-    return "" if groups == {(action.ranks, action.stride)} else f"{name} is not among the ranks that have the shares"
+    return "" if groups == {action.group} else f"{name} is not among the ranks that have the shares"
 
 
 # ----------------------------------------------------------------------------------------------------------- gradients
@@ -210,33 +230,40 @@ class _Sums:
         due = -1  # the stage whose gradients are to be summed next
         for n, (name, action) in enumerate(line):
             reason = ""
-            if due >= 0 and not action.axis:
+            if due >= 0 and not isinstance(action, Collective):
                 reason, due = self._missing(name, self._of_stage.get(due, {})), -1
-            if action.what in ("B", "W"):
-                self._make(name, self._of_stage.get(action.stage, {}))
-            elif action.what == "update":
-                return self._update(name) or self._check_update_exchange(name, line[n + 1 :])
-            elif action.what == "REDUCE_GRAD":
-                due = action.stage
-                reason = reason or self._check_gradients_exist(name, self._of_stage.get(due, {}))
-            elif action.carries == Payload.GRADIENTS:
-                reason = self._sum(name, action)
-            elif action.carries in (Payload.SCALE, Payload.SCALE_OF_SUMS):
-                reason = self._scale(name, action)
-            elif action.carries == Payload.PARTIAL_GRADIENTS and action.weights:
-                reason = self._along_tensor(name, action)
-            elif action.carries == Payload.SHARED_GRADIENTS:
-                reason = self._share(name, action)
-            elif action.what == "broadcast" and action.carries == Payload.PARAMETERS:
-                reason = f"{name} comes before the update of what it sends"
+            match action:
+                case Backward() | WeightBackward():
+                    self._make(name, self._of_stage.get(action.stage, {}))
+                case Update():
+                    return self._update(name) or self._check_update_exchange(name, line[n + 1 :])
+                case ReduceGradients():
+                    due = action.stage
+                    reason = reason or self._check_gradients_exist(name, self._of_stage.get(due, {}))
+                case Collective():
+                    reason = self._exchange(name, action)
             if reason:
                 return reason
+        return ""
+
+    def _exchange(self, name: str, action: Collective) -> str:
+        match action.carries:
+            case Payload.GRADIENTS:
+                return self._sum(name, action)
+            case Payload.SCALE | Payload.SCALE_OF_SUMS:
+                return self._scale(name, action)
+            case Payload.PARTIAL_GRADIENTS if action.weights:
+                return self._along_tensor(name, action)
+            case Payload.SHARED_GRADIENTS:
+                return self._share(name, action)
+            case Payload.PARAMETERS if action.operation == "broadcast":
+                return f"{name} comes before the update of what it sends"
         return ""
 
     def reason_after_update(self) -> str:
         """Returns the reason why ranks do not have what was updated."""
         line = self._view.lines[self._process]
-        update = next(n for n, (_, action) in enumerate(line) if action.what == "update")
+        update = next(n for n, (_, action) in enumerate(line) if isinstance(action, Update))
         return self._check_update_exchange(line[update][0], line[update + 1 :])
 
     def _make(self, name: str, own: dict[str, Weights]) -> None:
@@ -246,7 +273,7 @@ class _Sums:
             if each.pieces:
                 self._partial[group] = name
 
-    def _sum(self, name: str, action: Action) -> str:
+    def _sum(self, name: str, action: Collective) -> str:
         covered = action.stride // self._holders.stride
         if action.stride != covered * self._holders.stride or action.ranks < 2:
             return f"{name} is not among ranks that hold the same parameters"
@@ -257,48 +284,48 @@ class _Sums:
             levels[covered * action.ranks] = levels.pop(covered)
         own = [self._own[group] for group in action.weights]
         size = sum(DTYPE_BYTES.get(self._dtype, 0) * (each.trained or 0) // covered for each in own)
-        if (action.count, action.bytes, action.dtypes) != (len(own), size, (self._dtype,)):
+        if (action.count, action.bytes, action.dtype) != (len(own), size, self._dtype):
             return f"{name} sums {action.count} gradients of {action.bytes} bytes, and they are {len(own)} of {size}"
         if self._dtype == "float16":
             for group in action.weights:
-                if self._scaled.pop(group, None) != (action.ranks, action.stride):
+                if self._scaled.pop(group, None) != action.group:
                     return f"{name} sums gradients of {group} in half precision, without a scale"
         scatters = [covered == 1 and each.shards > 1 for each in own]
-        if any((action.what == "reduce_scatter") != scatter for scatter in scatters):
+        if any((action.operation == "reduce_scatter") != scatter for scatter in scatters):
             return f"{name} leaves gradients of other numbers than a rank updates"
         return ""
 
-    def _scale(self, name: str, action: Action) -> str:
+    def _scale(self, name: str, action: Collective) -> str:
         """Checks that gradients have a scale for each group, once, before they are summed in half precision."""
         count = len(action.weights)
-        told = (action.what, action.dtypes, action.count, action.bytes)
-        sound = ("all_reduce", ("float32",), count, 4 * count)
+        told = (action.operation, action.dtype, action.count, action.bytes)
+        sound = ("all_reduce", "float32", count, 4 * count)
         if told != sound or self._scaled.keys() & action.weights or self._dtype != "float16" or not action.weights:
             return f"{name} agrees on the scale of {count} groups by {told}"
-        self._scaled |= dict.fromkeys(action.weights, (action.ranks, action.stride))
+        self._scaled |= dict.fromkeys(action.weights, action.group)
         return ""
 
-    def _along_tensor(self, name: str, action: Action) -> str:
+    def _along_tensor(self, name: str, action: Collective) -> str:
         axis = self._view.plan.axis("tensor")
-        if (action.ranks, action.stride) != (axis.size, axis.stride):
+        if action.group != (axis.size, axis.stride):
             return f"{name} is not along the tensor axis"
         for group in action.weights:
             if self._partial.pop(group, None) is None:
                 return f"{name} sums gradients of {group}, which are not partial"
         return ""
 
-    def _share(self, name: str, action: Action) -> str:
+    def _share(self, name: str, action: Collective) -> str:
         if reason := self._missing(name):
             return reason
         view, mine = self._view, self._view.coordinates[self._process]
         shared = dict(view.plan.of_kind(SharedWeight))
         if unknown := set(action.weights) - shared.keys():
             return f"{name} carries {min(unknown)}, which no stages share"
-        self._told += [f"{action.what} {each}" for each in action.weights]
+        self._told += [f"{action.operation} {each}" for each in action.weights]
         own = [shared[each] for each in action.weights]
         others = [len({view.homes[stage] for stage in each.stages} - {mine}) for each in own]
         size = sum(4 * each.numbers * often for each, often in zip(own, others, strict=True))
-        sound = (action.count, action.bytes, action.dtypes) == (sum(others), size, ("float32",))
+        sound = (action.count, action.bytes, action.dtype) == (sum(others), size, "float32")
         return (
             "" if sound else f"{name} has {action.count} messages of {action.bytes} bytes, not {sum(others)} of {size}"
         )
@@ -338,7 +365,7 @@ class _Sums:
             return f"{name} comes before the gradients of {min(self._scaled)} are summed by the scale that is agreed on"
         return self._missing(name)
 
-    def _check_update_exchange(self, update: str, rest: list[tuple[str, Action]]) -> str:
+    def _check_update_exchange(self, update: str, rest: Line) -> str:
         """Checks that after the update each rank sends the others what it alone has updated, and that nothing else
         comes."""
         process = next(each for _, each in self._view.plan.of_kind(Process) if each.index == self._process)
@@ -349,10 +376,12 @@ class _Sums:
         if step is not None and (step.kind == "zero1") != bool(dealt):
             return f"{len(dealt)} ranks update a part of the parameters each, under {step.kind}"
         size = sum(4 * numbers or 4 for numbers in dealt)  # torch sends one number for a rank that updates none
+        whole = ("broadcast", Payload.PARAMETERS, len(dealt), size, self._holders.ranks, self._holders.stride)
         for name, action in rest:
-            sent = (action.what, action.carries, action.count, action.bytes, action.ranks, action.stride)
-            whole = ("broadcast", Payload.PARAMETERS, len(dealt), size, self._holders.ranks, self._holders.stride)
-            if not dealt or sent != whole or set(action.weights) != self._over.keys():
+            sent = None
+            if isinstance(action, Collective) and action.weights and set(action.weights) == self._over.keys():
+                sent = (action.operation, action.carries, action.count, action.bytes, *action.group)
+            if not dealt or sent != whole:
                 return f"{update} does not wait for {name}, which does not send what was updated"
         return "" if len(rest) == bool(dealt) else f"after {update} each rank has new numbers of its own part alone"
 
@@ -367,19 +396,19 @@ def counts(view: View) -> str:
     for process, line in view.lines.items():
         asked = _required_sums(view.plan)
         for what, (needed, early, sound) in asked.items():
-            found = [(n, name, action) for n, (name, action) in enumerate(line) if action.carries == what]
+            found = [each for each in collectives(line) if each[2].carries == what]
             if len(found) != needed:
                 return f"process {process} sums {what} {len(found)} times, not {int(needed)}"
             for n, name, action in found:
                 if not sound(action):
-                    return f"{name} is no sum of {what} over the ranks that have a part of it: {action}"
-                if (early and _any(line[:n], "B", "I")) or (not early and _gradients(line[n:])):
+                    return f"{name} is no sum of {what} over the ranks that have a part of it: {action!r}"
+                if (early and _any(line[:n], Backward, InputBackward)) or (not early and _gradients(line[n:])):
                     return f"{name} sums {what} too late or too early"
     return ""
 
 
-def _any(rest: list[tuple[str, Action]], *kinds: str) -> bool:
-    return any(action.what in kinds for _, action in rest)
+def _any(rest: Line, *kinds: type[Action]) -> bool:
+    return any(isinstance(action, kinds) for _, action in rest)
 
 
 _OF_GRADIENTS = (
@@ -392,13 +421,13 @@ _OF_GRADIENTS = (
 )
 
 
-def _gradients(rest: list[tuple[str, Action]]) -> bool:
+def _gradients(rest: Line) -> bool:
     """True if gradients still change, or have been used."""
-    changes = any(action.what in ("B", "I", "W") or action.carries in _OF_GRADIENTS for _, action in rest)
-    return changes or not _any(rest, "update")
+    changes = any(action.carries in _OF_GRADIENTS for _, _, action in collectives(rest))
+    return changes or _any(rest, Backward, InputBackward, WeightBackward) or not _any(rest, Update)
 
 
-def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[[Action], bool]]]:
+def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[[Collective], bool]]]:
     """Returns by content whether the job needs the sum, whether before the backward passes, and the test of one."""
     training, precision, loss = plan.find(p.Training), plan.find(p.PrecisionStep), plan.find(p.LossStep)
     gradients = plan.find(p.GradientStep)
@@ -418,24 +447,24 @@ def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[
     # The ranks with the last stage have the losses, and those of a context axis the losses of a piece.
     everyone = plan.axis("pipeline").size * plan.axis("context").size > 1
 
-    def of_samples(action: Action) -> bool:
-        return of_parameters(action) and (action.dtypes, action.bytes) == (("int64",), 8) and action.when == when
+    def of_samples(action: Collective) -> bool:
+        return of_parameters(action) and (action.dtype, action.bytes) == ("int64", 8) and action.when == when
 
-    def of_losses(action: Action) -> bool:
+    def of_losses(action: Collective) -> bool:
         world = plan.axis("pipeline").size * plan.axis("pipeline").stride
         everywhere = everyone and (action.ranks, action.stride, action.count) == (world, 1, 1)
-        numbers = (action.dtypes, action.bytes) == (("float64",), 8)
+        numbers = (action.dtype, action.bytes) == ("float64", 8)
         return (everywhere or (not everyone and of_parameters(action))) and numbers and action.when == when
 
-    def of_parameters(action: Action) -> bool:
+    def of_parameters(action: Collective) -> bool:
         return (action.ranks, action.stride, action.count) == (data.size, data.stride, 1)
 
-    def of_gradients(action: Action) -> bool:
+    def of_gradients(action: Collective) -> bool:
         world = plan.axis("pipeline").size * plan.axis("pipeline").stride
         alone = world == data.size  # then neighbours have one copy between them
         apart = data.size if gradients.kind == "local" else shards
         group = (action.ranks, action.stride) == ((apart, 1) if alone else (world, 1))
-        return group and (action.dtypes, action.count, action.bytes) == (("float32",), 1, 4)
+        return group and (action.dtype, action.count, action.bytes) == ("float32", 1, 4)
 
     return {
         Payload.KEPT_COUNT: (loss.counts == "kept" and shares, True, of_samples),

@@ -6,10 +6,10 @@ contiguous part of the batch; over the whole axis, over the whole batch.
 
 from __future__ import annotations
 
-from dslc.compiler.graph.proof_view import Line, View
+from dslc.compiler.graph.proof_view import Line, View, collectives
+from dslc.compiler.ir.actions import Backward, Collective, Forward, ForwardAhead, Payload
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.ir.records import Action, Batches, Devices
-from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.ir.records import Batches, Devices
 from dslc.compiler.placement.whole_losses import EXCHANGED
 
 
@@ -27,10 +27,10 @@ def compared(view: View) -> str:
     ):
         return f"a loss compares the samples of {loss.together} of {data.size} ranks, which are neither all nor a node"
     for process, line in view.lines.items():
-        ahead = [action.microbatch for _, action in line if action.what == "E"]
+        ahead = [action.microbatch for _, action in line if isinstance(action, ForwardAhead)]
         wanted = list(range(microbatches)) if loss.together and microbatches > 1 else []
         if ahead != wanted or any(
-            action.what == "E" and _has_started_passes(line[:n]) for n, (_, action) in enumerate(line)
+            isinstance(action, ForwardAhead) and _has_started_passes(line[:n]) for n, (_, action) in enumerate(line)
         ):
             return f"process {process} makes the outputs of micro-batches {ahead} ahead, and not of {wanted}"
         reason = _exchanges(line, loss, (loss.together, data.stride))
@@ -44,15 +44,15 @@ def _fits(together: int, ranks: int, of_a_node: int) -> bool:
 
 
 def _has_started_passes(before: Line) -> bool:
-    return any(action.what in ("F", "B") for _, action in before)
+    return any(isinstance(action, Forward | Backward) for _, action in before)
 
 
 def _exchanges(line: Line, loss: LossStep, group: tuple[int, int]) -> str:
-    found: dict[Payload, tuple[int, Action]] = {}
-    for n, (name, action) in enumerate(line):
+    found: dict[Payload, tuple[int, Collective]] = {}
+    for n, name, action in collectives(line):
         if action.carries not in EXCHANGED:
             continue
-        if action.carries in found or (action.ranks, action.stride) != group or action.count != 1:
+        if action.carries in found or action.group != group or action.count != 1:
             return f"{name} is no exchange of {action.carries} over the ranks whose samples are compared"
         found[action.carries] = n, action
     needed = (
@@ -62,16 +62,17 @@ def _exchanges(line: Line, loss: LossStep, group: tuple[int, int]) -> str:
     )
     if needed - found.keys() or (found.keys() - needed - {Payload.TARGETS}) or (found and not needed):
         return f"a loss over {loss.together} ranks exchanges {sorted(found)}"
-    first = next((n for n, (_, action) in enumerate(line) if action.what == "B"), len(line))
-    ahead = any(action.what == "E" for _, action in line)
-    made = max((n for n, (_, a) in enumerate(line) if a.what == ("E" if ahead else "F")), default=-1)
+    first = next((n for n, (_, action) in enumerate(line) if isinstance(action, Backward)), len(line))
+    ahead = any(isinstance(action, ForwardAhead) for _, action in line)
+    kind = ForwardAhead if ahead else Forward
+    made = max((n for n, (_, action) in enumerate(line) if isinstance(action, kind)), default=-1)
     for what, (n, action) in found.items():
         operation = "reduce_scatter" if what == Payload.OUTPUT_GRADIENTS else "all_gather"
-        if action.what != operation or not made < n < first:
-            return f"{what} are exchanged by {action.what}, too early or too late"
+        if action.operation != operation or not made < n < first:
+            return f"{what} are exchanged by {action.operation}, too early or too late"
     if Payload.OUTPUT_GRADIENTS in found:
         (sent, gather), (back, scatter) = found[Payload.OUTPUTS], found[Payload.OUTPUT_GRADIENTS]
-        if sent > back or scatter.bytes != gather.bytes * loss.together or scatter.dtypes != gather.dtypes:
+        if sent > back or scatter.bytes != gather.bytes * loss.together or scatter.dtype != gather.dtype:
             return (
                 f"{scatter.bytes} bytes of gradients go back for {gather.bytes} of outputs from {loss.together} ranks"
             )

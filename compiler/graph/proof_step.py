@@ -5,20 +5,39 @@ lists the propositions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from math import prod
+from collections.abc import Iterator
 from typing import TypeAlias
 
-from dslc.compiler.graph.graph import COMPUTE, LOCAL, MESSAGES, passes_in, unknown
+from dslc.compiler.graph.graph import passes_in, unknown
 from dslc.compiler.graph.proof_exchange import AGREED
 from dslc.compiler.graph.proof_view import Line, View
+from dslc.compiler.ir.actions import (
+    ALWAYS,
+    Action,
+    Backward,
+    Collective,
+    Forward,
+    ForwardAhead,
+    InputBackward,
+    Message,
+    MicrobatchAction,
+    Payload,
+    ReceiveActivations,
+    ReceiveGradients,
+    SendActivations,
+    SendGradients,
+    StageAction,
+    StagePass,
+    Update,
+    WeightBackward,
+    When,
+)
 from dslc.compiler.ir.program import GradientStep
-from dslc.compiler.ir.records import Action, Batches, Devices, Process, Schedule, Stage
-from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import ALWAYS, Payload, When
+from dslc.compiler.ir.records import Batches, Devices, Process, Schedule, Stage
 from dslc.compiler.placement.whole_losses import EXCHANGED
 from dslc.dsl.words import plural
 
+_Done: TypeAlias = tuple[type[MicrobatchAction], int, int]  # an action, its stage and its micro-batch
 Exchanged: TypeAlias = tuple[str, str, str, str, str, When]  # operation, axis, content, dtype, among whom, when
 
 
@@ -31,25 +50,30 @@ def actions(view: View) -> str:
         stage.index: {plan.node_record(process, Process).index for process in plan.graph.successors(name)}
         for name, stage in plan.of_kind(Stage)
     } or {0: set(view.coordinates)}  # an unknown model is one stage
-    seen: Counter[tuple[int, int, int, str]] = Counter()
+    seen: Counter[tuple[int, int, int, type[Action]]] = Counter()
+    updates: Counter[int] = Counter()
     for name, action in view.actions.items():
-        process, stage, m, what = action.process, action.stage, action.microbatch, action.what
-        if what in LOCAL and what != "update" and process not in homes.get(stage, ()):
-            where = ", ".join(map(str, sorted(homes.get(stage, ())))) or "no process"
-            return f"{name} is on process {process}, its stage on {where}"
-        if what in COMPUTE and not 0 <= m < microbatches:
-            return f"{name} is of micro-batch {m} of {microbatches}"
-        seen[process, stage, m, what] += 1
+        if isinstance(action, StageAction) and not isinstance(action, Message):
+            on = homes.get(action.stage, set())
+            if action.process not in on:
+                where = ", ".join(map(str, sorted(on))) or "no process"
+                return f"{name} is on process {action.process}, its stage on {where}"
+        if isinstance(action, StagePass | ForwardAhead):
+            if not 0 <= action.microbatch < microbatches:
+                return f"{name} is of micro-batch {action.microbatch} of {microbatches}"
+            seen[action.process, action.stage, action.microbatch, type(action)] += 1
+        updates[action.process] += isinstance(action, Update)
     for index, on in homes.items():
         for process in on:
             for m in range(microbatches):
-                once = [seen[process, index, m, kind] for kind in "FBIW"]
+                kinds = (Forward, Backward, InputBackward, WeightBackward)
+                once = [seen[process, index, m, kind] for kind in kinds]
                 if once not in ([1, 1, 0, 0], [1, 0, 1, 1]):
                     shown = f"forward {once[0]}, backward {once[1]}, halves {once[2]} and {once[3]} times"
                     return f"micro-batch {m} goes through stage {index} on process {process}: {shown}"
     for process in view.coordinates:
-        if seen[process, -1, -1, "update"] != 1:
-            return f"process {process} has {seen[process, -1, -1, 'update']} updates"
+        if updates[process] != 1:
+            return f"process {process} has {updates[process]} updates"
     return ""
 
 
@@ -68,54 +92,26 @@ def table(view: View) -> str:
 
 
 def fields(view: View) -> str:
-    """Returns the first action that lacks a field of its kind, or has one of another kind, or overlaps no other."""
+    """Returns the first action with values that none of its kind can have, or that overlaps no other."""
     axes = {axis.name for axis in view.plan.one(Devices).axes} | {"all"}
     pipelined = view.plan.find(Schedule) is not None
     for name, action in view.actions.items():
-        where = (action.stage >= 0, action.microbatch >= 0)
-        passes = action.what in COMPUTE
-        if passes or action.what in LOCAL:
-            told = (action.axis, action.carries, action.shapes, action.dtypes, action.count, action.bytes)
-            sound = (
-                not (any(told) or _has_group(action))
-                and action.when == ALWAYS
-                and where == (passes or action.what != "update", passes)
-            )
-        elif action.what in MESSAGES:
-            sound = all(where) and _is_message(action) and not _has_group(action) and action.when == ALWAYS
-        else:
-            sound = not any(where) and _is_collective(action, axes)
-        if not sound or (action.overlaps and not (passes and pipelined)):
-            return f"{name} is no {action.what}: {action}"
+        if not action.is_well_formed(axes, pipelined=pipelined):
+            return f"{name} is no {type(action).__name__}: {action!r}"
     return next((reason for line in view.lines.values() if (reason := _overlaps(line))), "")
 
 
 def _overlaps(line: Line) -> str:
     """Returns the first pass that overlaps no pass of the other direction before it."""
-    before: Action | None = None
+    before: StagePass | None = None
     for name, action in line:
-        if action.what not in COMPUTE:
+        if not isinstance(action, StagePass):
             continue
-        if action.overlaps and (before is None or before.overlaps or (before.what == "F") == (action.what == "F")):
+        directions = {isinstance(each, Forward) for each in (before, action)}
+        if action.overlaps and (before is None or before.overlaps or len(directions) == 1):
             return f"{name} overlaps no forward or backward pass before it"
         before = action
     return ""
-
-
-def _has_group(action: Action) -> bool:
-    return bool(action.ranks or action.stride or action.weights)
-
-
-def _is_collective(action: Action, axes: Collection[str]) -> bool:
-    named = action.axis in axes and bool(action.carries)
-    return named and action.count > 0 and len(action.dtypes) == 1 and not action.shapes
-
-
-def _is_message(action: Action) -> bool:
-    if not len(action.shapes) == len(action.dtypes) == action.count or not set(action.dtypes) <= DTYPE_BYTES.keys():
-        return False
-    size = sum(prod(s) * DTYPE_BYTES[dtype] for s, dtype in zip(action.shapes, action.dtypes, strict=True))
-    return size == action.bytes and not (action.axis or action.carries)
 
 
 def order(view: View) -> str:
@@ -125,33 +121,34 @@ def order(view: View) -> str:
 def inputs(view: View) -> str:
     last = max(view.homes, default=0)
     for line in view.lines.values():
-        done: set[tuple[str, int, int]] = set()
+        done: set[_Done] = set()
         for name, action in line:
-            what, stage, m = action.what, action.stage, action.microbatch
-            for alternatives in _needs(what, stage, m, last):
+            if not isinstance(action, MicrobatchAction):
+                continue
+            for alternatives in _needs(action, last):
                 if done.isdisjoint(alternatives):
-                    return f"{name} comes before what it needs: {' or '.join(f'{s}{k}{n}' for k, s, n in alternatives)}"
-            done.add((what, stage, m))
+                    needed = " or ".join(f"{stage}{kind.notation}{m}" for kind, stage, m in alternatives)
+                    return f"{name} comes before what it needs: {needed}"
+            done.add((type(action), action.stage, action.microbatch))
     return ""
 
 
-def _needs(what: str, stage: int, m: int, last: int) -> list[tuple[tuple[str, int, int], ...]]:
+def _needs(action: MicrobatchAction, last: int) -> list[tuple[_Done, ...]]:
     """Returns the requirements for earlier actions on the same process; of each entry, one is enough."""
-    needs: list[tuple[tuple[str, int, int], ...]] = []
-    match what:
-        case "F" if stage > 0:
-            needs.append((("RECV_F", stage, m), ("F", stage - 1, m)))
-        case "B" | "I":
-            needs.append((("F", stage, m),))
-            if stage < last:
-                needs.append((("RECV_B", stage, m), ("B", stage + 1, m), ("I", stage + 1, m)))
-        case "W":
-            needs.append((("I", stage, m),))
-        case "SEND_F":
-            needs.append((("F", stage, m),))
-        case "SEND_B":
-            needs.append((("B", stage, m), ("I", stage, m)))
-    return needs
+    stage, m = action.stage, action.microbatch
+    match action:
+        case Forward() if stage > 0:
+            return [((ReceiveActivations, stage, m), (Forward, stage - 1, m))]
+        case Backward() | InputBackward():
+            later = (ReceiveGradients, stage, m), (Backward, stage + 1, m), (InputBackward, stage + 1, m)
+            return [((Forward, stage, m),), *([later] if stage < last else [])]
+        case WeightBackward():
+            return [((InputBackward, stage, m),)]
+        case SendActivations():
+            return [((Forward, stage, m),)]
+        case SendGradients():
+            return [((Backward, stage, m), (InputBackward, stage, m))]
+    return []
 
 
 def totals(view: View) -> str:
@@ -161,8 +158,6 @@ def totals(view: View) -> str:
         found: Counter[Exchanged] = Counter()
         sizes: Counter[Exchanged] = Counter()
         for _, action in view.lines.get(home.index, ()):
-            if action.what in LOCAL:
-                continue
             for key, count, size in _exchanges(action, pieces):
                 found[key] += count
                 sizes[key] += size
@@ -189,22 +184,15 @@ def _ranks_of_a_member(view: View) -> int:
 
 def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, int]]:
     """Yields the parts of an action by operation, axis, content, dtype, group and time: count, and bytes."""
-    if action.axis:
-        among = ""
-        if pieces > 1 and action.carries in AGREED:
-            among = {(pieces, 1): "node"}.get((action.ranks, action.stride), "nodes" if action.stride > 1 else "")
-        key = (action.what, action.axis, action.carries, action.dtypes[0], among, action.when)
-        yield key, action.count, action.bytes
-        return
-    for shape, dtype in zip(action.shapes, action.dtypes, strict=True):
-        yield (*_MESSAGES[action.what], dtype, "", ALWAYS), 1, prod(shape) * DTYPE_BYTES[dtype]
-
-
-_MESSAGES = {
-    f"{end}_{way}": (operation, "pipeline", what)
-    for end, operation in (("SEND", "send"), ("RECV", "receive"))
-    for way, what in (("F", Payload.ACTIVATIONS), ("B", Payload.ACTIVATION_GRADIENTS))
-}
+    match action:
+        case Collective(operation=operation, axis=axis, carries=carries):
+            among = ""
+            if pieces > 1 and carries in AGREED:
+                among = "node" if action.group == (pieces, 1) else "nodes" if action.stride > 1 else ""
+            yield (operation, axis, carries, action.dtype, among, action.when), action.count, action.bytes
+        case Message():
+            for size, dtype in zip(action.sizes, action.dtypes, strict=True):
+                yield (action.operation, "pipeline", action.carries, dtype, "", ALWAYS), 1, size
 
 
 def groups(view: View) -> str:
@@ -215,13 +203,13 @@ def groups(view: View) -> str:
     axes = {axis.name: (axis.size, axis.stride) for axis in view.plan.one(Devices).axes}
     axes["all"] = (view.plan.one(Devices).count, 1)
     for name, action in view.actions.items():
-        if not action.axis:
+        if not isinstance(action, Collective):
             continue
-        if action.what in ("send", "receive") and action.axis == "pipeline":
-            sound = (action.ranks, action.stride) == (0, 0)
+        if action.is_message and action.axis == "pipeline":
+            sound = action.group == (0, 0)
         else:
             wider = action.axis == "data" and action.carries in _OF_ALL_HOLDERS
-            sound = wider or (action.ranks, action.stride) == axes[action.axis]
+            sound = wider or action.group == axes[action.axis]
         if not sound:
             return f"{name} is among {action.ranks} ranks {action.stride} apart, which is not the {action.axis} axis"
     return ""
@@ -235,18 +223,18 @@ def check_held_microbatches(view: View) -> str:
     of the backward.
     """
     most = {stage.index: stage.held for _, stage in view.plan.of_kind(Stage)}
-    found: Counter[int] = Counter()
+    peak: Counter[int] = Counter()
     for line in view.lines.values():
         now: Counter[int] = Counter()
         for name, action in line:
-            stage = action.stage
-            if action.what == "F":
-                now[stage] += 1
-                found[stage] = max(found[stage], now[stage])
-                limit = most.get(stage)
-                if limit is not None and now[stage] > limit:
-                    return f"at {name} stage {stage} holds {now[stage]} micro-batches, {limit} by the account"
-            elif action.what in ("B", "W"):
-                now[stage] -= 1
-    fewer = [stage for stage, count in most.items() if count is not None and found[stage] < count]
-    return f"stage {fewer[0]} holds {found[fewer[0]]} micro-batches, {most[fewer[0]]} by the account" if fewer else ""
+            match action:
+                case Forward(stage=stage):
+                    now[stage] += 1
+                    peak[stage] = max(peak[stage], now[stage])
+                    limit = most.get(stage)
+                    if limit is not None and now[stage] > limit:
+                        return f"at {name} stage {stage} holds {now[stage]} micro-batches, {limit} by the account"
+                case Backward(stage=stage) | WeightBackward(stage=stage):
+                    now[stage] -= 1
+    fewer = [stage for stage, count in most.items() if count is not None and peak[stage] < count]
+    return f"stage {fewer[0]} holds {peak[fewer[0]]} micro-batches, {most[fewer[0]]} by the account" if fewer else ""

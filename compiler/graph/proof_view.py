@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from dslc.compiler.graph.graph import LOCAL, MESSAGES, PlanGraph
-from dslc.compiler.ir.records import Action, Hands, Process, Stage
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.ir.actions import Action, Collective, Message
+from dslc.compiler.ir.records import Hands, Process, Stage
 from dslc.dsl.record import Record, record
 
 Line = list[tuple[str, Action]]
@@ -71,24 +73,27 @@ def _meetings(lines: dict[int, Line], coordinates: dict[int, int]) -> tuple[dict
     for process, line in lines.items():
         issued: dict[str, int] = {}
         for name, action in line:
-            what = action.what
-            if what in LOCAL or what in ("send", "receive"):  # of shared weights: both are posted, then both waited for
-                continue
-            if what in MESSAGES:
-                key = message(action)
-            else:
-                axis = action.axis
-                issued[axis] = issued.get(axis, 0) + 1
-                key = (axis, None if axis in WIDE else coordinates.get(process), issued[axis])
+            match action:
+                case Message():
+                    key = message(action)
+                case Collective() if not action.is_message:  # both messages are posted, then both waited for
+                    axis = action.axis
+                    issued[axis] = issued.get(axis, 0) + 1
+                    key = (axis, None if axis in WIDE else coordinates.get(process), issued[axis])
+                case _:
+                    continue
             ends_of.setdefault(key, []).append(name)
             key_of[name] = key
     return ends_of, key_of
 
 
-def message(action: Action) -> Key:
-    """Returns ("message", F or B, the stage that sends, the micro-batch) for one of its ends."""
-    what, stage = action.what, action.stage
-    way = what[-1]
-    if what[0] == "R":
-        stage += -1 if way == "F" else 1
-    return "message", way, stage, action.microbatch
+def message(action: Message) -> Key:
+    """Returns ("message", from a stage to the next or the one before, the sender, the micro-batch) for one end."""
+    return "message", action.way, action.sender, action.microbatch
+
+
+def collectives(line: Line) -> Iterator[tuple[int, str, Collective]]:
+    """Yields the position, the name and the record of each collective."""
+    for n, (name, action) in enumerate(line):
+        if isinstance(action, Collective):
+            yield n, name, action

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from dslc.compiler.graph.graph import MESSAGES
 from dslc.compiler.graph.proof_view import Key, View, message
+from dslc.compiler.ir.actions import Collective, Message
 from dslc.compiler.ir.records import Hands
 
 
@@ -25,8 +25,9 @@ def ends(view: View) -> str:
     for key, names in view.ends_of.items():
         if key[0] == "message":
             _, way, stage, _ = key
-            to = stage + (1 if way == "F" else -1)
-            reason = _two_sides(view, names, at.get(homes.get(stage, -1), set()), at.get(homes.get(to, -1), set()))
+            reason = _two_sides(
+                view, names, at.get(homes.get(stage, -1), set()), at.get(homes.get(stage + way, -1), set())
+            )
         else:
             joined = at[key[1]] if key[1] is not None else set(view.coordinates)
             missing = joined - {view.action(name).process for name in names}
@@ -40,19 +41,20 @@ def ends(view: View) -> str:
 
 def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[int]) -> str:
     """Checks that a message leaves each sending process once, and arrives at each receiving one."""
-    sent = [name for name in names if view.action(name).what.startswith("SEND")]
-    taken = [name for name in names if view.action(name).what.startswith("RECV")]
+    ends = {name: action for name in names if isinstance(action := view.action(name), Message)}
+    sent = [name for name, action in ends.items() if action.operation == "send"]
+    taken = [name for name in ends if name not in sent]
     if not taken:
         return f"{sent[0]} has no receive"
     if not sent:
         return f"{taken[0]} has no send"
-    for ends_, wanted in ((sent, senders), (taken, receivers)):
-        on = sorted(view.action(name).process for name in ends_)
+    for side, wanted in ((sent, senders), (taken, receivers)):
+        on = sorted(view.action(name).process for name in side)
         if on != sorted(wanted):
-            return f"{ends_[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(wanted)}"
+            return f"{side[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(wanted)}"
     for one, other in ((a, b) for a in sent for b in taken):
         edge = view.plan.graph.get_edge_data(one, other)
-        if edge is None or edge["relation"] != Hands(bytes=view.action(one).bytes):
+        if edge is None or edge["relation"] != Hands(bytes=ends[one].bytes):
             return f"{one} does not hand its bytes to {other}"
     return ""
 
@@ -60,18 +62,9 @@ def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[i
 def _unlike(view: View, names: list[str]) -> str:
     """Describes the difference between the ends of one exchange."""
     first = view.action(names[0])
-    told = {
-        "shapes": "shape",
-        "dtypes": "dtype",
-        "bytes": "bytes",
-        "count": "count",
-        "carries": "carries",
-        "ranks": "group",
-    }
-    if first.what not in MESSAGES:
-        told["what"] = "operation"
+    assert isinstance(first, Message | Collective), "local actions have no other end"
     for name in names[1:]:
-        for field, word in told.items():
+        for field, word in first.compared.items():
             here, there = getattr(first, field), getattr(view.action(name), field)
             if here != there:
                 return f"{names[0]} and {name} differ in {word}: {here} and {there}"
@@ -84,11 +77,11 @@ def agreement(view: View) -> str:
     issued: dict[tuple[int, int], dict[int, list[tuple[Key, str]]]] = {}
     for process, line in view.lines.items():
         for name, action in line:
-            if action.what not in MESSAGES:
+            if not isinstance(action, Message):
                 continue
             key = message(action)
-            other = homes[key[2] + (1 if key[1] == "F" else -1)]
-            a, b = sorted((homes[key[2]], other))
+            other = homes[action.sender + action.way]
+            a, b = sorted((homes[action.sender], other))
             issued.setdefault((a, b), {}).setdefault(process, []).append((key, name))
     for rows in issued.values():
         (one, first), *others = rows.items()

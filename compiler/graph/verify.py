@@ -11,9 +11,9 @@ Propositions, each proved once the passes so far have added its subject:
     actions     every micro-batch goes forward once and backward once through each stage, where the stage is; each
                 process updates once
     order       the actions of a process form one line: one thing after another
+    fields      each action is well-formed, as its class says
     ends        a message has one send and one receive, a collective all ranks of its group, with equal operation,
                 shape and dtype
-    fields      each action says what one of its kind says, and nothing else
     agreement   the two ends of a pipeline connection issue its messages in one order
     inputs      every action has its input before it, every message what it carries
     waits       no rank waits for itself, where a send completes with its receive and a collective with its last rank
@@ -73,8 +73,8 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("samples", "deal_samples", samples),
     ("actions", "order_actions", actions),
     ("order", "order_actions", order),
-    ("ends", "order_actions", ends),
     ("fields", "order_actions", fields),
+    ("ends", "order_actions", ends),
     ("agreement", "order_actions", agreement),
     ("inputs", "order_actions", inputs),
     ("waits", "order_actions", waits),

@@ -65,7 +65,7 @@ class MemoryNode(Record):
 
 
 @positional
-class Moment(Record):
+class WorkingSet(Record):
     """A moment of a backward pass: bytes of a sample; numbers of the weight gradient that is being made, with copies,
     and of all gradients that the layer has made by then.
     """
@@ -75,7 +75,7 @@ class Moment(Record):
     copies: int
     made: int
 
-    def exceeds(self, other: Moment) -> bool:
+    def exceeds(self, other: WorkingSet) -> bool:
         return (
             self.bytes >= other.bytes
             and self.weights >= other.weights
@@ -113,7 +113,7 @@ class Working(Record):
     forward: int
     dropping: int
     copied: int
-    backward: tuple[Moment, ...]
+    backward: tuple[WorkingSet, ...]
     halves: Halves | None = None
     cast: int = 0
 

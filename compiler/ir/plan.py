@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, TrainingNode
-from dslc.compiler.ir.traffic import TrafficNode
 from dslc.dsl.record import Record, record
 
 

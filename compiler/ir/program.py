@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal, TypeAlias
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, SamplerStep
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, PythonFunction, StreamStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
-from dslc.compiler.ir.traffic import Payload
 from dslc.dsl.record import Record, record
 
 __all__ = [  # names defined elsewhere

@@ -1,4 +1,4 @@
-"""The records on the nodes and edges of the plan graph: one for each kind.
+"""The records on the nodes and edges of the plan graph: one for each kind; actions.py has the actions.
 
 A graph is folded by symmetry: equal things are one node with a count. Beside these records, nodes carry the steps of a
 program (program.py): the part that all ranks of a job share.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from dslc.compiler.ir import actions as a
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.actions import Shape, TrafficNode
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.traffic import ALWAYS, Payload, TrafficNode, When
 from dslc.dsl.record import Record, positional, record
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 @record
@@ -229,41 +228,6 @@ class Share(Record):
 
 
 @record
-class Action(Record):
-    """One action of a process in a step. Its kind, `what`, is one of:
-
-    F, B, I, W                      a stage's forward, its backward, or the two halves of it, on one micro-batch
-    E                               its forward without autograd, which makes the output of a micro-batch ahead
-    SEND_F, RECV_F, SEND_B, RECV_B  a message between stages: `count` tensors of `shapes` and `dtypes`, `bytes` in all
-    UNSHARD, RESHARD, REDUCE_GRAD   where a stage's parameters are gathered and freed, and its gradients reduced
-    all_reduce, all_gather, …       `count` collectives along an `axis`, of `bytes` in all
-    send, receive                   the same of gradients of weights that two stages share
-    update                          the optimizer's step
-
-    `stage` and `microbatch` are -1 where it is of none. `overlaps`: it is computed together with the pass before it.
-    The group of a collective are `ranks` ranks, each `stride` after the one before. `weights` are the names of the
-    nodes whose parameters are gathered, or whose gradients, momenta or numbers are exchanged. `when`: the steps in
-    which it takes place.
-    """
-
-    process: int
-    what: str
-    stage: int = -1
-    microbatch: int = -1
-    overlaps: bool = False
-    axis: str = ""
-    carries: Payload = Payload.NOTHING
-    shapes: tuple[Shape, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    count: int = 0
-    bytes: int = 0
-    ranks: int = 0
-    stride: int = 0
-    weights: tuple[str, ...] = ()
-    when: When = ALWAYS
-
-
-@record
 class ShareNode(Record):
     """`ranks` data ranks from `first_rank` on, each with `samples` of a batch, in the order of the batch."""
 
@@ -369,7 +333,20 @@ NodeRecord: TypeAlias = (
     | Schedule
     | Batches
     | Share
-    | Action
+    | a.Update
+    | a.Unshard
+    | a.Reshard
+    | a.ReduceGradients
+    | a.ForwardAhead
+    | a.Forward
+    | a.Backward
+    | a.InputBackward
+    | a.WeightBackward
+    | a.SendActivations
+    | a.ReceiveActivations
+    | a.SendGradients
+    | a.ReceiveGradients
+    | a.Collective
     | p.Training
     | p.ModelStep
     | p.LossStep

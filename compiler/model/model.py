@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import count, groupby
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.memory import Halves, LayerMemory, Moment, Working
+from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
@@ -197,7 +197,7 @@ def _scaled_working(found: Working, kept: float, weights: float) -> Working:
         dropping=int(kept * found.dropping),
         copied=int(weights * found.copied),
         backward=tuple(
-            Moment(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
+            WorkingSet(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
             for m in found.backward
         ),
         halves=found.halves and _scaled_halves(found.halves, kept, weights),

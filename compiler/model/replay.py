@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dslc.compiler.ir.memory import Halves, Moment, Working
+from dslc.compiler.ir.memory import Halves, Working, WorkingSet
 
 
 class Store:
@@ -110,10 +110,10 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
     return most
 
 
-def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
+def _backward(operations: Sequence[Operation]) -> tuple[WorkingSet, ...]:
     kept, weights = sum(store.bytes for op in operations for store in op.kept), 0
     gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where passed on
-    moments: list[Moment] = []
+    moments: list[WorkingSet] = []
     for op in reversed(operations):
         if not op.backward:
             continue
@@ -131,7 +131,7 @@ def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
             gradients[id(op.gives)] = own
         there = {id(g): g[0] for g in (own, *made, *gradients.values())}
         weights += op.weights
-        now = Moment(kept + sum(there.values()) + op.scratch, op.weights, op.rounds * op.weights, weights)
+        now = WorkingSet(kept + sum(there.values()) + op.scratch, op.weights, op.rounds * op.weights, weights)
         if not any(other.exceeds(now) for other in moments):
             moments = [other for other in moments if not now.exceeds(other)]
             moments.append(now)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.ir.traffic import ALWAYS, Payload, When
+from dslc.compiler.ir.actions import ALWAYS, Payload, When
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import BEFORE_PASSES, BEFORE_UPDATE, Group, Operation, operation
+from dslc.compiler.operations.moments import BEFORE_PASSES, BEFORE_UPDATE, RankGroup, StepOperation, operation
 from dslc.compiler.placement.sharding import leaves_out_steps
 
 
-def counts_of_samples(place: Coordinate) -> Iterator[Operation]:
+def counts_of_samples(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the sums over the data axis of the number of samples, or of losses, that each rank divides by."""
     layout, exchange, when = place.layout, place.sharding.exchange, ALWAYS
     if exchange is not None and not exchange.every:  # later no step waits for another rank
@@ -26,7 +26,7 @@ def counts_of_samples(place: Coordinate) -> Iterator[Operation]:
         yield operation("all_reduce", Payload.LOSS_COUNT, data, BEFORE_UPDATE, [8], dtype="float64", when=when)
 
 
-def over_all_ranks(place: Coordinate) -> Iterator[Operation]:
+def over_all_ranks(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the sums over the ranks that hold the gradients together: all, or a data axis that shards them."""
     wide = [axis for axis, size in place.layout.sizes.items() if size > 1]
     sharded = place.sharding.engine == "fsdp" and place.sharding.shards > 1
@@ -34,7 +34,7 @@ def over_all_ranks(place: Coordinate) -> Iterator[Operation]:
     if not wide or (wide == ["data"] and not (sharded or local)):
         return
     if len(wide) > 1:
-        group = Group(axis="all", ranks=place.layout.world_size, stride=1)
+        group = RankGroup(axis="all", ranks=place.layout.world_size, stride=1)
     else:
         group = place.shards if wide == ["data"] and sharded else place.along(wide[0])
     if place.workload.counts == "own" and {"pipeline", "context"} & {*wide}:  # each rank knows a part of it

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import ALL_PASSES, Operation, operation
+from dslc.compiler.operations.moments import ALL_PASSES, StepOperation, operation
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 
 
-def batch_statistics(place: Coordinate) -> Iterator[Operation]:
+def batch_statistics(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the all-reduces, unless each rank has statistics of its own."""
     exchange = place.sharding.exchange
     if not place.model.unsynced_batch_norm and not (exchange is not None and exchange.differ):

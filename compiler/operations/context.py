@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import BACKWARD, FORWARD, Operation, operation
+from dslc.compiler.operations.moments import BACKWARD, FORWARD, StepOperation, operation
 from dslc.compiler.placement.sharding import low_dtype, recomputed
 
 
-def context_axis(place: Coordinate) -> Iterator[Operation]:
+def context_axis(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the gathers of keys and values, and the return of their gradients, for a rank's heads."""
     layout = place.layout
     again = set(recomputed(place.job, place.model))  # layers whose forward pass gathers again

@@ -7,7 +7,13 @@ from dataclasses import fields
 from math import prod
 
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
-from dslc.compiler.operations.moments import LAST_WEIGHT_GRADIENTS, REDUCE_GRADIENTS, WEIGHT_GRADIENTS, Group, Moment
+from dslc.compiler.operations.moments import (
+    LAST_WEIGHT_GRADIENTS,
+    REDUCE_GRADIENTS,
+    WEIGHT_GRADIENTS,
+    Moment,
+    RankGroup,
+)
 from dslc.compiler.placement.sharding import with_copies
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
@@ -31,20 +37,20 @@ class Coordinate(Staging):
     def layers(self) -> list[LayerNode]:
         return [layer for stage in self.held for layer in stage]
 
-    def along(self, axis: str) -> Group:
+    def along(self, axis: str) -> RankGroup:
         """Returns the ranks along an axis."""
-        return Group(axis=axis, ranks=self.layout.sizes[axis], stride=self.layout.stride(axis))
+        return RankGroup(axis=axis, ranks=self.layout.sizes[axis], stride=self.layout.stride(axis))
 
     @property
-    def shards(self) -> Group:
+    def shards(self) -> RankGroup:
         """The ranks that have the shares of one copy of the parameters."""
-        return Group(axis="data", ranks=self.sharding.shards, stride=self.layout.stride("context"))
+        return RankGroup(axis="data", ranks=self.sharding.shards, stride=self.layout.stride("context"))
 
     @property
-    def replicas(self) -> Group:
+    def replicas(self) -> RankGroup:
         """The ranks that have copies of the same share."""
         stride = self.layout.stride("context") * self.sharding.shards
-        return Group(axis="data", ranks=self.sharding.replicas, stride=stride)
+        return RankGroup(axis="data", ranks=self.sharding.replicas, stride=stride)
 
     @property
     def complete(self) -> Moment:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.records import Weights
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.buckets import buffer_buckets, in_buckets
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.exchanges import exchanged_gradients
-from dslc.compiler.operations.moments import BEFORE_PASSES, BEFORE_UPDATE, Operation, operation
+from dslc.compiler.operations.moments import BEFORE_PASSES, BEFORE_UPDATE, StepOperation, operation
 from dslc.compiler.placement.sharding import searches
 
 
-def ddp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+def ddp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the operations; nothing if no parameter trains."""
     names, data, model = trained_groups(weights), place.along("data"), place.model
     if not names:

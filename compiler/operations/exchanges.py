@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from dslc.compiler.ir.actions import ALWAYS, Among, Payload, When
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.records import Factors, Weights
-from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, When
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import (
     AFTER_UPDATE,
     BEFORE_PASSES,
     BEFORE_UPDATE,
-    Group,
     Moment,
-    Operation,
+    RankGroup,
+    StepOperation,
     operation,
 )
 from dslc.compiler.placement.buckets import matrix_of, messages
@@ -34,7 +34,7 @@ HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
 MAGNITUDE = 4  # bytes in front of a row of signs
 
 
-class Collective(NamedTuple):
+class Exchanged(NamedTuple):
     """A collective: the dtype and bytes of its input, what it carries if that is not what is agreed on, and how often
     it takes place.
     """
@@ -46,10 +46,10 @@ class Collective(NamedTuple):
     times: int = 1
 
 
-Rule = Callable[[int, ExchangePolicy], Iterable[Collective]]  # of so many numbers
+Rule = Callable[[int, ExchangePolicy], Iterable[Exchanged]]  # of so many numbers
 
 
-def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the exchanges of momenta or weights, and the sums of gradients beside them, of ranks that each take a step
     of their own.
     """
@@ -76,7 +76,7 @@ def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operati
         yield operation("all_gather", exchange.agrees, node, moment, sizes, when=when, weights=trained)
 
 
-def exchanged_gradients(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[Operation]:
+def exchanged_gradients(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the exchanges of the gradients of these groups."""
     if exchange.kind == "powersgd":
         yield from _factors(exchange, trained)
@@ -93,7 +93,7 @@ def exchanged_gradients(exchange: ExchangePolicy, trained: Mapping[str, Weights]
 
 def _by_rule(
     exchange: ExchangePolicy, numbers_of: Sequence[int], moment: Moment, when: When, weights: Iterable[str]
-) -> Iterator[Operation]:
+) -> Iterator[StepOperation]:
     rows = [list(RULES[exchange.kind](numbers, exchange)) for numbers in numbers_of]
     for collectives in zip(*rows, strict=True):  # the same collective of all buckets
         first = collectives[0]
@@ -113,40 +113,40 @@ def _by_rule(
         )
 
 
-def _node(exchange: ExchangePolicy) -> Group:
+def _node(exchange: ExchangePolicy) -> RankGroup:
     """Returns the ranks of a node."""
-    return Group(axis="data", ranks=exchange.pieces, stride=1, among="node")
+    return RankGroup(axis="data", ranks=exchange.pieces, stride=1, among="node")
 
 
-def _members(exchange: ExchangePolicy) -> Group:
+def _members(exchange: ExchangePolicy) -> RankGroup:
     """Returns the ranks that exchange with each other: one of each member."""
     among: Among = "nodes" if exchange.pieces > 1 else ""
-    return Group(axis="data", ranks=exchange.members, stride=exchange.pieces, among=among)
+    return RankGroup(axis="data", ranks=exchange.members, stride=exchange.pieces, among=among)
 
 
 # ------------------------------------------------------------------------------------------------------ the rules
 
 
-def _fp16(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
-    return Collective("all_reduce", "float32", 4, Payload.SCALE), Collective("all_reduce", "float16", 2 * numbers)
+def _fp16(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
+    return Exchanged("all_reduce", "float32", 4, Payload.SCALE), Exchanged("all_reduce", "float16", 2 * numbers)
 
 
-def _bf16(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
-    return (Collective("all_reduce", "bfloat16", 2 * numbers),)
+def _bf16(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
+    return (Exchanged("all_reduce", "bfloat16", 2 * numbers),)
 
 
-def _mean(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
-    return (Collective("all_reduce", "float32", 4 * numbers),)
+def _mean(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
+    return (Exchanged("all_reduce", "float32", 4 * numbers),)
 
 
-def _bytegrad(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
+def _bytegrad(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
     row = HEADER + largest(numbers, exchange.members)
-    return Collective("all_to_all", "uint8", exchange.members * row), Collective("all_gather", "uint8", row)
+    return Exchanged("all_to_all", "uint8", exchange.members * row), Exchanged("all_gather", "uint8", row)
 
 
-def _signs(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
+def _signs(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
     row = MAGNITUDE + largest(largest(numbers, exchange.members), 8)
-    return Collective("all_to_all", "uint8", exchange.members * row), Collective("all_gather", "uint8", row)
+    return Exchanged("all_to_all", "uint8", exchange.members * row), Exchanged("all_gather", "uint8", row)
 
 
 def factors_of(parameters: Iterable[ParameterNode], exchange: ExchangePolicy | None) -> Factors | None:
@@ -164,7 +164,7 @@ def factors_of(parameters: Iterable[ParameterNode], exchange: ExchangePolicy | N
     )
 
 
-def _factors(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[Operation]:
+def _factors(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[StepOperation]:
     factors = {name: each.factors for name, each in trained.items() if each.factors is not None}
     first = [
         each.trained or 0 if each.factors is None else (each.trained or 0) - each.factors.numbers + each.factors.first
@@ -177,19 +177,19 @@ def _factors(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterat
     yield operation("all_reduce", Payload.SECOND_FACTORS, group, BEFORE_UPDATE, second, weights=factors)
 
 
-def _with_peers(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
+def _with_peers(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
     if exchange.arguments["peers"] == "all":
         return _mean(numbers, exchange)
-    return Collective("send", "float32", 4 * numbers), Collective("receive", "float32", 4 * numbers)
+    return Exchanged("send", "float32", 4 * numbers), Exchanged("receive", "float32", 4 * numbers)
 
 
-def _in_a_ring(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
+def _in_a_ring(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
     coded = HEADER + numbers
-    return Collective("send", "uint8", coded, times=2), Collective("receive", "uint8", coded, times=2)
+    return Exchanged("send", "uint8", coded, times=2), Exchanged("receive", "uint8", coded, times=2)
 
 
-def _mean_of_round(numbers: int, exchange: ExchangePolicy) -> Iterable[Collective]:
-    return (Collective("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
+def _mean_of_round(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
+    return (Exchanged("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
 
 
 RULES: dict[str, Rule] = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.records import Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations import moments as m
 from dslc.compiler.operations.buckets import buffer_buckets
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import Group, Moment, Operation, operation
+from dslc.compiler.operations.moments import Moment, RankGroup, StepOperation, operation
 from dslc.compiler.placement.lowering import Issue, row_of, row_without_pipeline
 from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copies
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
@@ -19,7 +19,7 @@ from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 ROUNDED = {"fp16": "float16", "bf16": "bfloat16"}
 
 
-def fsdp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+def fsdp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the gathers of parameters, the sums of gradients over shards and then over replicas, and what a step
     searches and moves besides.
     """
@@ -44,10 +44,10 @@ def _sums(
     weights: Mapping[str, Weights],
     kind: str,
     scale: Payload,
-    group: Group,
+    group: RankGroup,
     moment: Moment,
     times: int,
-) -> Iterator[Operation]:
+) -> Iterator[StepOperation]:
     """Yields the sums of the gradients of each stage, and before them those of their scale in half precision."""
     dtype, parts = summed_in(place.sharding), place.sharding.shards if kind == "all_reduce" else 1
     trained = {
@@ -82,7 +82,7 @@ def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
         yield stage, [*apart, Unit(name="", parameters=tuple(rest))]
 
 
-def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields a gather wherever a stage is unsharded, or a pass uses parameters that are not there."""
     if place.schedule is not None:
         row: Sequence[Issue] = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts]

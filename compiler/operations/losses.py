@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import LAST_OUTPUT, LAST_OUTPUT_AHEAD, Group, Operation, operation
+from dslc.compiler.operations.moments import LAST_OUTPUT, LAST_OUTPUT_AHEAD, RankGroup, StepOperation, operation
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.whole_losses import compared_ranks, makes_outputs_ahead
 from dslc.dsl.language.calls import Contrastive
 
 
-def compared_outputs(place: Coordinate) -> Iterator[Operation]:
+def compared_outputs(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the gathers of outputs and targets, and the return of gradients."""
     ranks = compared_ranks(place.job, place.layout)
     if ranks < 2:
         return
     rows = largest(place.workload.batch, place.layout.sizes["data"])
     own = 4 * rows * prod(place.model.output.shape)
-    group = Group(axis="data", ranks=ranks, stride=place.layout.stride("data"))
+    group = RankGroup(axis="data", ranks=ranks, stride=place.layout.stride("data"))
     moment = LAST_OUTPUT_AHEAD if makes_outputs_ahead(place.job, place.layout) else LAST_OUTPUT
 
-    def exchanged(kind: str, what: Payload, dtype: str, size: int) -> Operation:
+    def exchanged(kind: str, what: Payload, dtype: str, size: int) -> StepOperation:
         return operation(kind, what, group, moment, [size], dtype=dtype)
 
     if not isinstance(place.job.model.loss, Contrastive):

@@ -9,40 +9,53 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from dslc.compiler.ir.traffic import ALWAYS, Among, Payload, TrafficNode, When
+from dslc.compiler.ir.actions import (
+    ALWAYS,
+    Action,
+    Among,
+    Backward,
+    Forward,
+    ForwardAhead,
+    InputBackward,
+    Payload,
+    ReduceGradients,
+    StagePass,
+    TrafficNode,
+    Unshard,
+    Update,
+    WeightBackward,
+    When,
+)
 from dslc.dsl.record import Record, record
 
 
 @record
 class Moment(Record):
-    """The actions of a step beside which an operation takes place: each of these kinds, or the first or last of them.
+    """The actions of a step beside which an operation takes place: each of these kinds, or the first or last."""
 
-    The kinds are those of `Issue` (compiler/placement/lowering.py), and `update`.
-    """
-
-    kinds: tuple[str, ...]
+    kinds: tuple[type[Action], ...]
     which: Literal["each", "first", "last"] = "each"
     after: bool = True
 
 
 IN_SCHEDULE = Moment(kinds=())  # an action of its own, which the schedule of a pipeline has already
-BEFORE_PASSES = Moment(kinds=("E", "F"), which="first", after=False)
-BEFORE_USE = Moment(kinds=("E", "F", "B", "I", "W"), after=False)
-UNSHARD = Moment(kinds=("UNSHARD",))
-FORWARD = Moment(kinds=("E", "F"))
-BACKWARD = Moment(kinds=("B", "I"))
-ALL_PASSES = Moment(kinds=("E", "F", "B", "I"))
-WEIGHT_GRADIENTS = Moment(kinds=("B", "W"))
-LAST_WEIGHT_GRADIENTS = Moment(kinds=("B", "W"), which="last")
-REDUCE_GRADIENTS = Moment(kinds=("REDUCE_GRAD",))
-LAST_OUTPUT = Moment(kinds=("F",), which="last")
-LAST_OUTPUT_AHEAD = Moment(kinds=("E",), which="last")
-BEFORE_UPDATE = Moment(kinds=("update",), after=False)
-AFTER_UPDATE = Moment(kinds=("update",))
+BEFORE_PASSES = Moment(kinds=(ForwardAhead, Forward), which="first", after=False)
+BEFORE_USE = Moment(kinds=(ForwardAhead, StagePass), after=False)
+UNSHARD = Moment(kinds=(Unshard,))
+FORWARD = Moment(kinds=(ForwardAhead, Forward))
+BACKWARD = Moment(kinds=(Backward, InputBackward))
+ALL_PASSES = Moment(kinds=(ForwardAhead, Forward, Backward, InputBackward))
+WEIGHT_GRADIENTS = Moment(kinds=(Backward, WeightBackward))
+LAST_WEIGHT_GRADIENTS = Moment(kinds=(Backward, WeightBackward), which="last")
+REDUCE_GRADIENTS = Moment(kinds=(ReduceGradients,))
+LAST_OUTPUT = Moment(kinds=(Forward,), which="last")
+LAST_OUTPUT_AHEAD = Moment(kinds=(ForwardAhead,), which="last")
+BEFORE_UPDATE = Moment(kinds=(Update,), after=False)
+AFTER_UPDATE = Moment(kinds=(Update,))
 
 
 @record
-class Group(Record):
+class RankGroup(Record):
     """The ranks of an operation: `ranks` of them, each `stride` after the one before; both 0 for two pipeline stages.
 
     `axis` is the one that they lie on, or `all`.
@@ -55,7 +68,7 @@ class Group(Record):
 
 
 @record
-class Operation(TrafficNode):
+class StepOperation(TrafficNode):
     """Operations of one kind, whose `count` and `bytes` are divided equally over the actions of their `moment`.
 
     `stage`: the actions of this stage alone. `occurrences`: these of the actions alone, by number. `weights` names the
@@ -73,7 +86,7 @@ class Operation(TrafficNode):
 def operation(
     kind: str,
     what: Payload,
-    group: Group,
+    group: RankGroup,
     moment: Moment,
     sizes: Iterable[int],
     *,
@@ -83,10 +96,10 @@ def operation(
     stage: int | None = None,
     occurrences: tuple[int, ...] | None = None,
     weights: Iterable[str] = (),
-) -> Operation:
+) -> StepOperation:
     """Returns operations with these bytes of input, each `times`; a Counter has the times of each size."""
     of_each = sizes if isinstance(sizes, Counter) else Counter(sizes)
-    return Operation(
+    return StepOperation(
         operation=kind,
         axis=group.axis,
         what=what,
@@ -104,7 +117,7 @@ def operation(
     )
 
 
-def traffic(operations: Iterable[Operation]) -> tuple[TrafficNode, ...]:
+def traffic(operations: Iterable[StepOperation]) -> tuple[TrafficNode, ...]:
     """Returns the sums of operations that differ in their places alone."""
     sums: dict[tuple[str, str, Payload, str, Among, When], tuple[int, int]] = {}
     for each in operations:

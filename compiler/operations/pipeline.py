@@ -9,23 +9,23 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import BEFORE_UPDATE, IN_SCHEDULE, Group, Operation, operation
+from dslc.compiler.operations.moments import BEFORE_UPDATE, IN_SCHEDULE, RankGroup, StepOperation, operation
 from dslc.compiler.operations.weights import shared_name
 from dslc.compiler.placement.staging import Staging, boundary_tensors
 
-STAGES = Group(axis="pipeline", ranks=0, stride=0)
+STAGES = RankGroup(axis="pipeline", ranks=0, stride=0)
 
 
-def pipeline_axis(place: Coordinate) -> Iterator[Operation]:
+def pipeline_axis(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the messages of a rank to and from those of other stages."""
     yield from _activations(place)
     yield from _shared_gradients(place)
 
 
-def _activations(place: Coordinate) -> Iterator[Operation]:
+def _activations(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the outputs to the next stage and gradients of inputs to the one before, if that is on another rank; and
     those received.
     """
@@ -46,7 +46,7 @@ def _activations(place: Coordinate) -> Iterator[Operation]:
             yield operation(kind, what, STAGES, IN_SCHEDULE, bytes, dtype=dtype, times=place.layout.microbatches)
 
 
-def _shared_gradients(place: Coordinate) -> Iterator[Operation]:
+def _shared_gradients(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the exchanges of gradients of weights that another coordinate has too: each receives those of the
     others.
     """

@@ -24,22 +24,22 @@ from dslc.compiler.operations.ddp import ddp
 from dslc.compiler.operations.exchanges import local
 from dslc.compiler.operations.fsdp import fsdp
 from dslc.compiler.operations.losses import compared_outputs
-from dslc.compiler.operations.moments import Operation
+from dslc.compiler.operations.moments import StepOperation
 from dslc.compiler.operations.pipeline import pipeline_axis
 from dslc.compiler.operations.tensor import tensor_axis
 from dslc.compiler.operations.weights import weight_groups
 from dslc.compiler.operations.zero1 import zero1
 
-Engine = Callable[[Coordinate, Mapping[str, Weights]], Iterator[Operation]]
+Engine = Callable[[Coordinate, Mapping[str, Weights]], Iterator[StepOperation]]
 ENGINES: Mapping[str, Engine] = {"ddp": ddp, "zero1": zero1, "fsdp": fsdp, "local": local}
 
 
-def operations(place: Coordinate) -> tuple[Operation, ...]:
+def operations(place: Coordinate) -> tuple[StepOperation, ...]:
     """Returns the operations of a rank in a step; none has a count of 0."""
     return tuple(each for each in _operations(place, weight_groups(place)) if each.count)
 
 
-def _operations(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+def _operations(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     sizes = place.layout.sizes
     if sizes["data"] * sizes["context"] > 1:
         yield from ENGINES[place.sharding.engine](place, weights)

@@ -34,13 +34,13 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple, assert_never
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.records import Weights
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, Operation, operation
+from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, StepOperation, operation
 from dslc.compiler.placement.sharding import low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.tensor_plan import calls_by_layer
 from dslc.compiler.placement.whole_losses import makes_outputs_ahead
@@ -71,7 +71,7 @@ class _StyledCall(Record):
     repeated: bool  # if the layer is recomputed, this comes before it stops
 
 
-def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the collectives within the passes, and those of gradients that are complete as partial sums."""
     axis, group = _TensorAxis(place), place.along("tensor")
     last = len(place.stages) - 1

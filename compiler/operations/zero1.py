@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.records import Weights
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.ddp import ddp, trained_groups
-from dslc.compiler.operations.moments import AFTER_UPDATE, Operation, operation
+from dslc.compiler.operations.moments import AFTER_UPDATE, StepOperation, operation
 from dslc.compiler.placement.sharding import optimizer_groups, zero1_partition
 
 
-def zero1(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Operation]:
+def zero1(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the operations; nothing if no parameter trains."""
     yield from ddp(place, weights)
     if names := trained_groups(weights):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.placement.layout import Layout
 from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec

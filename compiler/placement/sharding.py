@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD

@@ -16,9 +16,9 @@ from itertools import combinations, islice
 from typing import TYPE_CHECKING, Protocol
 
 from dslc.compiler.cost.estimate import missing_figures
+from dslc.compiler.ir.actions import handed_in
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
-from dslc.compiler.ir.traffic import handed_in
 from dslc.compiler.placement.sharding import low_copy, low_precision
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Report

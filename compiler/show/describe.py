@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in, over_replicas
 from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.ir.traffic import Payload, TrafficNode, handed_in, over_replicas
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from dslc.compiler.cost.stages import equal_counts
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import Schedule, TrainingNode
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.ir.traffic import Payload
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,

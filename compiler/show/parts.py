@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.memory import KINDS
 from dslc.compiler.ir.number_text import byte_text, percent_text
 from dslc.compiler.ir.plan import PlanView, RankNode
-from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas, fitted
 from dslc.compiler.show.describe import limit_of, number_text, stage_layers, stages_of
 from dslc.dsl.record import Record, record

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslc.compiler.ir.memory import Moment, Working
+from dslc.compiler.ir.memory import Working, WorkingSet
 from dslc.compiler.trace.batch import LARGE, SMALL
 from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
 
@@ -147,12 +147,12 @@ def _forward(small: list[Step], large: list[Step]) -> dict[str, int]:
     return most
 
 
-def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> dict[str, list[Moment]]:
+def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> dict[str, list[WorkingSet]]:
     earlier, below = 0, {}
     for layer, size in saved.items():
         below[layer] = earlier
         earlier += size
-    moments: dict[str, list[Moment]] = defaultdict(list)
+    moments: dict[str, list[WorkingSet]] = defaultdict(list)
     made: dict[str, int] = defaultdict(int)
     for one, other in zip(small, large, strict=True):
         if not one.back:
@@ -162,7 +162,7 @@ def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> di
         if not one.copies:
             made[one.layer] += fixed
         grown = (other.level - one.level) // (LARGE - SMALL) - below.get(one.layer, 0)
-        now = Moment(max(0, grown), fixed, copies, made[one.layer])
+        now = WorkingSet(max(0, grown), fixed, copies, made[one.layer])
         kept = moments[one.layer]
         if not any(moment.exceeds(now) for moment in kept):
             moments[one.layer] = [moment for moment in kept if not now.exceeds(moment)] + [now]

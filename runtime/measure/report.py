@@ -45,9 +45,9 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.facts.untrusted_files import replacing
+from dslc.compiler.ir.actions import When
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
-from dslc.compiler.ir.traffic import When
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.process.records import Record, naming, read_metrics

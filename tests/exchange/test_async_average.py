@@ -28,7 +28,7 @@ from helpers.exchanges import (
 from helpers.launcher import Launcher
 from helpers.trained import Trained, profiled, ready
 
-from dslc.compiler.ir.traffic import When
+from dslc.compiler.ir.actions import When
 
 STEPS = 12
 OFTEN, NEVER = "async_average(interval = 1us)", "async_average(interval = 10h)"

@@ -8,11 +8,11 @@ import hashlib
 import itertools
 
 from dslc.compiler.cost.schedule_cost import timeline
+from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
 from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, ShareNode, TrainingNode
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.traffic import Payload, TrafficNode
 from dslc.compiler.placement.schedules import ScheduleTable, table
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from dslc.compiler.ir.traffic import Payload
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout

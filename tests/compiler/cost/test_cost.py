@@ -10,7 +10,7 @@ from helpers.made_jobs import gpt_model, make_job
 
 from dslc.compiler.cost.unsharded_memory import ShardedMemory
 from dslc.compiler.ir.facts import Facts
-from dslc.compiler.ir.memory import Moment
+from dslc.compiler.ir.memory import WorkingSet
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
@@ -164,7 +164,7 @@ def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tupl
         found.append(engine.communication)
     engine.turn()
     for layer in (1, 0):
-        engine.backward(layer, Moment(0, 0, 0, 0))
+        engine.backward(layer, WorkingSet(0, 0, 0, 0))
         found.append(engine.communication)
         assert list(engine.leave(layer)) == []
     assert tuple(found) == there

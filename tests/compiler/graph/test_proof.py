@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dslc.compiler.compile import Compiled
-from dslc.compiler.graph.graph import COMPUTE, MESSAGES, PlanGraph
+from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.graph.proof_view import message, view
 from dslc.compiler.graph.proof_waits import waits
 from dslc.compiler.graph.verify import Unsound, verify
-from dslc.compiler.ir.records import Action, Follows, Hands, Placed, Process, Share, Stage
+from dslc.compiler.ir import actions as a
+from dslc.compiler.ir.records import Follows, Hands, Placed, Process, Share, Stage
 from dslc.compiler.placement.schedules import NAMES, SPLITS_BACKWARD, default_virtual_stages, demands
 
 Change = Callable[[PlanGraph], None]
-FIELDS = {"dtype": "dtypes", "shape": "shapes"}  # as a message says them, as a record has them
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def refused(job: Compiled, change: Change) -> str:
 
 
 def process_of(plan: PlanGraph, name: str) -> int:
-    return plan.node_record(name, Action).process
+    return plan.node_record(name, a.Action).process
 
 
 def reorder(plan: PlanGraph, process: int, change: Callable[[list[str]], list[str]]) -> None:
@@ -101,7 +101,7 @@ def split(plan: PlanGraph) -> None:
         if plan.graph.has_edge(stage, "process 0"):
             plan.relate(stage, "process 0b", Placed())
     for name in line:
-        plan.put(f"{name}b", replace(plan.node_record(name, Action), process=9))
+        plan.put(f"{name}b", replace(plan.node_record(name, a.Action), process=9))
         for other, edge in list(plan.graph.adj[name].items()):
             if isinstance(edge["relation"], Hands):
                 plan.relate(f"{name}b", other, edge["relation"])
@@ -140,7 +140,7 @@ def test_an_action_on_the_wrong_process_or_of_no_stage(pipeline: Compiled) -> No
 
 def test_a_forward_where_a_backward_should_be(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.change("0B1", what="F")
+        plan.put("0B1", a.Forward(process=0, stage=0, microbatch=1))
 
     assert refused(pipeline, change).startswith("actions: ")
 
@@ -174,8 +174,8 @@ def test_a_send_before_what_it_sends(pipeline: Compiled) -> None:
 def test_weights_before_the_gradient_of_their_output(sharded: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         line = plan.lines()[0][0]
-        weights = next(name for name in line if plan.node_record(name, Action).what == "W")
-        action = plan.node_record(weights, Action)
+        mine = [(name, record) for name, record in plan.of_kind(a.WeightBackward) if name in line]
+        weights, action = mine[0]
         move(plan, weights, before=f"{action.stage}I{action.microbatch}")
 
     assert refused(sharded, change).startswith("inputs: ")
@@ -203,13 +203,9 @@ def test_a_message_sent_twice(pipeline: Compiled) -> None:
     assert found.startswith("ends: ") and "0SEND_F3 is issued on process 0, 0, not on [0]" in found
 
 
-@pytest.mark.parametrize("what", ["bytes", "dtype", "shape"])
-def test_a_message_with_other_numbers_at_one_end(pipeline: Compiled, what: str) -> None:
-    def change(plan: PlanGraph) -> None:
-        other = {"bytes": 17, "dtype": ("float16",), "shape": ((1,),)}[what]
-        plan.change("1RECV_F2", **{FIELDS.get(what, what): other})
-
-    found = refused(pipeline, change)
+@pytest.mark.parametrize(("what", "other"), [("dtype", {"dtypes": ("float16",)}), ("shape", {"shapes": ((1,),)})])
+def test_a_message_with_other_numbers_at_one_end(pipeline: Compiled, what: str, other: dict[str, Any]) -> None:
+    found = refused(pipeline, lambda plan: plan.change("1RECV_F2", **other))
     assert found.startswith("ends: ") and f"0SEND_F2 and 1RECV_F2 differ in {what}" in found
 
 
@@ -224,8 +220,7 @@ def test_two_ranks_that_disagree_on_the_order_of_their_messages(pipeline: Compil
 def test_sends_that_wait_for_each_other_are_a_hang(pipeline: Compiled) -> None:
     """1F1B as one would write it, each receive right before its use: both send, and nobody receives."""
     plan = build_graph(pipeline.analysis)
-    for name in [name for name, action in plan.of_kind(Action) if action.what.startswith("RECV")]:
-        action = plan.node_record(name, Action)
+    for name, action in [each for each in plan.of_kind(a.Message) if each[1].operation == "receive"]:
         use = f"{action.stage}{name[-2]}{action.microbatch}"
         move(plan, name, before=use)
     assert waits(view(plan)) == "a circle of waits, a plan that hangs: 0SEND_F1 -> 1SEND_B0 -> 0SEND_F1"
@@ -259,16 +254,15 @@ def test_ranks_of_a_group_that_disagree_on_the_order_of_groups(pipeline: Compile
     assert found.startswith("waits: ") and "exchange 0.0b" in found
 
 
-@pytest.mark.parametrize("what", ["bytes", "dtype", "what", "carries", "count"])
+@pytest.mark.parametrize("what", ["bytes", "dtype", "operation", "carries", "count"])
 def test_a_collective_with_other_numbers_at_one_end(pipeline: Compiled, what: str) -> None:
     def change(plan: PlanGraph) -> None:
         split(plan)
-        other = {"bytes": 17, "dtype": ("float16",), "what": "broadcast", "carries": "buffers", "count": 7}
-        plan.change("exchange 0.0b", **{FIELDS.get(what, what): other[what]})
+        other = {"bytes": 17, "dtype": "float16", "operation": "broadcast", "carries": "buffers", "count": 7}
+        plan.change("exchange 0.0b", **{what: other[what]})
 
     found = refused(pipeline, change)
-    word = "operation" if what == "what" else what
-    assert found.startswith("ends: ") and f"exchange 0.0 and exchange 0.0b differ in {word}" in found
+    assert found.startswith("ends: ") and f"exchange 0.0 and exchange 0.0b differ in {what}" in found
 
 
 def test_a_collective_that_one_rank_skips(pipeline: Compiled) -> None:
@@ -304,8 +298,9 @@ def cut() -> Compiled:
     return compiled(JOBS / "pipeline.plt", *axes)
 
 
-def carrying(plan: PlanGraph, carries: str, what: str = "") -> list[str]:
-    return nodes_of(plan, lambda action: action.carries == carries and action.what.startswith(what))
+def carrying(plan: PlanGraph, carries: str, operation: str = "") -> list[str]:
+    collectives = plan.of_kind(a.Collective)
+    return [name for name, each in collectives if each.carries == carries and each.operation.startswith(operation)]
 
 
 def test_a_sum_that_is_missing_or_comes_twice(pipeline: Compiled) -> None:
@@ -326,8 +321,9 @@ def test_gradients_that_are_summed_before_the_last_backward(pipeline: Compiled, 
 
     def change(plan: PlanGraph) -> None:
         line = plan.lines()[0][0]
-        scattered = [name for name in line if plan.node_record(name, Action).what == "reduce_scatter"]
-        move(plan, scattered[-1], before=[n for n in line if plan.node_record(n, Action).what in ("B", "W")][-1])
+        scattered = [name for name in line if name in carrying(plan, "gradients", "reduce_scatter")]
+        kinds = a.Backward | a.WeightBackward
+        move(plan, scattered[-1], before=[n for n in line if isinstance(plan.node_record(n, a.Action), kinds)][-1])
 
     assert refused(sharded, change).startswith("summed: ")
 
@@ -340,14 +336,14 @@ def test_a_sum_over_other_ranks_than_those_that_hold_a_share(freed: Compiled) ->
     assert found.startswith("summed: ") and "not over 1 ranks" in found
     found = refused(freed, lambda plan: plan.change(carrying(plan, "gradients", "all_reduce")[0], ranks=4))
     assert found.startswith("summed: ") and "summed over 8 of 4 ranks" in found
-    found = refused(freed, lambda plan: plan.change(carrying(plan, "gradients", "reduce")[0], what="all_reduce"))
+    found = refused(freed, lambda plan: plan.change(carrying(plan, "gradients", "reduce")[0], operation="all_reduce"))
     assert found.startswith("summed: ") and "leaves gradients of other numbers" in found
 
 
 def test_a_sum_that_leaves_a_parameter_out(freed: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         name = carrying(plan, "gradients", "reduce_scatter")[0]
-        plan.change(name, weights=plan.node_record(name, Action).weights[1:])
+        plan.change(name, weights=plan.node_record(name, a.Collective).weights[1:])
 
     assert refused(freed, change).startswith("summed: ")
 
@@ -371,15 +367,19 @@ def test_parameters_of_before_the_update(freed: Compiled) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("UNSHARD", "comes before stage"), ("RESHARD", "has not gathered"), ("REDUCE_GRAD", "summed over 1 of 2 ranks")],
+    [
+        (a.Unshard, "comes before stage"),
+        (a.Reshard, "has not gathered"),
+        (a.ReduceGradients, "summed over 1 of 2 ranks"),
+    ],
 )
-def test_another_stage_than_the_one_that_is_used(sharded: Compiled, kind: str, says: str) -> None:
+def test_another_stage_than_the_one_that_is_used(sharded: Compiled, kind: type[a.StageAction], says: str) -> None:
     """Of the same process."""
 
     def change(plan: PlanGraph) -> None:
-        line = [(name, plan.node_record(name, Action)) for name in plan.lines()[0][0]]
-        name, action = next(each for each in line if each[1].what == kind)
-        plan.change(name, stage=next(a.stage for _, a in line if a.stage not in (-1, action.stage)))
+        name, action = next(each for each in plan.of_kind(kind) if each[1].process == 0)
+        stages = [other.stage for _, other in plan.of_kind(a.StagePass) if other.process == 0]
+        plan.change(name, stage=next(stage for stage in stages if stage != action.stage))
 
     assert says in refused(sharded, change)
 
@@ -474,14 +474,13 @@ def test_the_messages_are_those_of_the_program(axes: tuple[str, ...], precision:
     job = compiled(JOBS / "pipeline.plt", cpus, f"train.precision={precision}", *axes)
     told = job.program().pipeline
     assert told is not None
-    for name, action in job.graph.of_kind(Action):
-        if action.what in ("SEND_F", "RECV_B"):
-            assert _carried(action) == told.stages[action.stage].outputs, name
-        elif action.what in ("RECV_F", "SEND_B"):
-            assert _carried(action) == told.stages[action.stage].inputs, name
+    for name, action in job.graph.of_kind(a.Message):
+        stage = told.stages[action.stage]
+        ends = stage.inputs if isinstance(action, a.ReceiveActivations | a.SendGradients) else stage.outputs
+        assert _carried(action) == ends, name
 
 
-def _carried(action: Action) -> tuple[tuple[tuple[int, ...], str], ...]:
+def _carried(action: a.Message) -> tuple[tuple[tuple[int, ...], str], ...]:
     return tuple((shape[1:], dtype) for shape, dtype in zip(action.shapes, action.dtypes, strict=True))
 
 
@@ -513,15 +512,13 @@ def jobs(draw: st.DrawFn) -> tuple[str, ...]:
     )
 
 
-def nodes_of(plan: PlanGraph, fits: Callable[[Action], bool]) -> list[str]:
-    return [name for name, action in plan.of_kind(Action) if fits(action)]
+def nodes_of(plan: PlanGraph, kind: type[a.Action]) -> list[str]:
+    return [name for name, _ in plan.of_kind(kind)]
 
 
 def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Callable[[], None]]:
     """Single changes, each of which makes any plan unsound. `pick` chooses one of several."""
-    computes = nodes_of(plan, lambda action: action.what in COMPUTE)
-    messages = nodes_of(plan, lambda action: action.what in MESSAGES)
-    collectives = nodes_of(plan, lambda action: bool(action.axis))
+    computes, messages, collectives = (nodes_of(plan, kind) for kind in (a.StagePass, a.Message, a.Collective))
     processes = [name for name, _ in plan.of_kind(Process)]
     stages = [name for name, _ in plan.of_kind(Stage)]
     shares = [name for name, _ in plan.of_kind(Share)]
@@ -555,7 +552,6 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
         "an action doubled": lambda: double(plan, pick([*computes, *messages, *collectives])),
         "another stage": lambda: add([*computes, *messages], "stage", 1),
         "another micro-batch": lambda: add([*computes, *messages], "microbatch", pick([1, -1])),
-        "other bytes": lambda: add([*messages, *collectives], "bytes", 4),
         "another dtype at one end": lambda: put(messages, "dtypes", ("int8",)),
         "another shape at one end": lambda: put(messages, "shapes", ((3,),)),
         "messages in another order": cross,
@@ -568,13 +564,15 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
     }
     if collectives:
         found["a collective dropped"] = lambda: drop(plan, pick(collectives))
+        found["other bytes"] = lambda: add(collectives, "bytes", 4)
     return found
 
 
 def peer(plan: PlanGraph, name: str) -> int:
     """Returns the process at the other end of a message."""
-    _, way, stage, m = message(plan.node_record(name, Action))
-    ends = (f"{stage}SEND_{way}{m}", f"{stage + (1 if way == 'F' else -1)}RECV_{way}{m}")
+    _, way, stage, m = message(plan.node_record(name, a.Message))
+    letter = "F" if way > 0 else "B"
+    ends = (f"{stage}SEND_{letter}{m}", f"{stage + way}RECV_{letter}{m}")
     return process_of(plan, ends[1] if ends[0] == name else ends[0])
 
 

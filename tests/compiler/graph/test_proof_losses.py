@@ -12,9 +12,8 @@ from dslc.compiler.compile import Compiled
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.graph.verify import Unsound, verify
+from dslc.compiler.ir.actions import Collective, Payload
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.ir.records import Action
-from dslc.compiler.ir.traffic import Payload
 
 COMMON = (
     "devices.nodes=2",
@@ -42,7 +41,7 @@ def refused(job: Compiled, change: Callable[[PlanGraph], None]) -> str:
 
 
 def carrying(plan: PlanGraph, what: str) -> str:
-    return next(name for name, action in plan.of_kind(Action) if action.carries == what)
+    return next(name for name, action in plan.of_kind(Collective) if action.carries == what)
 
 
 def placed(name: str, *, before: str) -> Callable[[PlanGraph], None]:
@@ -61,12 +60,13 @@ def placed(name: str, *, before: str) -> Callable[[PlanGraph], None]:
 def test_the_order_of_a_step(job: Compiled) -> None:
     plan = build_graph(job.analysis)
     names = plan.lines()[0][0]
-    told = [plan.node_record(name, Action).carries or name for name in names]
+    carried = {name: str(action.carries) for name, action in plan.of_kind(Collective)}
+    told = [carried.get(name, name) for name in names]
     made = ["0E0", "0E1", "outputs", "targets", "gradients of outputs", "0F0", "0B0", "0F1", "0B1"]
     assert [each for each in told if each in made] == made
-    outputs = plan.node_record(carrying(plan, "outputs"), Action)
+    outputs = plan.node_record(carrying(plan, "outputs"), Collective)
     assert (outputs.ranks, outputs.stride, outputs.count, outputs.bytes) == (2, 1, 1, 4 * 10 * 4)
-    assert plan.node_record(carrying(plan, "gradients of outputs"), Action).bytes == 2 * outputs.bytes
+    assert plan.node_record(carrying(plan, "gradients of outputs"), Collective).bytes == 2 * outputs.bytes
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_what_is_refused(job: Compiled, change: Callable[[PlanGraph], None], say
 def test_another_loss_exchanges_no_outputs(job: Compiled) -> None:
     plan = build_graph(compiled(JOBS / "pipeline.plt", *COMMON, "model.loss=cross_entropy()").analysis)
     assert plan.one(LossStep).together == 0
-    one = next(action for _, action in plan.of_kind(Action) if action.carries == "gradients")
+    one = next(action for _, action in plan.of_kind(Collective) if action.carries == "gradients")
     old = plan.lines()[0][0]
-    plan.put("more", replace(one, carries=Payload.OUTPUTS, what="all_gather", weights=()))
+    plan.put("more", replace(one, carries=Payload.OUTPUTS, operation="all_gather", weights=()))
     plan.line([*old[:1], "more", *old[1:]], instead_of=old)
     with pytest.raises(Unsound, match="compared"):
         verify(plan)
