@@ -10,7 +10,7 @@ Zero 0 is DistributedDataParallel; 1 is ZeroRedundancyOptimizer beside it; 2 and
 of the whole, which keeps or frees the parameters after the forward pass. `--fully-shard` uses it for zero 1 as well,
 which with one micro-batch is zero 2. `--pipeline` is torch's Schedule1F1B over two stages with half of the blocks each,
 `--tensor` its `parallelize_module` with pieces of the sequence between the matrices and scores left in shares. `gpt2`
-is GPT-2 of 124 M parameters on one GPU, compiled, under autocast in bfloat16.
+is GPT-2 of 124 M parameters on one GPU, compiled with its loss, under autocast in bfloat16.
 
 Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
 host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
@@ -187,7 +187,11 @@ def on_gpu(steps: int, out: str | None) -> None:
     assert model.head is not None and model.embedding is not None
     model.head.weight = model.embedding.weight
     model.cuda()
-    compiled = torch.compile(model)
+
+    @torch.compile
+    def loss_of(text: Tensor) -> Tensor:
+        return mean_loss(model(text[:, :-1]), text[:, 1:])
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
     tokens = torch.randint(vocab, (samples, context + 1))
     order = torch.randperm(samples)
@@ -197,7 +201,7 @@ def on_gpu(steps: int, out: str | None) -> None:
         at = (step * batch) % samples
         text = tokens[order[at : at + batch]].pin_memory().cuda(non_blocking=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = mean_loss(compiled(text[:, :-1]), text[:, 1:])
+            loss = loss_of(text)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -13,7 +13,7 @@ from math import prod
 from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.placement.sharding import autocasts, low_copy, low_precision, recomputed
+from dslc.compiler.placement.sharding import autocasts, compiles_loss, low_copy, low_precision, recomputed
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
@@ -192,10 +192,12 @@ def loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
 
     Cross entropy makes log-probabilities in float32 beside the output, keeps them, and returns their gradient and the
     output's; over shares of the classes torch makes two more, one forward and one backward. An elementwise loss makes
-    one value, and one gradient, for each number.
+    one value, and one gradient, for each number. A compiled one keeps the output, and makes its gradient alone.
     """
     numbers, low = prod(model.shared_output or model.output.shape), low_precision(job)
     output = (2 if low else 4) * numbers
+    if compiles_loss(job, cut=bool(model.shared)):
+        return output, output, 2 * output
     wide = 4 * numbers if low else 0  # the output again, in float32
     if model.shared_output and model.shared_output != model.output.shape:
         return output + wide + 8 * numbers, 4 * numbers, 4 * numbers + 12 * numbers
@@ -206,5 +208,7 @@ def loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
 
 def loss_kept_bytes(job: JobSpec, model: ModelGraph) -> int:
     """Returns the bytes that the loss of one sample keeps for its backward pass beside the model's output."""
+    if compiles_loss(job, cut=bool(model.shared)):
+        return 0
     beside = low_precision(job) or isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss)
     return 4 * prod(model.shared_output or model.output.shape) if beside else 0

@@ -23,7 +23,7 @@ from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed
+from dslc.compiler.placement.sharding import compiles_loss, fused_on, low_copy, low_dtype, offloaded, recomputed
 from dslc.compiler.placement.staging import Staging, boundary_tensors
 from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, loss_divisor, steps_of
@@ -57,7 +57,8 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     yield "model", model_step(analysis)
     together = compared_ranks(job, analysis.layout)
     output = analysis.model.output if analysis.model is not None else None
-    yield "loss", replace(loss_step(job, analysis.source, HERE, output), together=together)
+    loss = loss_step(job, analysis.source, HERE, output)
+    yield "loss", replace(loss, together=together, compiled=compiles_loss(job, cut=analysis.layout.sizes["tensor"] > 1))
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)

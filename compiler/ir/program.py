@@ -121,6 +121,7 @@ class LossStep(Record):
     of the target that are not `ignore`, which the ranks must sum before the first backward; `own`: what the loss itself
     counts, which the ranks sum after the last backward. `own` as a kind is the loss that the model returns.
     A loss that compares samples is over those of `together` neighbours along the data axis; 0: each has its own loss.
+    `compiled`: torch.compile compiles it, so that no scores in float32 exist beside those of 16 bits.
     """
 
     kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own"]
@@ -130,6 +131,7 @@ class LossStep(Record):
     python: PythonFunction | None = None
     line: str = ""
     together: int = 0
+    compiled: bool = False
 
 
 @record

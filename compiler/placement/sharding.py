@@ -22,7 +22,7 @@ from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
-from dslc.dsl.language.calls import EveryNthBlock, Fp16, Fp32
+from dslc.dsl.language.calls import BCE, L1, MSE, CrossEntropy, EveryNthBlock, Fp16, Fp32
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Device
 from dslc.dsl.record import Record, record
@@ -154,6 +154,13 @@ def leaves_out_steps(job: JobSpec) -> bool:
 
 def low_precision(job: JobSpec) -> bool:
     return not isinstance(job.train.precision, Fp32)
+
+
+def compiles_loss(job: JobSpec, *, cut: bool) -> bool:
+    """True if torch.compile compiles the loss too: one of the language's own, whose scores the tensor axis does not
+    `cut`.
+    """
+    return job.train.compile and not cut and isinstance(job.model.loss, CrossEntropy | MSE | L1 | BCE)
 
 
 def low_dtype(job: JobSpec) -> LowDType:

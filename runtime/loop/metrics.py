@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
 from dslc.runtime.model.custom_losses import OwnSum
-from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, wide_tensors
+from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, wide, wide_tensors
 
 Measure: TypeAlias = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
 
@@ -40,7 +40,6 @@ class Metrics:
     @torch.no_grad()
     def update(self, output: Any, target: Any) -> None:
         """Adds one batch: the model's output and the target, as the loss takes them."""
-        output = wide_tensors(output)
         for place, measure in enumerate(self._measures):
             total, number = measure(output, target)
             self.sums[2 * place] += total
@@ -71,9 +70,11 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
     match step.kind:
         case "loss" if loss.counts == "own":
             own = OwnSum(loss)
-            return lambda output, target: own.count_losses(output, target)[:2]
+            return lambda output, target: own.count_losses(wide_tensors(output), target)[:2]
         case "loss":
             total = loss_sum(loss)
+            if loss.kind == "python":
+                return lambda output, target: (total(wide_tensors(output), target), count(loss, target))
             return lambda output, target: (total(output, target), count(loss, target))
         case "perplexity":
             return _cross_entropy(loss)
@@ -95,7 +96,7 @@ def _cross_entropy(loss: LossStep) -> Measure:
     """Returns the cross entropy without label smoothing, by which perplexity is defined."""
 
     def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
-        scores, labels = classes_last(loss, output, target)
+        scores, labels = classes_last(loss, wide(output), target)
         ignore = -100 if loss.ignore is None else loss.ignore
         kept = _counted_labels(labels, loss)
         total = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum")
@@ -120,4 +121,5 @@ def _among_likeliest(k: int, loss: LossStep) -> Measure:
 
 
 def _squared_difference(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    output = wide(output)
     return F.mse_loss(output, match_target(output, target), reduction="sum"), target.numel()

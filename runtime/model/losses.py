@@ -131,6 +131,9 @@ def loss_sum(step: LossStep) -> LossSum:
             return WholeSum(step)
     with here:
         made = _unmarked(step)
+    if step.compiled:
+        assert not isinstance(made, OwnSum)
+        made = torch.compile(made)
     return made if isinstance(made, OwnSum) else here(made)  # which marks its errors itself
 
 
@@ -158,7 +161,7 @@ def classes_last(step: LossStep, output: Tensor, target: Tensor) -> tuple[Tensor
     """
     if _classes_first(step, output, target):
         output = output.movedim(1, -1)
-    return wide(output).reshape(-1, output.shape[-1]), target.reshape(-1).long()
+    return output.reshape(-1, output.shape[-1]), target.reshape(-1).long()
 
 
 def _classes_first(step: LossStep, output: Tensor, target: Tensor) -> bool:
@@ -199,7 +202,7 @@ def _cross_entropy(step: LossStep) -> LossSum:
         if _classes_first(step, output, target):
             scores, labels = wide(output), target.long()  # torch takes them so, without a copy
         else:
-            scores, labels = classes_last(step, output, target)
+            scores, labels = classes_last(step, wide(output), target)
         summed = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
         # If ranks have shares of the scores (parallel/tensor_parallel.py) every rank gets the sum.
         return summed.to_local() if hasattr(summed, "to_local") else summed
