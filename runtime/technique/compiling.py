@@ -2,7 +2,8 @@
 
 Model: the module's `forward` is replaced, on the instance, by its compiled form, which torch makes at the first call.
 `nn.Module.compile` would leave torch's own modules uncompiled, as the compiler skips their `__call__`; and the work of
-hooks, such as gathering parameters, is better left outside. Modules that are alike share the compiled code.
+hooks, such as gathering parameters, is better left outside. Modules that are alike share the compiled code. The loss is
+compiled by itself (model/losses.py).
 
 Contract: names, parameters and hooks stay; results agree with the plain module within rounding. If the machine lacks a
 tool that torch needs to compile, a CompileError before the first step names it.

@@ -40,6 +40,18 @@ def test_what_torch_compiles_one_by_one(settings: tuple[str, ...], modules: tupl
 
 
 @pytest.mark.parametrize(
+    ("settings", "spared"),
+    [((), 8), (("memory.recompute=full",), 8), (("devices.gpus=2", "parallelism.tensor=2"), 0)],
+)
+def test_a_compiled_loss_makes_no_scores_in_float32(settings: tuple[str, ...], spared: int) -> None:
+    # Bytes for each score at the peak: log-probabilities and their gradient. The tensor axis cuts the scores.
+    with_it, without = compiled(GPT2, *settings), compiled(GPT2, "train.compile=false", *settings)
+    assert (with_it.program().loss.compiled, without.program().loss.compiled) == (spared > 0, False)
+    peak, plain = (each.plan.ranks[0].memory.peak for each in (with_it, without))
+    assert plain - peak == spared * 16 * 1024 * 50_304
+
+
+@pytest.mark.parametrize(
     ("devices", "shortcut", "last"),
     [
         ("cpus = 2", "conv2d(4, kernel = 1, stride = 2)", False),  # torch would write past the memory of its output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers.trained import Trained, agree
 from torch import nn
 
 from dslc.compiler.ir import program as p
+from dslc.runtime.model.losses import loss_sum
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.technique import compiling, recompute
 from dslc.runtime.technique.compiling import CompileError
@@ -49,6 +51,39 @@ def test_modules_of_torch_are_compiled_too_and_keep_their_names() -> None:
     torch.testing.assert_close(model(input), expected, rtol=0, atol=1e-6)
     assert counters["stats"]["unique_graphs"] == 1, "it ran as it was"
     assert [*model.state_dict()] == names
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes"), [("cross_entropy", {}), ("cross_entropy", {"classes": "first"}), ("mse", {})]
+)
+def test_a_compiled_loss_is_the_plain_one_without_scores_in_float32(kind: Any, classes: Any) -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    step = p.LossStep(kind=kind, arguments=classes)
+    scores = torch.randn(4, 7, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    target = scores.roll(1, 0) if kind == "mse" else torch.arange(28).view(4, 7)
+    if classes:
+        scores = scores.movedim(-1, 1)
+    found = []
+    for each in (step, replace(step, compiled=True)):
+        input = scores.clone().requires_grad_()
+        wide = [0]  # bytes in float32 that are kept for the backward pass
+
+        def keep(saved: torch.Tensor, wide: list[int] = wide) -> torch.Tensor:
+            wide.append(saved.nbytes if saved.dtype == torch.float32 else 0)
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+            loss = loss_sum(each)(input, target)
+        loss.backward()
+        assert loss.dtype == torch.float32 and input.grad is not None
+        found.append((loss.detach(), input.grad, max(wide)))
+    (plain, plain_gradient, kept), (loss, gradient, kept_compiled) = found
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(gradient, plain_gradient)
+    assert kept == 4 * scores.numel() and kept_compiled <= kept // 100
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
 @pytest.mark.parametrize("kind", ("full", "selective"))
