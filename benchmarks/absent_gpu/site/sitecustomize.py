@@ -91,12 +91,12 @@ def _gpus_for_cpus(module: ModuleType) -> None:
 
 def _several_for_one(module: ModuleType) -> None:
     """Says that this machine has SHARED_GPU devices, each with the memory of its one GPU."""
-    one = module._seen
+    one = module._visible_gpus
 
     def several() -> list[Any]:
         return one()[:1] * int(os.environ["SHARED_GPU"])
 
-    vars(module)["_seen"] = several
+    vars(module)["_visible_gpus"] = several
 
 
 def _all_ranks_on_one(module: ModuleType) -> None:
