@@ -206,7 +206,7 @@ def meetings(launchers: int, runs: int) -> Meetings:
 
 
 def _meeting(launchers: int) -> Meetings:
-    import dslc.runtime.hosts.company  # noqa: F401 - once, and not in each process
+    import dslc.runtime.hosts.launcher_group  # noqa: F401 - once, and not in each process
 
     context, rendezvous = get_context("fork"), f"127.0.0.1:{random.randrange(10_000, 16_000)}"
     with tempfile.TemporaryDirectory() as folder:
@@ -227,8 +227,8 @@ def _meeting(launchers: int) -> Meetings:
 
 
 def _launcher(rendezvous: str, launchers: int, folder: str, begin: object, told: Connection) -> None:
-    from dslc.runtime.hosts.company import meet, shared
-    from dslc.runtime.hosts.meetings import Rendezvous
+    from dslc.runtime.hosts.launcher_group import meet, shared
+    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
 
     begin.wait()  # type: ignore[attr-defined]
     times, busy = [time.perf_counter()], time.process_time()

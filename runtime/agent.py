@@ -2,7 +2,7 @@
 
 Model: torch's agent forks the ranks and notices how they end. Ours adds: waiting for a process that ends or a rank that
 reports, instead of sleeping; the state of all ranks when one fails (process/failure.py), with patience for the cause to
-show; and the word of the launchers of other hosts (hosts/together.py).
+show; and the word of the launchers of other hosts (hosts/coordination.py).
 
 Contract: `agent_of` makes an agent for one start of the ranks. When `run` has returned, or after `end_all`, no rank is
 left.
@@ -26,12 +26,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
-from dslc.runtime.hosts.together import HostGroup
+from dslc.runtime.hosts.coordination import HostGroup
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Failure, ProcessExits
 from dslc.runtime.process.lifetime import StallDetector, SuspensionTracker, ending, is_suspended
 from dslc.runtime.process.progress import Watch
-from dslc.runtime.transport.meeting import StartupChannels
+from dslc.runtime.transport.barriers import StartupChannels
 from dslc.runtime.transport.rendezvous import OneNode
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -142,7 +142,7 @@ class Agent(LocalElasticAgent):
         statuses = self._statuses()
         # Each reads the board once: between two reads a rank may report that it is done.
         return any(
-            self._board.failing(rank) or (statuses[rank] is not None and not self._board.is_done(rank))
+            self._board.failing(rank) or (statuses[rank] is not None and not self._board.has_finished(rank))
             for rank in self._ranks()
         )
 
@@ -182,7 +182,7 @@ class Agent(LocalElasticAgent):
         silent = [rank for rank, status in self._statuses().items() if status is not None and told[rank] is None]
         return (
             any(map(failure.is_final, told.values()))
-            or any(not self._board.is_done(rank) for rank in silent)
+            or any(not self._board.has_finished(rank) for rank in silent)
             or self._hangs()
         )
 
@@ -240,7 +240,7 @@ def agent_of(
 @contextlib.contextmanager
 def elastic_log(run_dir: str) -> Iterator[None]:
     """Sends the agent's messages about signals and statuses to a file, and keeps it from our signal handlers."""
-    handler = _Log(os.path.join(run_dir, "logs", "launcher.log"), mode="w", delay=True)
+    handler = _LauncherLog(os.path.join(run_dir, "logs", "launcher.log"), mode="w", delay=True)
     loggers = [logging.getLogger(f"torch.{name}") for name in ("distributed.elastic", "multiprocessing")]
     propagated = [logger.propagate for logger in loggers]
     for logger in loggers:
@@ -262,7 +262,7 @@ def elastic_log(run_dir: str) -> Iterator[None]:
         handler.close()
 
 
-class _Log(logging.FileHandler):
+class _LauncherLog(logging.FileHandler):
     """A log without errors: a full disk, or a missing folder, ends nothing here."""
 
     def emit(self, record: logging.LogRecord) -> None:

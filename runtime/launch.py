@@ -18,7 +18,7 @@ which acts as `python -m dslc.runtime.launch`: it reads `program.json` in the ru
 Ranks that fail are started again, as often as the job says (restarts.py): each time as the first, and then
 `launch` returns what the last of them came to.
 
-With a `company` the same happens on each host, and the launchers keep together (hosts/together.py).
+With a `company` the same happens on each host, and the launchers keep together (hosts/coordination.py).
 
 Limits: signals are only received in the main thread.
 """
@@ -47,13 +47,13 @@ from dslc.runtime import worker
 from dslc.runtime.agent import PATIENCE, Agent, AtOnce, agent_of, elastic_log
 from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.data import augmentation
-from dslc.runtime.hosts.company import LauncherGroup
-from dslc.runtime.hosts.doors import RendezvousError
+from dslc.runtime.hosts.coordination import HostGroup
 from dslc.runtime.hosts.elastic import TrainingOverError
-from dslc.runtime.hosts.meetings import StopRequestedError
-from dslc.runtime.hosts.together import HostGroup
-from dslc.runtime.loop import kept_metrics
-from dslc.runtime.loop.agreed import next_wait
+from dslc.runtime.hosts.launcher_group import LauncherGroup
+from dslc.runtime.hosts.rendezvous_address import RendezvousError
+from dslc.runtime.hosts.rendezvous_protocol import StopRequestedError
+from dslc.runtime.loop import stateful_metrics
+from dslc.runtime.loop.step_sync import next_wait
 from dslc.runtime.model import adapters, transformers_model
 from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline
@@ -68,7 +68,7 @@ from dslc.runtime.process.stop import RunControl, listening
 from dslc.runtime.process.user_code import hand_over, take_over
 from dslc.runtime.restarts import Restarts
 from dslc.runtime.train import TrainingResult
-from dslc.runtime.transport.meeting import StartupChannels
+from dslc.runtime.transport.barriers import StartupChannels
 from dslc.runtime.transport.rendezvous import RankStore, shared_file
 
 Gathered = Callable[[], tuple[JobProgram, tuple[RankPlace, ...]] | None]
@@ -142,7 +142,7 @@ def _preload(program: JobProgram) -> None:
     is forked after that cannot use them.
     """
     checkpoint.preload(program)
-    kept_metrics.preload(program.metrics)
+    stateful_metrics.preload(program.metrics)
     augmentation.preload(program.data)
     if program.gradients.kind == "fsdp":
         fsdp.preload()

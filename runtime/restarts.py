@@ -11,8 +11,9 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 Hosts that come to an elastic training, or leave it, are no fault: such a change takes none of the restarts.
 
 On several hosts the one that keeps the training together decides, and a host that is lost is waited for, up to
-`launch.timeout` (hosts/company.py). The loss of that host itself is a failure like any other: the rest wait for it. A
-process that mpirun or srun has started does not come back: the training ends, and goes on when it is started again.
+`launch.timeout` (hosts/launcher_group.py). The loss of that host itself is a failure like any other: the rest wait for
+it. A process that mpirun or srun has started does not come back: the training ends, and goes on when it is started
+again.
 
 The ranks of each start resume from the newest checkpoint that is whole (checkpoint/checkpoint.py), at the next sample.
 

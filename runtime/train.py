@@ -24,12 +24,12 @@ from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources.open_sources import Splits
 from dslc.runtime.data.splits import evaluated
-from dslc.runtime.loop.agreed import StepReduction, is_evaluated, next_wait
+from dslc.runtime.loop.best_metric import Goals
 from dslc.runtime.loop.evaluate import evaluate, named
-from dslc.runtime.loop.goals import Goals
 from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import NonFiniteGuard
+from dslc.runtime.loop.step_sync import StepReduction, is_evaluated, next_wait
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.order_check import OrderCheck
@@ -39,7 +39,7 @@ from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.records import Records, note
 from dslc.runtime.process.stop import RunControl
-from dslc.runtime.step import closure_step, own_step, pipeline_step
+from dslc.runtime.step import closure_step, custom_step, pipeline_step
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import UNSEEN, StepCallbacks, StepResult, per_sample, stepper
 
@@ -289,7 +289,7 @@ def _stepper(
     job: JobProgram,
 ) -> Callable[[JobProgram, RankPlace, TrainingComponents, StepCallbacks], Callable[[StepBatch], StepResult]]:
     if job.own_step is not None:
-        return own_step.stepper
+        return custom_step.stepper
     if job.optimizer.closure:
         return closure_step.stepper
     return pipeline_step.stepper if job.pipeline else stepper

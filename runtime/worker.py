@@ -1,7 +1,7 @@
 """Runs one rank, from the fork to the end of its training.
 
 Model: the rank's output goes to `logs/rank-N.log`. It opens the process group if there are several ranks, assembles the
-parts, trains, and reports how far it came. It leaves when all ranks are done (transport/meeting.py). An exception is
+parts, trains, and reports how far it came. It leaves when all ranks are done (transport/barriers.py). An exception is
 reported to the launcher (process/failure.py) and ends the process.
 
 Contract: a rank never outlives its launcher, and ignores Ctrl-C (process/stop.py). It never closes its process group
@@ -52,7 +52,7 @@ from dslc.runtime.process.records import note
 from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.train import TrainingResult, train
 from dslc.runtime.transport import gloo, unpickling
-from dslc.runtime.transport.meeting import StartupChannels
+from dslc.runtime.transport.barriers import StartupChannels
 from dslc.runtime.transport.rendezvous import RankStore
 
 

@@ -6,6 +6,7 @@ networkx in the plan graph, `runtime` knows torch and the records that the compi
 loads it late. It is held against the source, so that an import in a function that no test calls counts too.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -24,6 +25,20 @@ from helpers.rooms import PACKAGES, Import, imports_of
 MAX_LINES = 600
 MAX_MODULES = 16
 FULL_ROOMS = ("compiler/graph",)
+
+# Words that name nothing by themselves.
+NOT_NAMES = frozenset(
+    """
+    made kept told given found taken held seen sent met left shown wanted said heard laid meant been done gone begun
+    broken chosen drawn written read known placed counted measured joined ended stopped waited waiting watching asked
+    skipped skipping refused loaded located adopted agreed occupied submitted standing paused again alone always around
+    apart ahead alike aside together beside among before after late still there here where when whence each other others
+    such own whole first last every everything nothing anything something someone everyone was is be over under at of by
+    with without among between away near far beyond bad good
+    """.split()  # noqa: SIM905 - a list of a hundred strings is longer
+)
+MAX_VAGUE_NAMES = 5  # `Node.at` is called in 300 places; records of plan files keep their names
+MAX_REPEATED_CLASSES = 9  # nodes of the syntax tree, records of plan files, and what implements them
 
 # Libraries that the runtime uses only for jobs that ask for them.
 OPTIONAL = (
@@ -240,6 +255,38 @@ def test_no_room_has_more_modules_than_a_reader_overlooks() -> None:
     counts = Counter(module.rpartition("/")[0] for module in rooms.modules() if not module.endswith("__init__.py"))
     too_many = {room: count for room, count in counts.items() if count > MAX_MODULES and room not in FULL_ROOMS}
     assert not too_many, f"more than {MAX_MODULES} modules in one folder: sort them into folders by subject"
+
+
+def definitions() -> list[tuple[str, str, bool]]:
+    """Returns the place, the name and whether it is a class, for each module, class and function of the product."""
+    found = []
+    for module in rooms.modules():
+        stem = Path(module).stem
+        if stem != "__init__":
+            found.append((module, stem, False))
+        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:2] != "__":
+                found.append((f"{module}:{node.lineno}", node.name, isinstance(node, ast.ClassDef)))
+    return found
+
+
+def test_hardly_a_name_is_only_a_participle_an_adverb_or_a_pronoun() -> None:
+    vague = {
+        place: name
+        for place, name, _ in definitions()
+        if (words := re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)) and {w.lower() for w in words} <= NOT_NAMES
+    }
+    assert len(vague) <= MAX_VAGUE_NAMES, f"name what it is or does: {vague}"
+
+
+def test_few_classes_share_a_name() -> None:
+    """A class of the language may have the name of the class that implements it."""
+    places: dict[str, list[str]] = {}
+    for place, name, is_class in definitions():
+        if is_class and not place.startswith("dsl/language/"):
+            places.setdefault(name.strip("_"), []).append(place)
+    repeated = {name: where for name, where in places.items() if len(where) > 1}
+    assert len(repeated) <= MAX_REPEATED_CLASSES, f"one word, one meaning: {repeated}"
 
 
 def test_a_wheel_holds_every_module_and_data_file(files: list[str], tmp_path: Path) -> None:

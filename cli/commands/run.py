@@ -28,8 +28,8 @@ from dslc.launching.restart_detection import (
     was_stopped_by_user,
 )
 from dslc.runs.run_folder import FolderInUseError
-from dslc.runtime.hosts.wire import no_endpoint
-from dslc.runtime.launchers.known import worlds
+from dslc.runtime.hosts.connection import no_endpoint
+from dslc.runtime.launchers.detect import worlds
 from dslc.runtime.launchers.slurm import SUBMITTED
 from dslc.sweeps.running import Runner, SweepTraining, one_after_another, run_sweep
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
@@ -109,7 +109,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training of which this process has a part."""
     from dslc.launching.hosts import HostPaths, train_with_others, wait_for_speaker
-    from dslc.runtime.hosts.doors import RendezvousError
+    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     world = runs[0].world
     speaks = world is None or world.speaks

@@ -13,7 +13,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.words import either, plural
-from dslc.runtime.launchers.known import LAUNCHERS, worlds
+from dslc.runtime.launchers.detect import LAUNCHERS, worlds
 from dslc.runtime.launchers.world import World
 
 NOT_STARTED = "E0809"  # which all processes of a launcher find alike

@@ -18,7 +18,7 @@ from dslc.launching.interrupted_runs import is_of_plan
 from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import LauncherGroup
+    from dslc.runtime.hosts.launcher_group import LauncherGroup
     from dslc.runtime.process.failure import Outcome
 
 ANSWER = 60.0  # seconds that a host may take to answer about a folder
@@ -28,8 +28,8 @@ Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report
 def share_checkpoints(ready: Ready, company: LauncherGroup) -> None:
     """Raises RendezvousError, on all hosts, if one does not see the folder of the checkpoints."""
     from dslc.runtime.checkpoint import files
-    from dslc.runtime.hosts.company import shared
-    from dslc.runtime.hosts.doors import RendezvousError
+    from dslc.runtime.hosts.launcher_group import shared
+    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     if not ready.program.checkpoint.is_enabled:
         return
@@ -55,7 +55,7 @@ def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) ->
     """Raises RendezvousError if a run directory that other hosts name is not that of `--out`, or without it, not one of
     a training of the job: this launcher would write there.
     """
-    from dslc.runtime.hosts.doors import RendezvousError
+    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     if is_other_folder(out, folder):
         raise RendezvousError(f"the other hosts train in {folder}, and --out names {out}")

@@ -39,7 +39,7 @@ from dslc.runtime.process.run_status import begin
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import LauncherGroup
+    from dslc.runtime.hosts.launcher_group import LauncherGroup
     from dslc.runtime.process.failure import Outcome
 
 _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
@@ -51,9 +51,9 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
 
     All hosts end after the keeper has written all, and in pods some seconds after it (`_outlive`).
     """
-    from dslc.runtime.hosts.company import meet
     from dslc.runtime.hosts.elastic import TrainingOverError
-    from dslc.runtime.hosts.meetings import Rendezvous
+    from dslc.runtime.hosts.launcher_group import meet
+    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
 
     # torch: a host that waits for a place has it imported when it gets one.
     importlib.import_module("dslc.runtime.launch")
@@ -147,8 +147,8 @@ class _ElasticTraining:
         """Returns the program for the hosts that have met, when all see the run directory and have the same plan.
         Raises RendezvousError, and FolderInUseError.
         """
-        from dslc.runtime.hosts.company import require_same_value, shared
-        from dslc.runtime.hosts.doors import RendezvousError
+        from dslc.runtime.hosts.launcher_group import require_same_value, shared
+        from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
         self.ready = ready = self._job.on(len(company.machines))
         if company.keeps:

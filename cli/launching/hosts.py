@@ -1,7 +1,7 @@
 """Trains with others: with the launchers of several hosts, each of which runs the same command, or with the processes
 that torchrun or another launcher has started, one for each rank. This is one of them.
 
-Model: every one compiles the job by itself. They meet (runtime/hosts/company.py) and compare what each knows
+Model: every one compiles the job by itself. They meet (runtime/hosts/launcher_group.py) and compare what each knows
 of the job: versions, the texts of the job, the modules and the data that it names, the plan, GPUs. The keeper's run
 directory has everything; a host that sees the same folder writes the logs of its ranks there, another one into a run
 directory of its own.
@@ -33,13 +33,13 @@ from dslc.launching.interrupted_runs import starts_before, tell_of_newest
 from dslc.launching.restart_detection import folder_of
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, make_folder, refuse_run
-from dslc.runtime.launchers.known import LAUNCHERS, worlds
+from dslc.runtime.launchers.detect import LAUNCHERS, worlds
 from dslc.terminal.system_errors import in_words
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import LauncherGroup
-    from dslc.runtime.hosts.doors import Endpoint
-    from dslc.runtime.hosts.meetings import Rendezvous
+    from dslc.runtime.hosts.launcher_group import LauncherGroup
+    from dslc.runtime.hosts.rendezvous_address import Endpoint
+    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
@@ -71,8 +71,8 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     The keeper writes all before another ends: mpirun ends the others soon after one process has ended with an error.
     Then the others end after it: that of MPICH can lose the exit status of processes that end at the same moment.
     """
-    from dslc.runtime.hosts.company import meet
-    from dslc.runtime.hosts.meetings import Rendezvous
+    from dslc.runtime.hosts.launcher_group import meet
+    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
     from dslc.runtime.process.lifetime import end_with
 
     if ready.counts:
@@ -158,9 +158,9 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
     """Tells the other processes of a launcher why this one cannot train; all of them then leave. Returns True if they
     met, when the one that speaks has spoken.
     """
-    from dslc.runtime.hosts.company import meet
-    from dslc.runtime.hosts.doors import RendezvousError
-    from dslc.runtime.hosts.meetings import Rendezvous
+    from dslc.runtime.hosts.launcher_group import meet
+    from dslc.runtime.hosts.rendezvous_address import RendezvousError
+    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
 
     with contextlib.suppress(RendezvousError):
         secret = given_secret(where.out)
@@ -172,8 +172,8 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
 
 def _of_processes(meeting: Rendezvous, world: World, where: HostPaths, ranks: int) -> Rendezvous:
     """Returns the meeting of the processes of a launcher. Raises RendezvousError."""
-    from dslc.runtime.hosts.doors import FixedEndpoint
-    from dslc.runtime.hosts.wire import endpoint
+    from dslc.runtime.hosts.connection import endpoint
+    from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 
     if meeting.rendezvous:
         door: Endpoint = FixedEndpoint(*endpoint(meeting.rendezvous), one_host=world.local_size == world.size)
@@ -192,7 +192,7 @@ def _of_processes(meeting: Rendezvous, world: World, where: HostPaths, ranks: in
 
 
 def _train(ready: Ready, company: LauncherGroup, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
-    from dslc.runtime.hosts.company import shared
+    from dslc.runtime.hosts.launcher_group import shared
 
     def agree_on_folder() -> list[int]:
         if company.keeps:
@@ -238,7 +238,7 @@ def _folder(ready: Ready, company: LauncherGroup, out: str | None) -> str:
 
 def _gathered(ready: Ready, company: LauncherGroup) -> None:
     """Tries the folders again, with the hosts that are there for a restart."""
-    from dslc.runtime.hosts.company import shared
+    from dslc.runtime.hosts.launcher_group import shared
 
     shared(company, company.folder if company.keeps else "", ANSWER)
     share_checkpoints(ready, company)

@@ -2,7 +2,8 @@
 
 Model: `DSLC_RUN_TOKEN` is the secret, if it is set: `launch.with = ssh(…)` and the manifest of `dslc submit` set it for
 all launchers. Else it stands in a file of a folder that all hosts share for sure, as they write their checkpoints
-there. torchrun's store and the file beside an mpirun hand over a secret of their own (runtime/hosts/doors.py).
+there. torchrun's store and the file beside an mpirun hand over a secret of their own
+(runtime/hosts/rendezvous_address.py).
 
 Limits: a run without checkpoints may have a folder on each host, and one without `--out` is named by the time: neither
 holds a secret.
@@ -21,7 +22,7 @@ from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, SecretE
 from dslc.runtime.launchers.slurm import SUBMITTED
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.meetings import Rendezvous
+    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
 
 
 def secret_of(ready: Ready, out: str | None) -> RunSecret:
@@ -46,7 +47,7 @@ def given_secret(out: str | None) -> RunSecret:
     """Returns the secret that this process was given by who has started it; an empty one without. Raises
     RendezvousError.
     """
-    from dslc.runtime.hosts.doors import RendezvousError
+    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     try:
         token = token_in(os.environ.pop(TOKEN, ""))  # the user's code needs none
@@ -59,7 +60,7 @@ def given_secret(out: str | None) -> RunSecret:
 
 def warn_of_strangers(ready: Ready, meeting: Rendezvous) -> None:
     """Warns if nothing keeps strangers from the rendezvous."""
-    from dslc.runtime.hosts.doors import FixedEndpoint
+    from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 
     hands_over = meeting.door is not None and not isinstance(meeting.door, FixedEndpoint)
     if hands_over or not meeting.secret.is_empty or (ready.world is not None and not ready.world.speaks):

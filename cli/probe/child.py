@@ -17,7 +17,7 @@ def import_torch_for_children() -> None:
     """
     with contextlib.suppress(ImportError, OSError):  # each child meets it again, and tells it with what needs torch
         import dslc.compiler.trace.user_functions
-        import dslc.runtime.loop.kept_metrics
+        import dslc.runtime.loop.stateful_metrics
         import dslc.runtime.model.losses  # noqa: F401
 
 
@@ -170,7 +170,7 @@ def where_in_the_users_code(error: BaseException) -> str:
     """Returns the deepest line of the traceback that is the user's own."""
     import traceback
 
-    from dslc.runtime.process.whose_code import is_users
+    from dslc.runtime.process.frame_ownership import is_users
 
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}, line {error.lineno}"

@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any
 
 from dslc.dsl.files import open_file
-from dslc.runtime.process.whose_code import is_users
+from dslc.runtime.process.frame_ownership import is_users
 
 _BEYOND = ("subprocess.", "socket.connect", "socket.bind", "os.system", "os.exec", "os.posix_spawn", "os.fork", "glob.")
 _IMPORTS = ("<frozen importlib", os.path.join(sysconfig.get_path("stdlib"), "importlib", ""))  # which list folders

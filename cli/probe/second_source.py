@@ -212,7 +212,7 @@ class _Listings:
 
     def _listed(self, own: Callable[..., Any]) -> Any:
         def listed(*arguments: Any) -> Any:
-            from dslc.runtime.process.whose_code import is_users
+            from dslc.runtime.process.frame_ownership import is_users
 
             frame = sys._getframe(1)
             while frame is not None and not is_users(frame.f_code.co_filename):

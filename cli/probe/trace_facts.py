@@ -232,7 +232,7 @@ def _look_for_torchmetrics(job: JobSpec, metric: TorchMetric, report: Report, *,
         _library_missing("torchmetrics", metric.span, report)
     elif run:
         from dslc.compiler.graph.constants import metric_step
-        from dslc.runtime.loop.kept_metrics import preload
+        from dslc.runtime.loop.stateful_metrics import preload
         from dslc.runtime.process.vision_library import VisionLibraryError
 
         try:

@@ -175,7 +175,7 @@ def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, repo
 def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
     """Raises LossError for a class, whose objects may be losses."""
     from dslc.runtime.model.errors import LossError
-    from dslc.runtime.process.whose_code import is_users
+    from dslc.runtime.process.frame_ownership import is_users
 
     kind = getattr(function, "func", function)
     if not isinstance(kind, type):
@@ -204,7 +204,7 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
     from dslc.compiler.graph.constants import loss_step, metric_step
 
     def use(function: Callable[..., Any]) -> list[str] | None:
-        from dslc.runtime.loop.kept_metrics import MetricError, StatefulMetric, try_out
+        from dslc.runtime.loop.stateful_metrics import MetricError, StatefulMetric, try_out
 
         loss, step = loss_step(job, source, job.folder, tried.output), metric_step(call, job.folder)
         StatefulMetric(step, loss).make_metric({})
@@ -273,9 +273,9 @@ def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, 
 
     def use(function: Callable[..., Any]) -> dict[str, Any] | None:
         from dslc.compiler.trace.batch import SMALL, batch_of, read_example
-        from dslc.runtime.parallel.parted import present_when_called
+        from dslc.runtime.parallel.per_module_sharding import present_when_called
         from dslc.runtime.process.user_code import load_function
-        from dslc.runtime.step.own_step import try_out
+        from dslc.runtime.step.custom_step import try_out
 
         if source.structures is not None:
             batch = read_example(batches).input(SMALL)

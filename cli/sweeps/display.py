@@ -43,7 +43,7 @@ class SweepDisplay(Protocol):
 def display(trainings: Sequence[SweepTraining], screen: TextIO) -> SweepDisplay:
     """Returns the display for this screen."""
     fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
-    return _BarDisplay(trainings, screen) if fancy else _LineDisplay(screen)
+    return _BarDisplay(trainings, screen) if fancy else _SweepLines(screen)
 
 
 class _Followed:
@@ -98,7 +98,7 @@ class _BaseDisplay(ABC):
         return f"{each.training.name}: step {record['step']}/{each.steps}{split}  {numbers_text(record)}"
 
 
-class _LineDisplay(_BaseDisplay):
+class _SweepLines(_BaseDisplay):
     """Prints plain lines, few of them."""
 
     interval = 0.2

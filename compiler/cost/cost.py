@@ -10,9 +10,9 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.operations.coordinate import place_of
 from dslc.compiler.operations.moments import StepOperation, traffic
 from dslc.compiler.operations.step import operations
+from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.dsl.record import Record, record
 
 

@@ -26,10 +26,10 @@ from __future__ import annotations
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.actions import Payload, TrafficNode, over_replicas
+from dslc.compiler.placement.cross_sample_losses import EXCHANGED, compared_ranks, makes_outputs_ahead
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.whole_losses import EXCHANGED, compared_ranks, makes_outputs_ahead
 from dslc.dsl.record import Record, record
 
 

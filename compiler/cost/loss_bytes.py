@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from math import prod
 
+from dslc.compiler.placement.cross_sample_losses import compared_ranks, compares
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.dsl.language.calls import Contrastive
 from dslc.dsl.record import Record, record
 

@@ -23,9 +23,9 @@ from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
+from dslc.compiler.placement.cross_sample_losses import compared_ranks, compares
 from dslc.compiler.placement.sharding import compiles_loss, fused_on, low_copy, low_dtype, offloaded, recomputed
 from dslc.compiler.placement.staging import Staging, boundary_tensors
-from dslc.compiler.placement.whole_losses import compared_ranks, compares
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, loss_divisor, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis

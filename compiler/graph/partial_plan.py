@@ -6,8 +6,8 @@ from dslc.compiler.graph.constants import HERE, optimizer_step, precision_step, 
 from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.graph.plan_view import PRECISIONS, optimizer_text, picture_changes
 from dslc.compiler.ir.records import DataNode, PartialPlan, PartNode, TrainingNode
-from dslc.compiler.placement.order import order_text
-from dslc.compiler.placement.whole_losses import makes_outputs_ahead
+from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
+from dslc.compiler.placement.order_text import order_text
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.calls import Mixture, parts_of
 

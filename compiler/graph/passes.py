@@ -53,12 +53,12 @@ from dslc.compiler.operations.pipeline import messages
 from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
 from dslc.compiler.operations.zero1 import updated_numbers
 from dslc.compiler.placement.axes import AXES
+from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
 from dslc.compiler.placement.shares import equal_share_runs
 from dslc.compiler.placement.staging import stages_with_whole_backward, unsendable
-from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.job import JobSpec

@@ -32,7 +32,7 @@ from dslc.compiler.ir.records import (
     TrainingNode,
 )
 from dslc.compiler.placement.axes import AXES, crosses_nodes
-from dslc.compiler.placement.order import order_text
+from dslc.compiler.placement.order_text import order_text
 from dslc.compiler.placement.sharding import DTYPES
 from dslc.compiler.placement.shares import largest
 from dslc.dsl.language.augmentations import NORMALIZED

@@ -10,7 +10,7 @@ from dslc.compiler.graph.proof_view import Line, View, collectives
 from dslc.compiler.ir.actions import Backward, Collective, Forward, ForwardAhead, Payload
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.records import Batches, Devices
-from dslc.compiler.placement.whole_losses import EXCHANGED
+from dslc.compiler.placement.cross_sample_losses import EXCHANGED
 
 
 def compared(view: View) -> str:

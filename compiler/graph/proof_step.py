@@ -34,7 +34,7 @@ from dslc.compiler.ir.actions import (
 )
 from dslc.compiler.ir.program import GradientStep
 from dslc.compiler.ir.records import Batches, Devices, Process, Schedule, Stage
-from dslc.compiler.placement.whole_losses import EXCHANGED
+from dslc.compiler.placement.cross_sample_losses import EXCHANGED
 from dslc.dsl.words import plural
 
 _Done: TypeAlias = tuple[type[MicrobatchAction], int, int]  # an action, its stage and its micro-batch

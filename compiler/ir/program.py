@@ -230,7 +230,8 @@ class MetricStep(Record):
 
 @record
 class GoalStep(Record):
-    """The best value of a metric over the evaluations: the highest, or the lowest. runtime/loop/goals.py compares them.
+    """The best value of a metric over the evaluations: the highest, or the lowest. runtime/loop/best_metric.py compares
+    them.
 
     An improvement is better than the best so far by more than `by`; `patience` evaluations in a row without one end a
     training whose early stopping it is.

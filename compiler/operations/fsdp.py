@@ -12,9 +12,9 @@ from dslc.compiler.operations import moments as m
 from dslc.compiler.operations.buckets import buffer_buckets
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import Moment, RankGroup, StepOperation, operation
+from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.lowering import Issue, row_of, row_without_pipeline
 from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copies
-from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 
 ROUNDED = {"fp16": "float16", "bf16": "bfloat16"}
 

@@ -41,9 +41,9 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, StepOperation, operation
+from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.tensor_plan import calls_by_layer
-from dslc.compiler.placement.whole_losses import makes_outputs_ahead
 from dslc.dsl.record import Record, record
 
 _KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention", "gated_mlp")  # itself

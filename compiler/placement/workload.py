@@ -13,12 +13,12 @@ from typing import Literal
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
+from dslc.compiler.placement.cross_sample_losses import compares
 from dslc.compiler.placement.epochs import Epoch, counts, near_divisors
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import demands
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.streams import stream_of
-from dslc.compiler.placement.whole_losses import compares
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec

@@ -1,15 +1,15 @@
 """The placement picture: machines, devices, layers, samples, memory, and exchanges.
 
-Up to sixteen devices are drawn one by one (grid.py), more are folded (folded.py); the tables are the same.
+Up to sixteen devices are drawn one by one (grid.py), more are folded (symmetry_view.py); the tables are the same.
 """
 
 from __future__ import annotations
 
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.canvas import Canvas
-from dslc.compiler.show.folded import Folded
 from dslc.compiler.show.grid import Grid
 from dslc.compiler.show.legend import HEADING, TRAFFIC_WIDTH, heading, legend
+from dslc.compiler.show.symmetry_view import Folded
 
 MOST_BOXES = 16  # devices drawn one by one
 LEAST_WIDTH = 860

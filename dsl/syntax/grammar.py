@@ -44,7 +44,7 @@ class Words:
 
 
 class _TokenReader(Lexer):
-    """Gives Lark the tokens of lexer.py and brackets.py, as its own lexer cannot explain mistakes."""
+    """Gives Lark the tokens of lexer.py and bracket_matching.py, as its own lexer cannot explain mistakes."""
 
     __future_interface__ = 2  # `lex` takes Lark's state, whose `text` is the argument of `parse`
 

@@ -1,4 +1,5 @@
-"""Parses text to a tree: Lark parses the tokens of lexer.py and brackets.py, and recovery.py continues after a mistake.
+"""Parses text to a tree: Lark parses the tokens of lexer.py and bracket_matching.py, and recovery.py continues after a
+mistake.
 
     parse               a job file
     parse_expression    the text of one value
@@ -18,7 +19,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
-from dslc.dsl.syntax.brackets import lay_out
+from dslc.dsl.syntax.bracket_matching import lay_out
 from dslc.dsl.syntax.builder import Builder, path_of
 from dslc.dsl.syntax.explain import other_format
 from dslc.dsl.syntax.grammar import run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lark import UnexpectedToken
 
-from dslc.dsl.syntax.brackets import OPENERS, PAIRS, BracketLayout, TokenRange
+from dslc.dsl.syntax.bracket_matching import OPENERS, PAIRS, BracketLayout, TokenRange
 from dslc.dsl.syntax.builder import Builder
 from dslc.dsl.syntax.explain import explain
 from dslc.dsl.syntax.grammar import Words, lark_token

@@ -86,7 +86,7 @@ class Compatibility:
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """The best value of a metric over the evaluations so far, None if none was finite; the step of that evaluation; and
-    the number of those since. What counts as better: runtime/loop/goals.py.
+    the number of those since. What counts as better: runtime/loop/best_metric.py.
 
     Of a learning rate that follows the metric (runtime/loop/plateau.py), `factor` is its present share of the full
     rate, and `cooldown` the number of evaluations that do not count yet.

@@ -6,7 +6,7 @@
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
-    own.<rank>.…, exchange.…    of ranks whose weights differ, and of an exchange (apart.py)
+    own.<rank>.…, exchange.…    of ranks whose weights differ, and of an exchange (per_rank_state.py)
     hook.<rank>.<name>          the state of a user's hook (loop/hooks.py)
 
 Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
@@ -38,12 +38,12 @@ from torch import Tensor, nn
 
 from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.trace.private_torch import local_part, spec_of
-from dslc.runtime.checkpoint.apart import ExchangeState
+from dslc.runtime.checkpoint.custom_optimizer_state import OwnState
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
-from dslc.runtime.checkpoint.own_state import OwnState
+from dslc.runtime.checkpoint.per_rank_state import ExchangeState
 from dslc.runtime.checkpoint.permuted_rows import with_chunks
 from dslc.runtime.model.tensor_names import named_tensors
-from dslc.runtime.parallel.own_optimizer import OwnOptimizer
+from dslc.runtime.parallel.custom_optimizer import OwnOptimizer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.technique import offload
 from dslc.runtime.transport import unpickling
@@ -112,7 +112,7 @@ class TrainingState:
     """The parts of a training by name. To be made before the first step, while sharded parameters are in place.
 
     `counts` names the optimizer's states of one number, as a step count is, and `group_state` entries of the groups of
-    a user's own (own_state.py). `noise` is the rank with whose random
+    a user's own (custom_optimizer_state.py). `noise` is the rank with whose random
     numbers this one draws (parallel/tensor_parallel.py), if not its own.
     """
 

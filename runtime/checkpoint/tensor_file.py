@@ -50,7 +50,7 @@ SIZES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class StoredTensor:
     """A tensor of the header."""
 
     dtype: str
@@ -62,7 +62,9 @@ class Entry:
 
 
 @contextlib.contextmanager
-def writing(path: str, entries: Mapping[str, Entry], metadata: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
+def writing(
+    path: str, entries: Mapping[str, StoredTensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[BinaryIO]:
     """The file, to which the bytes of each of `entries` are to be written in their order. Raises OSError."""
     head = _header(entries, metadata)
     part = path + ".part"
@@ -79,7 +81,7 @@ def writing(path: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]
         raise
 
 
-def _header(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) -> bytes:
+def _header(entries: Mapping[str, StoredTensor], metadata: Mapping[str, str] | None) -> bytes:
     ends = itertools.accumulate((entry.bytes for entry in entries.values()), initial=0)
     told: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for (name, entry), place in zip(entries.items(), itertools.pairwise(ends), strict=True):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from dslc.runtime.checkpoint.tensor_file import Entry, writing
+from dslc.runtime.checkpoint.tensor_file import StoredTensor, writing
 from dslc.runtime.model.row_order import as_named
 from dslc.runtime.model.tensor_names import WEIGHTS, named_tensors
 
@@ -62,7 +62,7 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
                 whole = _full_tensor(name, own[name], writes)
             else:
                 there = (
-                    _full_tensor(name, own[name], pipeline.first)
+                    _full_tensor(name, own[name], pipeline.is_first_rank)
                     if pipeline.owner(name) == pipeline.coordinate
                     else None
                 )
@@ -72,9 +72,9 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
     return path
 
 
-def entry(tensor: Tensor) -> Entry:
+def entry(tensor: Tensor) -> StoredTensor:
     """Returns the entry of a tensor in the header; it may be on the meta device."""
-    return Entry(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+    return StoredTensor(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
 
 
 def _full_tensor(name: str, tensor: Any, wanted: bool) -> Tensor | None:

@@ -74,7 +74,7 @@ class Augmented:
     seed: int
     line: str
     by_process: ClassVar[bool] = True
-    apart: ClassVar[bool] = False
+    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -119,7 +119,7 @@ class NormalizedSamples:
 
     samples: Samples
     look: PictureStep
-    apart: ClassVar[bool] = False
+    is_structure: ClassVar[bool] = False
 
     @property
     def by_process(self) -> bool:

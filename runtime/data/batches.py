@@ -105,7 +105,7 @@ def _in_line(
     while number < numbers.stop:
         epoch, k = divmod(number, per_epoch)
         count = max(1, min(at_once, full - k, numbers.stop - number))
-        if samples.apart:
+        if samples.is_structure:
             pieces = micro_batches(step, place, microbatches, epoch, k)
             made = [_moved(samples.batch(indices, epoch), device) for indices in pieces]
             yield StepBatch(made, batch_samples(step, k), epoch, number)

@@ -36,16 +36,16 @@ CHUNK = 1024  # samples fetched at once
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers:
+class SampleKeys:
     """Equal to itself alone, so that what follows from it can be kept by it."""
 
     values: Tensor
 
 
-_FOUND: list[tuple[DataStep, Numbers]] = []
+_FOUND: list[tuple[DataStep, SampleKeys]] = []
 
 
-def numbers_of(step: DataStep) -> Numbers:
+def numbers_of(step: DataStep) -> SampleKeys:
     """Returns the numbers that `prepare` found."""
     for known, numbers in _FOUND:
         if known is step or known == step:
@@ -75,7 +75,7 @@ def prepare(step: DataStep, samples: Samples, device: torch.device) -> None:
     fault = fault_of(sampler, values, len(samples))
     if fault:
         raise SourceError(f"{sampler.line}: {fault}")
-    _FOUND.append((step, Numbers(values)))
+    _FOUND.append((step, SampleKeys(values)))
 
 
 def digest_of(step: DataStep) -> str:

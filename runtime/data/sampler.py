@@ -27,7 +27,7 @@ from dslc.compiler.placement.shares import piece, pieces
 from dslc.runtime.data import mixture
 from dslc.runtime.data.length_bucketing import grouped
 from dslc.runtime.data.random_streams import generator
-from dslc.runtime.data.sample_keys import Numbers, numbers_of
+from dslc.runtime.data.sample_keys import SampleKeys, numbers_of
 from dslc.runtime.data.splits import Split, parted, range_of, total
 from dslc.runtime.data.weighted_sampler import draw
 
@@ -57,19 +57,19 @@ def _order_of_mixture(step: DataStep, epoch: int) -> Tensor:
 _MIXED: deque[tuple[DataStep, int, Tensor]] = deque(maxlen=2)  # the last two orders that were asked for
 
 
-def _order_of_sampler(numbers: Numbers, sampler: SamplerStep, seed: int, batch: int, epoch: int) -> Tensor:
+def _order_of_sampler(numbers: SampleKeys, sampler: SamplerStep, seed: int, batch: int, epoch: int) -> Tensor:
     if sampler.kind == "by_length":
         return _order_by_length(numbers, batch, sampler.window, seed, epoch)
     return _order_drawn(numbers, sampler.samples, sampler.replacement, seed, epoch)
 
 
 @lru_cache(maxsize=2)
-def _order_by_length(numbers: Numbers, batch: int, window: int, seed: int, epoch: int) -> Tensor:
+def _order_by_length(numbers: SampleKeys, batch: int, window: int, seed: int, epoch: int) -> Tensor:
     return grouped(numbers.values, batch, window, generator(seed, f"epoch {epoch}"))
 
 
 @lru_cache(maxsize=2)
-def _order_drawn(numbers: Numbers, samples: int, replacement: bool, seed: int, epoch: int) -> Tensor:
+def _order_drawn(numbers: SampleKeys, samples: int, replacement: bool, seed: int, epoch: int) -> Tensor:
     return draw(numbers.values, samples, replacement, generator(seed, f"epoch {epoch}"))
 
 

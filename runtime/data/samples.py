@@ -10,7 +10,7 @@ dtypes. A batch depends on its indices alone and, if
 the data set draws random numbers, on the epoch: not on the process that makes it, or on the batches made before. It
 leaves the host's random generators anywhere, unless it is made by `batch_aside`.
 Evaluations and predictions use epoch 0. `by_process` says that a sample needs computing (a picture is decoded, a user's
-code runs), so that workers are processes; other samples are gathered by a thread. `apart` says that a batch is a
+code runs), so that workers are processes; other samples are gathered by a thread. `is_structure` says that a batch is a
 structure of tensors, which is not cut: each micro-batch is made by itself.
 """
 
@@ -50,14 +50,14 @@ def name_sample(error: BaseException, number: int, place: str = "") -> None:
 
 class Samples(Protocol):
     """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and returns tensors (n, …) on the CPU, as they
-    are in `epoch` (from 0); two structures of tensors where they are made `apart`.
+    are in `epoch` (from 0); two structures of tensors where `is_structure`.
     """
 
     @property
     def by_process(self) -> bool: ...
 
     @property
-    def apart(self) -> bool: ...
+    def is_structure(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -100,7 +100,7 @@ class TensorSamples:
     inputs: Tensor
     targets: Tensor
     by_process: ClassVar[bool] = False
-    apart: ClassVar[bool] = False
+    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -127,7 +127,7 @@ class FetchedSamples:
     by_process: ClassVar[bool] = True
 
     @property
-    def apart(self) -> bool:
+    def is_structure(self) -> bool:
         return self.collate is not None
 
     def __len__(self) -> int:
@@ -215,8 +215,8 @@ class _DerivedSamples:
         return self.samples.by_process
 
     @property
-    def apart(self) -> bool:
-        return self.samples.apart
+    def is_structure(self) -> bool:
+        return self.samples.is_structure
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -260,7 +260,7 @@ class ConcatenatedSamples:
     def __init__(
         self, counts: Sequence[int], opened: Callable[[int], Samples], *, keep: int | None, by_process: bool = False
     ) -> None:
-        self.by_process, self.apart = by_process, False
+        self.by_process, self.is_structure = by_process, False
         self._starts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
         self._opened = lru_cache(maxsize=keep)(opened)
 
@@ -302,7 +302,7 @@ class Structures:
     A batch may have samples of several parts: structures cannot be joined once they are batches, but samples can.
     """
 
-    by_process, apart = True, True
+    by_process, is_structure = True, True
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         self._parts = parts

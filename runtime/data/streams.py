@@ -201,7 +201,7 @@ class Stream:
     shuffle: bool
     together: Callable[[list[Any]], Pair]
     line: str
-    apart: bool = False
+    is_structure: bool = False
     part: str = "train"
     starts: tuple[int, ...] = ()  # the number of each shard's first sample, where it is known and nothing is shuffled
     by_process: ClassVar[bool] = True
@@ -294,7 +294,7 @@ class Stream:
 
 
 def stream_samples(
-    step: DataStep, shards: Shards, part: str, together: Callable[[list[Any]], Pair], *, apart: bool = False
+    step: DataStep, shards: Shards, part: str, together: Callable[[list[Any]], Pair], *, is_structure: bool = False
 ) -> Stream:
     """Returns the training samples of a stream, or those of one that is the validation split, in order."""
     order = step.stream
@@ -312,7 +312,7 @@ def stream_samples(
         shuffle=step.shuffle and train,
         together=together,
         line=step.line,
-        apart=apart,
+        is_structure=is_structure,
         part=part,
         starts=() if train else tuple(accumulate(held, initial=0))[:-1],
     )

@@ -43,8 +43,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import group_of, group_of_node
-from dslc.runtime.exchange.exchange import WeightExchange
+from dslc.runtime.exchange.base import WeightExchange
+from dslc.runtime.exchange.exchange_groups import group_of, group_of_node
 
 
 class AsyncAverage(WeightExchange):

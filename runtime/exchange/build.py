@@ -7,15 +7,15 @@ from torch import nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.exchange.async_average import AsyncAverage
+from dslc.runtime.exchange.base import Exchange, GradientExchange, LocalExchange
 from dslc.runtime.exchange.bytegrad import ByteGrad
+from dslc.runtime.exchange.compressed_momentum import OnebitAdamExchange, QAdamExchange
 from dslc.runtime.exchange.decentralized import Decentralized
 from dslc.runtime.exchange.diloco import DiLoCo
-from dslc.runtime.exchange.exchange import Exchange, GradientExchange, LocalExchange
+from dslc.runtime.exchange.half_precision import Bf16, Fp16
 from dslc.runtime.exchange.local_sgd import LocalSGD
 from dslc.runtime.exchange.low_precision import LowPrecisionDecentralized
-from dslc.runtime.exchange.momenta import OnebitAdamExchange, QAdamExchange
 from dslc.runtime.exchange.powersgd import PowerSGD
-from dslc.runtime.exchange.rounded import Bf16, Fp16
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.engine import Engine
 

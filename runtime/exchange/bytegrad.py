@@ -1,8 +1,8 @@
 """Gradients in 8 bits: `bytegrad()`.
 
-Rule: each member cuts the bucket in as many rows as there are members, compresses each row (codes.py) and sends it to
-its owner. The owner takes the mean of what it has received, compresses that, and all gather it. A bucket that does not
-divide is filled up with zeros.
+Rule: each member cuts the bucket in as many rows as there are members, compresses each row (quantization.py) and sends
+it to its owner. The owner takes the mean of what it has received, compresses that, and all gather it. A bucket that
+does not divide is filled up with zeros.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `ByteGrad`.
 
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.compiler.placement.buckets import in_buckets, names_in_backward_order
-from dslc.runtime.exchange.among import ExchangeGroups
-from dslc.runtime.exchange.codes import compress, restore
-from dslc.runtime.exchange.exchange import GradientExchange
+from dslc.runtime.exchange.base import GradientExchange
+from dslc.runtime.exchange.exchange_groups import ExchangeGroups
+from dslc.runtime.exchange.quantization import compress, restore
 from dslc.runtime.model.tensor_names import named_tensors
 
 

@@ -45,7 +45,7 @@ from dslc.compiler.trace.private_torch import (
     step_by_quotients,
     sums,
 )
-from dslc.runtime.exchange.momenta import MomentumExchange
+from dslc.runtime.exchange.compressed_momentum import MomentumExchange
 
 KINDS = ("QAdam", "OnebitAdam")  # the names in a program (dsl/language/optimizers.py)
 

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import BucketQueue, PendingWork, in_turn, mean
-from dslc.runtime.exchange.exchange import Bucket, WeightExchange
+from dslc.runtime.exchange.base import Bucket, WeightExchange
+from dslc.runtime.exchange.exchange_groups import BucketQueue, PendingWork, in_turn, mean
 
 
 class Decentralized(WeightExchange):

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import PendingWork, mean
-from dslc.runtime.exchange.exchange import WeightExchange
+from dslc.runtime.exchange.base import WeightExchange
+from dslc.runtime.exchange.exchange_groups import PendingWork, mean
 
 
 class DiLoCo(WeightExchange):

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dslc.runtime.exchange.among import PendingWork, mean
-from dslc.runtime.exchange.exchange import WeightExchange
+from dslc.runtime.exchange.base import WeightExchange
+from dslc.runtime.exchange.exchange_groups import PendingWork, mean
 
 
 class LocalSGD(WeightExchange):

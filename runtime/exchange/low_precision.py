@@ -5,10 +5,10 @@ exchange. After a step whose number is a multiple of `interval`, with x' its wei
 
     d = x' + l / 3 + r / 3 - 5 x / 3
 
-is sent to both neighbours as MinMaxUInt8 (codes.py). Each of x, l and r advances by the restored difference of the
-member that it is of, and the weights become x. So they are (x + l + r) / 3 + (x' - x) but for the rounding of codes:
-the average of neighbours before the step, and the step. Replicas follow what was restored, not what was meant, so that
-rounding never sets them apart from the weights that they stand for.
+is sent to both neighbours as MinMaxUInt8 (quantization.py). Each of x, l and r advances by the restored difference of
+the member that it is of, and the weights become x. So they are (x + l + r) / 3 + (x' - x) but for the rounding of
+codes: the average of neighbours before the step, and the step. Replicas follow what was restored, not what was meant,
+so that rounding never sets them apart from the weights that they stand for.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `LowPrecisionDecentralizedAlgorithm`, after Tang et al. 2018,
 arXiv:1803.06443.
@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange.among import PendingWork, in_turn
-from dslc.runtime.exchange.codes import compress, restore
-from dslc.runtime.exchange.exchange import WeightExchange
+from dslc.runtime.exchange.base import WeightExchange
+from dslc.runtime.exchange.exchange_groups import PendingWork, in_turn
+from dslc.runtime.exchange.quantization import compress, restore
 
 _REPLICAS = ("replica_of_own", "replica_of_left", "replica_of_right")
 

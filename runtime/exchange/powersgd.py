@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.compiler.placement.buckets import matrix_of
-from dslc.runtime.exchange.among import mean
-from dslc.runtime.exchange.exchange import GradientExchange
+from dslc.runtime.exchange.base import GradientExchange
+from dslc.runtime.exchange.exchange_groups import mean
 from dslc.runtime.model.tensor_names import named_tensors
 
 

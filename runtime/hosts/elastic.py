@@ -30,9 +30,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from dslc.runtime.hosts.doors import RendezvousError, address_of
+from dslc.runtime.hosts.connection import Connection, endpoint, is_connected, listen, readable
 from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
-from dslc.runtime.hosts.meetings import (
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.rendezvous_address import RendezvousError, address_of
+from dslc.runtime.hosts.rendezvous_protocol import (
     AGAIN,
     BACK,
     HostLeftError,
@@ -46,8 +48,6 @@ from dslc.runtime.hosts.meetings import (
     refusal_error,
     welcome,
 )
-from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import Connection, endpoint, is_connected, listen, readable
 
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
 SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came

@@ -12,8 +12,8 @@ import socket
 import time
 from collections.abc import Sequence
 
+from dslc.runtime.hosts.connection import Connection, readable
 from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import Connection, readable
 
 HELLO = 10.0  # seconds that a connection has to say who it is
 GRACE = 0.5  # the same, if others wait

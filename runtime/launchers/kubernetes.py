@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslc.runtime.hosts.doors import FixedEndpoint, RendezvousError
+from dslc.runtime.hosts.rendezvous_address import FixedEndpoint, RendezvousError
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 NODES, FIRST = "DSLC_NODES", "DSLC_FIRST_HOST"  # which the manifest sets

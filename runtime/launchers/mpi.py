@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dslc.runtime.hosts.doors import FileEndpoint
+from dslc.runtime.hosts.rendezvous_address import FileEndpoint
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 _OPEN_MPI = {

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dslc.runtime.hosts.doors import FixedEndpoint, RendezvousError, address_of
+from dslc.runtime.hosts.rendezvous_address import FixedEndpoint, RendezvousError, address_of
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 _SIGN = "SLURM_STEP_NUM_TASKS"  # not set in a batch script itself

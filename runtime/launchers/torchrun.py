@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dslc.runtime.hosts.doors import FixedEndpoint, RendezvousError, address_toward
-from dslc.runtime.hosts.wire import listen
+from dslc.runtime.hosts.connection import listen
+from dslc.runtime.hosts.rendezvous_address import FixedEndpoint, RendezvousError, address_toward
 from dslc.runtime.launchers.world import Launcher, World, read_world
 
 _NAMES = {

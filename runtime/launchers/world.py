@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dslc.runtime.hosts.doors import Endpoint
+from dslc.runtime.hosts.rendezvous_address import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ float64 vector, summed over the ranks at the end by one all-reduce; metrics that
 pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than others repeats one and does not
 count it.
 
-A loss that compares samples is taken over batches of the training's size (whole_evaluation.py).
+A loss that compares samples is taken over batches of the training's size (cross_sample_evaluation.py).
 
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
 the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.
@@ -32,9 +32,9 @@ from dslc.runtime.data.batches import split_batches
 from dslc.runtime.data.samples import Pair
 from dslc.runtime.data.sources.open_sources import Splits
 from dslc.runtime.data.splits import Split, samples_of
-from dslc.runtime.loop.kept_metrics import StatefulMetric, Value, exchange, keeps
+from dslc.runtime.loop.cross_sample_evaluation import WholeEvaluation
 from dslc.runtime.loop.metrics import Metrics
-from dslc.runtime.loop.whole_evaluation import WholeEvaluation
+from dslc.runtime.loop.stateful_metrics import StatefulMetric, Value, exchange, keeps
 from dslc.runtime.parallel.context_parallel import gather_output, piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import unshard_output

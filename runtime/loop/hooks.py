@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import HookStep, JobProgram, PythonFunction, RankPlace
-from dslc.runtime.checkpoint.own_state import pack, unpack
+from dslc.runtime.checkpoint.custom_optimizer_state import pack, unpack
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure.replica_check import FIRST, bit_sums
 from dslc.runtime.process.job_line import mark_errors

@@ -40,8 +40,8 @@ from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.exchange.exchange import GradientExchange
-from dslc.runtime.exchange.momenta import MomentumExchange
+from dslc.runtime.exchange.base import GradientExchange
+from dslc.runtime.exchange.compressed_momentum import MomentumExchange
 from dslc.runtime.loop.nonfinite_cause import (
     NonFiniteObservation,
     non_finite_names,

@@ -30,8 +30,8 @@ from dslc.compiler.ir.network_facts import OptimizerFacts, StateFact
 from dslc.compiler.ir.parameter_names import matches
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import COMPILER, TorchDispatchMode, storage_identity, tree_leaves
-from dslc.runtime.checkpoint.own_state import OwnState, inner_tensors
-from dslc.runtime.parallel.own_optimizer import RATES, OptimizerError, OwnOptimizer, has_modes
+from dslc.runtime.checkpoint.custom_optimizer_state import OwnState, inner_tensors
+from dslc.runtime.parallel.custom_optimizer import RATES, OptimizerError, OwnOptimizer, has_modes
 
 CLOSE = 1e-5
 STEPS = (1.0, 0.5, 0.5, 0.25)  # factors of the learning rate

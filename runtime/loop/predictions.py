@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dslc.runtime.checkpoint.tensor_file import Entry, writing
+from dslc.runtime.checkpoint.tensor_file import StoredTensor, writing
 
 SUFFIXES = (".npz", ".safetensors")
 _KINDS = {"float": ("<f4", "F32"), "whole": ("<i8", "I64")}  # the names of their dtypes in numpy and in safetensors
@@ -31,23 +31,23 @@ INDEX = "index"
 
 
 @dataclass(frozen=True)
-class Rows:
+class PredictionRows:
     """An array of a prediction: the shape of one row, and a kind of `_KINDS`."""
 
     shape: tuple[int, ...]
     kind: str
 
 
-class Part:
+class PredictionPart:
     """The files that one rank writes."""
 
     def __init__(self, run_dir: str, rank: int) -> None:
         self._stem = os.path.join(run_dir, f"part-{rank}")
         self._rows = 0
-        self._arrays: dict[str, Rows] = {}
+        self._arrays: dict[str, PredictionRows] = {}
         self._files: list[IO[bytes]] = []
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> PredictionPart:
         return self
 
     def add(self, outputs: Mapping[str, NDArray[np.generic]], index: NDArray[np.generic]) -> None:
@@ -55,7 +55,7 @@ class Part:
         shape of a row from the earlier ones.
         """
         arrays = {**outputs, INDEX: index}
-        told = {name: Rows(array.shape[1:], _kind(array)) for name, array in arrays.items()}
+        told = {name: PredictionRows(array.shape[1:], _kind(array)) for name, array in arrays.items()}
         if not self._arrays:
             self._arrays = told
             self._files = [open(f"{self._stem}.{n}", "wb") for n, _ in enumerate(told)]  # noqa: SIM115
@@ -82,7 +82,7 @@ def _kind(array: NDArray[np.generic]) -> str:
     return "float" if np.issubdtype(array.dtype, np.floating) else "whole"
 
 
-def _text(rows: Rows | None) -> str:
+def _text(rows: PredictionRows | None) -> str:
     if rows is None:
         return "not there"
     return f"{'numbers' if rows.kind == 'float' else 'whole numbers'} of shape {rows.shape} for each sample"
@@ -92,13 +92,13 @@ def join(run_dir: str, ranks: int, path: str) -> dict[str, tuple[int, ...]]:
     """Joins the parts of all ranks into `path`; returns the shape of each output. Raises OSError, or ValueError if the
     ranks' outputs differ.
     """
-    parts: list[tuple[int, dict[str, Rows]]] = []
+    parts: list[tuple[int, dict[str, PredictionRows]]] = []
     for rank in range(ranks):
         with open(os.path.join(run_dir, f"part-{rank}.json"), encoding="utf-8") as file:
             told = json.load(file)
-        parts.append((told["rows"], {name: Rows(tuple(shape), kind) for name, shape, kind in told["arrays"]}))
+        parts.append((told["rows"], {name: PredictionRows(tuple(shape), kind) for name, shape, kind in told["arrays"]}))
     rows, full = sum(rows for rows, _ in parts), [(rank, each) for rank, (rows, each) in enumerate(parts) if rows]
-    arrays = full[0][1] if full else {"output": Rows((), "float"), INDEX: Rows((), "whole")}
+    arrays = full[0][1] if full else {"output": PredictionRows((), "float"), INDEX: PredictionRows((), "whole")}
     for rank, other in full:
         if other != arrays:
             name = next(name for name in (*arrays, *other) if arrays.get(name) != other.get(name))
@@ -134,7 +134,9 @@ def _write_npz(path: str, arrays: Sequence[PredictionArray]) -> None:
 
 
 def _write_safetensors(path: str, arrays: Sequence[PredictionArray]) -> None:
-    with writing(path, {each.name: Entry(dtype=_KINDS[each.kind][1], shape=each.shape) for each in arrays}) as file:
+    with writing(
+        path, {each.name: StoredTensor(dtype=_KINDS[each.kind][1], shape=each.shape) for each in arrays}
+    ) as file:
         for each in arrays:
             _copy(each.files, file)
 

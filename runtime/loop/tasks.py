@@ -35,7 +35,7 @@ from dslc.runtime.data.samples import Samples, batch_aside, concatenate_samples
 from dslc.runtime.data.sources.open_sources import Splits
 from dslc.runtime.data.splits import evaluated, for_test, held_out
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
-from dslc.runtime.loop.predictions import Part
+from dslc.runtime.loop.predictions import PredictionPart
 from dslc.runtime.model import initial_weights
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
@@ -81,7 +81,7 @@ def _predict(
     samples, chosen, numbers = in_order(job.data, splits, mode.split)
     mesh, cut = mesh_of(job), context_parallel.piece_of(job)
     tells = mesh.leads and mesh.coordinates["context"] == 0
-    with Part(run_dir, place.rank) as part, evaluating(parts):
+    with PredictionPart(run_dir, place.rank) as part, evaluating(parts):
         for indices, counts in _batches(job, place, parts, len(chosen)):
             input, _ = batch_aside(samples, chosen[indices])
             output = forward(job, parts, cut(map_tensors(lambda tensor: tensor.to(parts.device), input)))

@@ -13,9 +13,9 @@ is done: `is_due` is a few comparisons. The steps are the first `FIRST` of a pro
 two, and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each. All steps of a network
 that is known to vary are compared if it has synchronised batch norms.
 
-Networks that are known to vary agree on the parameters of each step by themselves (parallel/varying.py). Whether ranks
-differ in more than samples and random numbers is asked of one pass over the same (forward_check.py), in the first step,
-and in each of these if the parameters that a step uses may differ.
+Networks that are known to vary agree on the parameters of each step by themselves (parallel/unused_parameters.py).
+Whether ranks differ in more than samples and random numbers is asked of one pass over the same (forward_check.py), in
+the first step, and in each of these if the parameters that a step uses may differ.
 
 Limits: modules inside of a compiled one are not announced. They exchange something on the tensor axis, or as
 synchronised batch norms. A reentrant checkpoint of a user's own hides some.
@@ -48,7 +48,7 @@ from dslc.runtime.measure.rank_order import (
     place_of_call,
 )
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.parallel.varying import graph_nodes, leaves
+from dslc.runtime.parallel.unused_parameters import graph_nodes, leaves
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.batch_norm import is_synchronised

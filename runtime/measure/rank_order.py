@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from dslc.runtime.process.whose_code import is_users
+from dslc.runtime.process.frame_ownership import is_users
 
 _CALLERS = ("dslc.runtime.step.", "dslc.runtime.loop.", "dslc.runtime.pipeline.", "dslc.runtime.train")  # of networks
 DIFFERENT_ORDER = (

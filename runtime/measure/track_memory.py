@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile, record_function
 
 from dslc.compiler.trace.private_torch import is_allocation, local_part, tree_leaves
-from dslc.runtime.exchange.exchange import MARK
+from dslc.runtime.exchange.base import MARK
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
 _STATE = ("parameters", "optimizer", "buffers")

@@ -51,8 +51,8 @@ def wrap(
             bucket_cap_mb=job.gradients.bucket_megabytes,
             gradient_as_bucket_view=True,
             static_graph=job.gradients.static_graph,
-            # Where numbers decide, each step finds out by itself (varying.py): DDP takes all that an output depends on
-            # for used, whatever the loss leaves out.
+            # Where numbers decide, each step finds out by itself (unused_parameters.py): DDP takes all that an output
+            # depends on for used, whatever the loss leaves out.
             find_unused_parameters=job.gradients.search and bool(job.gradients.unused),
             # A user's own model may draw other numbers on each rank; one made from names cannot.
             init_sync=job.model.root is None and not job.model.reset,

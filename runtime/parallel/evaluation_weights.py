@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from dslc.runtime.parallel.own_optimizer import OptimizerError, OwnOptimizer
+from dslc.runtime.parallel.custom_optimizer import OptimizerError, OwnOptimizer
 from dslc.runtime.technique.ema import Average, WeightsInPlace
 
 

@@ -36,7 +36,7 @@ from dslc.compiler.trace.structures import tensors
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.meta_model import job_line
-from dslc.runtime.parallel import parted
+from dslc.runtime.parallel import per_module_sharding
 from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.parallel.rounded_sums import round_sums
@@ -60,7 +60,8 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
     """Shards `model`, which is on the meta device, in place. Raises ModelError for a module that torch cannot shard.
 
     `roots` are the modules that are called separately, the stages of a pipeline; by default the model itself. Where a
-    step is the user's own they are the parts of the model, which are gathered until their update (parted.py).
+    step is the user's own they are the parts of the model, which are gathered until their update
+    (per_module_sharding.py).
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -70,9 +71,11 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         torch.cuda.init()  # or the mesh would choose a device other than the rank's
     step, axes = job.gradients, mesh_of(job)
     stepping = job.own_step is not None
-    whole = parted.whole_parameters(model) if stepping else set()
+    whole = per_module_sharding.whole_parameters(model) if stepping else set()
     if stepping:
-        roots = tuple(part for _, part in parted.parts_of(model) if not whole.issuperset(part.parameters()))
+        roots = tuple(
+            part for _, part in per_module_sharding.parts_of(model) if not whole.issuperset(part.parameters())
+        )
     mesh = axes.sharded(step.replicas, device)
     low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
     wide = torch.float32 if low is not None else None

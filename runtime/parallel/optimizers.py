@@ -1,4 +1,5 @@
-"""The optimizer of a job: a class of `torch.optim`, or a user's own (own_optimizer.py), over the parameters that train.
+"""The optimizer of a job: a class of `torch.optim`, or a user's own (custom_optimizer.py), over the parameters that
+train.
 
 Contract: the arguments are torch's own; the numbers are torch's. The fused kernel is used on the
 devices that the program names (dsl/language/optimizers.py says which have one), else the `foreach` form. On one core of
@@ -22,7 +23,7 @@ from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.model.tensor_names import parameter_names
 from dslc.runtime.parallel import zero1
-from dslc.runtime.parallel.own_optimizer import OwnOptimizer
+from dslc.runtime.parallel.custom_optimizer import OwnOptimizer
 from dslc.runtime.technique import offload
 
 

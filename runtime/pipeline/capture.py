@@ -61,10 +61,10 @@ from dslc.runtime.pipeline.recording import (
     CaptureError,
     Constant,
     Fact,
-    Held,
+    ModuleTensor,
+    RecordedValue,
     Recording,
     Result,
-    Value,
     filled,
     full,
     merged,
@@ -72,7 +72,7 @@ from dslc.runtime.pipeline.recording import (
     touches,
 )
 from dslc.runtime.pipeline.repeated_uses import repeated_uses
-from dslc.runtime.process.whose_code import is_users
+from dslc.runtime.process.frame_ownership import is_users
 
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
 _LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}
@@ -107,8 +107,8 @@ def capture(
         summed = [name for name, style in tensor.styles if style == "summed"] if tensor is not None else []
         opened: frozenset[str] = frozenset()
 
-        def run(samples: int) -> _Recorder:
-            recorder = _Recorder(
+        def run(samples: int) -> _CallRecorder:
+            recorder = _CallRecorder(
                 model, modules, opened, fake, low if precision.level == "O1" else None, summed, attributes
             )
             try:
@@ -159,7 +159,7 @@ def _pretending(model: nn.Module, fake: FakeTensorMode, low: torch.dtype | None)
 # ------------------------------------------------------------------------------------------------------- one run
 
 
-class _Recorder(TorchFunctionMode):
+class _CallRecorder(TorchFunctionMode):
     """Records one forward pass."""
 
     def __init__(
@@ -180,21 +180,23 @@ class _Recorder(TorchFunctionMode):
         self._inside: list[str] = []
         self._before: tuple[tuple[object, ...], Mapping[str, object], dict[int, int]] = ((), {}, {})
         self._random = False
-        self._known: dict[int, Value | Held] = {}
+        self._known: dict[int, RecordedValue | ModuleTensor] = {}
         self._nodes: dict[int, str] = {}  # autograd nodes, by value
         self._rewritten: set[int] = set()  # memory that calls have written into: its views have new nodes
         self._alive: list[Tensor] = []  # kept alive so that no tensor's identity is used again
         for path, module in model.named_modules():
             for name, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
                 if tensor is not None:
-                    self._known.setdefault(id(tensor), Held(path, name))
+                    self._known.setdefault(id(tensor), ModuleTensor(path, name))
         parameters = {id(parameter) for parameter in model.parameters()}
-        self._parameters = {ref for key, ref in self._known.items() if key in parameters and isinstance(ref, Held)}
-        self._storages = {_memory(p): Held(*name.rpartition(".")[::2]) for name, p in model.named_parameters()}
+        self._parameters = {
+            ref for key, ref in self._known.items() if key in parameters and isinstance(ref, ModuleTensor)
+        }
+        self._storages = {_memory(p): ModuleTensor(*name.rpartition(".")[::2]) for name, p in model.named_parameters()}
         # Parameters whose gradients their modules add up over a tensor axis, while they run.
         self._summed = {self._known[id(p)] for name in summed for p in model.get_submodule(name).parameters(False)}
         self._own: dict[str, set[int]] = {}  # the memory of a layer's parameters
-        self._foreign: set[Held] = set()  # parameters that a layer uses and that belong elsewhere
+        self._foreign: set[ModuleTensor] = set()  # parameters that a layer uses and that belong elsewhere
 
     def go(self, input_form: InputForm, samples: int, low: torch.dtype | None) -> None:
         with self._fake:
@@ -222,7 +224,7 @@ class _Recorder(TorchFunctionMode):
         leaves, form = flatten(output)
         result = Result([self._returned(leaf) for leaf in leaves], form)
         self.recording.result = result
-        self.recording.outputs = tuple(leaf.number for leaf in result.leaves if isinstance(leaf, Value))
+        self.recording.outputs = tuple(leaf.number for leaf in result.leaves if isinstance(leaf, RecordedValue))
         if not self.recording.outputs:
             raise CaptureError("what it returns is not a tensor that its forward computes")
         names = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
@@ -232,7 +234,7 @@ class _Recorder(TorchFunctionMode):
         """Returns a leaf of the output, or a reference to the tensor that it is."""
         if isinstance(leaf, Tensor):
             reference = self._known.get(id(leaf))
-            if not isinstance(reference, Value):
+            if not isinstance(reference, RecordedValue):
                 raise CaptureError("what it returns is not a tensor that its forward computes")
             self._check(leaf, reference.number)
             return reference
@@ -333,13 +335,13 @@ class _Recorder(TorchFunctionMode):
         facts = self.recording.facts
         changes = {self._known[key] for key in changed if key in self._known}
         for each in changes:
-            if isinstance(each, Held):
+            if isinstance(each, ModuleTensor):
                 raise CaptureError(f"its forward changes `{full(each)}` outside of a layer", _line())
             if any(facts[each.number].memory == facts[n].memory for n in range(self.recording.inputs)):
                 raise CaptureError("its forward writes into its own input", _line())
             self._rewritten.add(facts[each.number].memory)
         takes: set[int] = set()
-        held: set[Held] = set()
+        held: set[ModuleTensor] = set()
         written = self._replace_tensors(args, takes, held, what), self._replace_tensors(kwargs, takes, held, what)
         if astray := (held | self._foreign) & self._summed:
             reason = f"`{full(min(astray))}` is used outside of a layer, where nothing adds up its gradients"
@@ -354,7 +356,7 @@ class _Recorder(TorchFunctionMode):
             gives=tuple(self._number(tensor, own=own) for tensor in tensors),
             takes=frozenset(takes),
             held=frozenset(held | self._foreign),
-            changes=frozenset(each.number for each in changes if isinstance(each, Value)),
+            changes=frozenset(each.number for each in changes if isinstance(each, RecordedValue)),
             own=own,
             grad=torch.is_grad_enabled(),
             cast=None if _cast() == self._ambient else _cast(),
@@ -364,14 +366,14 @@ class _Recorder(TorchFunctionMode):
 
     def _number(self, tensor: Tensor, own: bool) -> int:
         known = self._known.get(id(tensor))
-        if isinstance(known, Value):
+        if isinstance(known, RecordedValue):
             self._nodes[known.number] = _node(tensor)
             return known.number
         number = len(self.recording.facts)
         self._alive.append(tensor)
         self._nodes[number] = _node(tensor)
         if known is None:
-            self._known[id(tensor)] = Value(number)
+            self._known[id(tensor)] = RecordedValue(number)
         self.recording.facts[number] = Fact(
             small=tuple(tensor.shape),
             dtype=tensor.dtype,
@@ -380,13 +382,13 @@ class _Recorder(TorchFunctionMode):
         )
         return number
 
-    def _replace_tensors(self, value: Any, takes: set[int], held: set[Held], what: Any) -> Any:
+    def _replace_tensors(self, value: Any, takes: set[int], held: set[ModuleTensor], what: Any) -> Any:
         """Returns `value` with references in the place of tensors, and adds these to `takes` and `held`."""
         if isinstance(value, Tensor):
             known = self._known.get(id(value))
             if known is None and (fault := self._attributes.fault(value, self._model)):
                 raise CaptureError(fault, _line())
-            if isinstance(known, Value):
+            if isinstance(known, RecordedValue):
                 self._check(value, known.number)
                 takes.add(known.number)
             elif known is not None:
@@ -419,7 +421,7 @@ class _Recorder(TorchFunctionMode):
     def _constant(self, tensor: Tensor) -> Tensor | None:
         """Returns the numbers of a tensor that follows from constants alone; None for others."""
         known = self._known.get(id(tensor))
-        if not isinstance(known, Value):
+        if not isinstance(known, RecordedValue):
             return None
         needed, chosen = {known.number}, []
         for call in reversed(self.recording.calls):

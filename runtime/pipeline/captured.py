@@ -20,7 +20,7 @@ from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.pipeline.capture import capture
 from dslc.runtime.pipeline.input_form import InputForm
-from dslc.runtime.pipeline.recording import LARGE, SMALL, Call, Held, Recording, Result, full, touches
+from dslc.runtime.pipeline.recording import LARGE, SMALL, Call, ModuleTensor, Recording, Result, full, touches
 from dslc.runtime.pipeline.repeated_uses import Repeated
 
 Crossing = tuple[tuple[tuple[int, ...], str], ...]  # shape of one sample and dtype of each tensor
@@ -214,7 +214,7 @@ def codes(recordings: Mapping[bool, Recording], firsts: Sequence[str]) -> list[d
     return made
 
 
-def tensors_used_by(codes: Mapping[bool, Code]) -> tuple[Held, ...]:
+def tensors_used_by(codes: Mapping[bool, Code]) -> tuple[ModuleTensor, ...]:
     """Returns the parameters and buffers that a stage uses outside of layers."""
     return tuple(dict.fromkeys(h for each in codes.values() for call in each.calls for h in call.held))
 

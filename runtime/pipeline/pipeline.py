@@ -54,7 +54,7 @@ from dslc.runtime.parallel.engine import Engine, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import Recording
-from dslc.runtime.pipeline.stage import CapturedPart, CapturedStage, Stage
+from dslc.runtime.pipeline.stage import CapturedPart, CapturedStage, StageModule
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast
 
@@ -300,21 +300,21 @@ def join(job: JobProgram, cut: PipelineCut, mesh: Mesh, device: torch.device) ->
     """Returns the pipeline over the stages that `cut` has kept."""
     step = job.pipeline
     assert step is not None
-    aside, last = offload.activations(job, device), len(step.stages) - 1
+    aside, last_stage = offload.activations(job, device), len(step.stages) - 1
 
     @contextlib.contextmanager
     def pass_context() -> Iterator[None]:
         with aside(), autocast(job.precision, device):
             yield
 
-    stages: dict[int, Stage | CapturedStage] = {}
+    stages: dict[int, StageModule | CapturedStage] = {}
     for n, layers in cut.modules.items():
         if n in cut.parts:
             stages[n] = CapturedStage(
-                step.stages[n], n == last, layers, cut.parts[n], cut.made.module, pass_context, device
+                step.stages[n], n == last_stage, layers, cut.parts[n], cut.made.module, pass_context, device
             )
         else:
-            stages[n] = Stage(step.stages[n], n == last, layers.values(), pass_context)
+            stages[n] = StageModule(step.stages[n], n == last_stage, layers.values(), pass_context)
     if "" in job.compiled:  # the whole model
         for stage in stages.values():
             compiling.apply(("",), stage, device, cut=job.tensor is not None)
@@ -336,7 +336,7 @@ class Pipeline:
     """One rank's view of the pipeline. `stages` are its own, by index."""
 
     step: PipelineStep
-    stages: Mapping[int, Stage | CapturedStage]
+    stages: Mapping[int, StageModule | CapturedStage]
     mesh: Mesh
     device: torch.device
     whole: Mapping[str, Tensor]
@@ -344,7 +344,7 @@ class Pipeline:
     shared: Mapping[str, tuple[int, ...]]
     input_form: InputForm
     unused: frozenset[str] = frozenset()  # parameters without a gradient
-    schedule: Schedule | None = None  # of a training
+    schedule: ScheduleRun | None = None  # of a training
     _sent: list[tuple[Any, Tensor]] = field(default_factory=list)
     _loss_names: list[str] | None = None  # the further losses of the first step
 
@@ -379,17 +379,17 @@ class Pipeline:
         return self.mesh.group("pipeline")
 
     @property
-    def last(self) -> int:
+    def last_stage(self) -> int:
         """Index of the last stage."""
         return len(self.step.stages) - 1
 
     @property
     def ends(self) -> bool:
         """True if this rank has the last stage, and so the losses."""
-        return self.last in self.stages
+        return self.last_stage in self.stages
 
     @property
-    def first(self) -> bool:
+    def is_first_rank(self) -> bool:
         """True if this rank is the first of its pipeline coordinate."""
         return all(n == 0 for axis, n in self.mesh.coordinates.items() if axis != "pipeline")
 
@@ -426,15 +426,15 @@ class Pipeline:
                 given = tuple(self._received(samples, fact, source) for fact in stage.step.inputs)
             made = stage(*given, **self.stage_arguments(leaves))
             given = made if isinstance(made, tuple) else (made,)
-            if index != self.last and index + 1 not in self.stages:
+            if index != self.last_stage and index + 1 not in self.stages:
                 to = self.peer(self.step.stages[index + 1].rank)
                 self._sent += [(dist.isend(tensor, to, group=self.group), tensor) for tensor in given]
         return self.restored(made, samples) if self.ends else None
 
     def restored(self, output: Any, samples: int) -> Any:
         """Returns what the last stage gives in the form in which the model gives it."""
-        last = self.stages[self.last]
-        return last.restored(output, samples) if isinstance(last, CapturedStage) else output
+        last_stage = self.stages[self.last_stage]
+        return last_stage.restored(output, samples) if isinstance(last_stage, CapturedStage) else output
 
     def stage_arguments(self, input: tuple[Tensor, ...]) -> dict[str, tuple[Tensor, ...]]:
         """Returns the arguments of each stage besides the tensors it receives."""
@@ -457,7 +457,7 @@ class Pipeline:
         others.
         """
         owner = self.owner(name)
-        if not self.first or self.coordinate not in (0, owner):
+        if not self.is_first_rank or self.coordinate not in (0, owner):
             return None
         if owner == 0:
             return whole
@@ -475,7 +475,7 @@ class Pipeline:
         """Returns the further losses that the last stage has logged in a step; zeros under their names elsewhere."""
         if self._loss_names is None:
             names = [sorted(losses)]
-            source = self.peer(self.step.stages[self.last].rank)
+            source = self.peer(self.step.stages[self.last_stage].rank)
             dist.broadcast_object_list(names, source, group=self.group, device=self.device)
             self._loss_names = names[0]
         if self.ends and sorted(losses) != self._loss_names:
@@ -526,7 +526,7 @@ def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
     return torch.cat([own, own.new_zeros(missing, *own.shape[1:])]) if missing else own.contiguous()
 
 
-class Schedule:
+class ScheduleRun:
     """The passes of one step: torch runs the program's table. `loss` takes the model's output and the target of a
     micro-batch, and returns the tensor from which the backward pass starts.
     """

@@ -28,20 +28,20 @@ class CaptureError(Exception):
         self.where = where
 
 
-class Value(NamedTuple):
+class RecordedValue(NamedTuple):
     """Stands for a tensor: the result of a call."""
 
     number: int
 
 
-class Held(NamedTuple):
+class ModuleTensor(NamedTuple):
     """Stands for a tensor: a parameter or buffer, by the path of its module and its name there."""
 
     path: str
     name: str
 
 
-class Each(NamedTuple):
+class SampleMultiple(NamedTuple):
     """Stands for a whole number: so many per sample."""
 
     times: int
@@ -63,7 +63,7 @@ class Call:
     kwargs: Any
     gives: tuple[int, ...]  # numbers of the tensors in its result
     takes: frozenset[int]
-    held: frozenset[Held]
+    held: frozenset[ModuleTensor]
     changes: frozenset[int]  # values into whose memory it writes
     own: bool
     grad: bool  # true if gradients were on
@@ -114,7 +114,7 @@ class Recording:
     repeated: tuple[tuple[str, ...], ...] = ()
 
 
-def full(held: Held) -> str:
+def full(held: ModuleTensor) -> str:
     """Returns the name of a parameter or buffer in the whole module."""
     return f"{held.path}.{held.name}" if held.path else held.name
 
@@ -132,17 +132,17 @@ def touches(recording: Recording, call: Call, values: set[int]) -> bool:
 def filled(
     value: Any,
     values: Mapping[int, Tensor],
-    held: Mapping[Held, tuple[nn.Module, str]],
+    held: Mapping[ModuleTensor, tuple[nn.Module, str]],
     samples: int,
     device: torch.device | None,
 ) -> Any:
     """Returns a recorded value with tensors in the place of references."""
     match value:
-        case Value(number):
+        case RecordedValue(number):
             return values[number]
-        case Held():
+        case ModuleTensor():
             return getattr(*held[value])
-        case Each(times):
+        case SampleMultiple(times):
             return times * samples
         case Constant(tensor):
             return tensor
@@ -191,12 +191,12 @@ def merged(small: Recording, large: Recording) -> Recording:
 def _merge_values(small: Any, large: Any, where: str) -> Any:
     if isinstance(small, int) and not isinstance(small, bool) and small != large:
         if isinstance(large, int) and small * LARGE == large * SMALL and small % SMALL == 0:
-            return Each(small // SMALL)
+            return SampleMultiple(small // SMALL)
         reason = f"a number in its forward is {small} for {SMALL} samples and {large} for {LARGE}"
         raise CaptureError(reason, where)
     if isinstance(small, Constant):
         return small
-    if isinstance(small, Value | Held) and small == large:
+    if isinstance(small, RecordedValue | ModuleTensor) and small == large:
         return small
     if isinstance(small, slice):
         parts = zip((small.start, small.stop, small.step), (large.start, large.stop, large.step), strict=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import StageStep
 from dslc.compiler.trace.private_torch import is_view
 from dslc.runtime.model.meta_model import Spot
-from dslc.runtime.pipeline.recording import Call, Held, filled, tensors_of
+from dslc.runtime.pipeline.recording import Call, ModuleTensor, filled, tensors_of
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline.captured import Code
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """Layers of the model, one after another. `around` is the context they run in."""
 
     def __init__(self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts) -> None:
@@ -54,7 +54,7 @@ class CapturedPart:
 
     codes: Mapping[bool, Code]
     holder: nn.Module = field(default_factory=nn.Module)
-    places: dict[Held, Spot] = field(default_factory=dict)
+    places: dict[ModuleTensor, Spot] = field(default_factory=dict)
 
 
 class CapturedStage(nn.Module):

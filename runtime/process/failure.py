@@ -44,11 +44,11 @@ from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
+from dslc.runtime.process.frame_ownership import is_ours, is_pythons, is_torchs
 from dslc.runtime.process.job_line import during, line_of
 from dslc.runtime.process.out_of_memory import planned_memory
 from dslc.runtime.process.records import NAME, NOTES
 from dslc.runtime.process.stop import RunControl
-from dslc.runtime.process.whose_code import is_ours, is_pythons, is_torchs
 
 Kind = Literal["error", "ended", "timeout", "lost"]
 
@@ -358,7 +358,7 @@ def cause(run_dir: str, board: RunControl, ends: ProcessExits, timeout: float) -
     """Returns the failure that ended the training."""
     if (found := node_failure(run_dir, board, ends, timeout)) is not None:
         return found
-    silent = [rank for rank in board.ranks if not board.is_done(rank)]
+    silent = [rank for rank in board.ranks if not board.has_finished(rank)]
     return _exit_failure(run_dir, board, silent[0] if silent else board.ranks.start, None)
 
 
@@ -368,7 +368,7 @@ def node_failure(run_dir: str, board: RunControl, ends: ProcessExits, timeout: f
         message = f"{run_dir} was removed while the training ran"
         return Failure(rank=None, step=board.furthest, kind="ended", message=message)
     recorded = [failure for rank in board.ranks if (failure := reported_failure(board, rank)) is not None]
-    silent = [rank for rank in board.ranks if not board.is_done(rank) and all(f.rank != rank for f in recorded)]
+    silent = [rank for rank in board.ranks if not board.has_finished(rank) and all(f.rank != rank for f in recorded)]
     ended = [
         _exit_failure(run_dir, board, rank, status)
         for rank in silent
@@ -388,7 +388,7 @@ def node_failure(run_dir: str, board: RunControl, ends: ProcessExits, timeout: f
 def timeout_failure(run_dir: str, board: RunControl, timeout: float) -> Failure:
     """Returns where the ranks of this node were when those of another had waited for too long."""
     show_stacks(board)
-    silent = [rank for rank in board.ranks if not board.is_done(rank)]
+    silent = [rank for rank in board.ranks if not board.has_finished(rank)]
     notes = _of_a_timeout(run_dir, board, silent, timeout)
     return Failure(rank=None, step=board.furthest, kind="timeout", message="", notes=notes, time=math.inf)
 
@@ -396,7 +396,7 @@ def timeout_failure(run_dir: str, board: RunControl, timeout: float) -> Failure:
 def places(run_dir: str, board: RunControl) -> list[str]:
     """Returns where each rank of this node is that is not done; has them write their stacks."""
     show_stacks(board)
-    paths = {rank: log_path(run_dir, board, rank) for rank in board.ranks if not board.is_done(rank)}
+    paths = {rank: log_path(run_dir, board, rank) for rank in board.ranks if not board.has_finished(rank)}
     return [
         f"rank {rank} is {f'in step {step}' if (step := board.step(rank)) else 'before its first step'}, "
         f"{_position(_end_of(path))} "
@@ -429,7 +429,7 @@ def for_others(failure: Failure, host: str) -> Failure:
 def reported_failure(board: RunControl, rank: int) -> Failure | None:
     """Returns the failure that a rank has reported, or None."""
     words = board.last_message(rank)
-    if not words or board.is_done(rank):
+    if not words or board.has_finished(rank):
         return None
     return failure_from(json.loads(words))
 

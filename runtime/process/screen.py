@@ -13,7 +13,7 @@ from dslc.runtime.process.records import naming
 NAMES = {"stdout": "standard output", "stderr": "standard error"}
 
 
-class _Stream(io.FileIO):
+class _TerminalStream(io.FileIO):
     """A standard stream whose write errors name it."""
 
     def __init__(self, descriptor: int, called: str) -> None:
@@ -41,7 +41,7 @@ def prepare() -> None:
 
 
 def _open_text(own: io.TextIOWrapper | None, descriptor: int, called: str) -> TextIO:
-    raw = io.BufferedWriter(_Stream(descriptor, called))
+    raw = io.BufferedWriter(_TerminalStream(descriptor, called))
     if own is None:
         return io.TextIOWrapper(raw, "utf-8", "replace")
     return io.TextIOWrapper(

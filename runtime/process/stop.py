@@ -19,7 +19,8 @@ unless each rank has a gradient of its own (exchange/): then it is each that is 
 a GPU the host runs ahead of the device and waits only where it reads a number back: there rank 0 answers with the next
 such step (`answer` takes it as an argument).
 
-Several nodes have a board each; there the launchers agree on the step (hosts/together.py), and `leaves` waits for them.
+Several nodes have a board each; there the launchers agree on the step (hosts/coordination.py), and `leaves` waits for
+them.
 
 SIGTERM is sent to a whole process group by `timeout`, service managers and shells, and to a single rank by who wants to
 end that. A rank waits `ANSWER` seconds for the launcher to have got one too, and else ends by it.
@@ -54,7 +55,8 @@ _PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a r
 class RunControl:
     """Numbers that the launcher and the ranks of one node share: `ranks` of them from `first` on.
 
-    `alone`: no other node takes part. Else rank 0 leaves the answer to a request to the launchers (hosts/together.py).
+    `alone`: no other node takes part. Else rank 0 leaves the answer to a request to the launchers
+    (hosts/coordination.py).
     """
 
     def __init__(self, ranks: int, first: int = 0, *, alone: bool = True) -> None:
@@ -176,7 +178,7 @@ class RunControl:
         """Returns the step (from 1) that a rank is in; 0 before the first."""
         return self._numbers[self._offset(rank) + _STEP]
 
-    def is_done(self, rank: int) -> bool:
+    def has_finished(self, rank: int) -> bool:
         """True if a rank has finished its work."""
         return self._numbers[self._offset(rank) + _SAID] < 0
 
@@ -186,7 +188,7 @@ class RunControl:
 
     @property
     def all_done(self) -> bool:
-        return all(self.is_done(rank) for rank in self.ranks)
+        return all(self.has_finished(rank) for rank in self.ranks)
 
     # ----------------------------------------------------------------------------------------------- its last words
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.data.samples import Samples, batch_aside
+from dslc.runtime.exchange.base import Exchange, GradientExchange
 from dslc.runtime.exchange.build import exchange_of, local_engine
 from dslc.runtime.exchange.compressed_adam import compressed
-from dslc.runtime.exchange.exchange import Exchange, GradientExchange
 from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.model.meta_model import blank, build_model

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.parallel.custom_optimizer import OptimizerError, OwnOptimizer
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.parallel.own_optimizer import OptimizerError, OwnOptimizer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.step.assemble import TrainingComponents

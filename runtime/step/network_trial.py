@@ -56,7 +56,7 @@ from dslc.compiler.trace.code_place import (
 from dslc.compiler.trace.private_torch import AnyBatchNorm, TorchDispatchMode
 from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
 from dslc.runtime.model.custom_losses import OwnSum
-from dslc.runtime.parallel.varying import leaves
+from dslc.runtime.parallel.unused_parameters import leaves
 from dslc.runtime.process import random_numbers
 from dslc.runtime.technique.batch_norm import derived_norm
 

@@ -22,8 +22,8 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
-from dslc.runtime.parallel.varying import graph_nodes
-from dslc.runtime.pipeline.pipeline import Schedule
+from dslc.runtime.parallel.unused_parameters import graph_nodes
+from dslc.runtime.pipeline.pipeline import ScheduleRun
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import (
     UNSEEN,
@@ -64,7 +64,7 @@ def stepper(
         return scaler.scale(share_of_mean(summed, engine.scale, number))
 
     samples = job.data.batch // (place.data_ranks * job.microbatches)
-    schedule = Schedule(axis, samples, job.microbatches, loss)
+    schedule = ScheduleRun(axis, samples, job.microbatches, loss)
 
     def step(batch: StepBatch) -> StepResult:
         nonlocal agreed, number

@@ -34,9 +34,9 @@ from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import count
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.parallel.varying import Varying
+from dslc.runtime.parallel.unused_parameters import Varying
 from dslc.runtime.step.assemble import TrainingComponents
-from dslc.runtime.step.whole_batch import WholeBatch
+from dslc.runtime.step.full_batch import WholeBatch
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.precision import autocast
 

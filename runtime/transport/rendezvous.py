@@ -7,7 +7,7 @@ only this user can enter). Torch's agent counts the nodes by a rendezvous of its
 alone, in its own memory.
 
 Ranks on several nodes cannot inherit one file. There rank 0 serves torch's store, at a socket that its launcher has
-opened on the interface to the other nodes and on no other (hosts/company.py).
+opened on the interface to the other nodes and on no other (hosts/launcher_group.py).
 
 Contract: on one node nothing listens for the store. Nothing in a store is unpickled. It disappears with the launcher
 and the ranks, however they end.

@@ -16,7 +16,7 @@ from dslc.launching import elastic
 from dslc.launching.elastic import train_elastic
 from dslc.launching.restart_detection import is_training_done
 from dslc.runs.run_folder import claim_folder
-from dslc.runtime.hosts import company
+from dslc.runtime.hosts import launcher_group
 from dslc.runtime.hosts.elastic import TrainingOverError
 from dslc.runtime.process.failure import Failure, Outcome
 from dslc.runtime.process.run_status import RunStatus, write_status
@@ -107,7 +107,7 @@ def test_those_who_wait_are_dismissed_when_all_is_written(
         keeper.order.append("written")
         return 0
 
-    monkeypatch.setattr(company, "meet", lambda meeting: keeper)
+    monkeypatch.setattr(launcher_group, "meet", lambda meeting: keeper)
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, written) == 0
@@ -125,7 +125,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
     def over(_: object) -> None:
         raise TrainingOverError(7, "keeper", stopped=stopped)
 
-    monkeypatch.setattr(company, "meet", over)
+    monkeypatch.setattr(launcher_group, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status
     assert len(waited) == (not stopped)
@@ -135,7 +135,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
 def test_the_keeper_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
     waited = list[float]()
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
-    monkeypatch.setattr(company, "meet", lambda meeting: Keeper(keeps=keeps))
+    monkeypatch.setattr(launcher_group, "meet", lambda meeting: Keeper(keeps=keeps))
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (Outcome(run_dir="", steps=400), None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 0) == 0
@@ -146,7 +146,7 @@ def test_the_keeper_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, keeps: 
 def test_a_pod_that_is_cut_off_gives_itself_up_alone(monkeypatch: pytest.MonkeyPatch, apart: bool, status: int) -> None:
     """A training that failed ends the Job; one that others may go on with does not."""
     failure = Failure(rank=None, step=7, kind="ended", message="found nobody")
-    monkeypatch.setattr(company, "meet", lambda meeting: Keeper(apart=apart))
+    monkeypatch.setattr(launcher_group, "meet", lambda meeting: Keeper(apart=apart))
     outcome = Outcome(run_dir="", steps=6, failure=failure)
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)

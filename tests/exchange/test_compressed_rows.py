@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.runtime.exchange.codes import HEADER, compress, restore
+from dslc.runtime.exchange.quantization import HEADER, compress, restore
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**100), max_value=2.0**100)
 ROWS = st.lists(NUMBERS, min_size=1, max_size=20)

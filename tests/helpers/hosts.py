@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dslc.runtime.checkpoint.files import checkpoints_in
-from dslc.runtime.hosts.wire import listen
+from dslc.runtime.hosts.connection import listen
 from helpers.launcher import Command
 from helpers.paths import ROOT
 from helpers.waiting import until

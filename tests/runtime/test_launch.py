@@ -17,7 +17,7 @@ from helpers.paths import TESTS
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.launch import _preload
-from dslc.runtime.transport.meeting import Barrier
+from dslc.runtime.transport.barriers import Barrier
 
 
 def small(folder: Path, ranks: int, **changed: Any) -> p.JobProgram:

@@ -15,7 +15,7 @@ from helpers.commands import dslc
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from dslc.runtime.loop.predictions import Part, join
+from dslc.runtime.loop.predictions import PredictionPart, join
 
 CONVNET = """
 model {
@@ -333,7 +333,7 @@ def test_each_tensor_of_an_output_is_written_that_has_a_row_for_each_sample(tmp_
 
 def test_parts_of_unlike_ranks_are_named(tmp_path: Path) -> None:
     for rank, width in enumerate((2, 0, 3)):
-        with Part(str(tmp_path), rank) as part:
+        with PredictionPart(str(tmp_path), rank) as part:
             if width:
                 part.add({"output": np.zeros((4, width), np.float32)}, np.arange(4))
     with pytest.raises(
@@ -341,7 +341,7 @@ def test_parts_of_unlike_ranks_are_named(tmp_path: Path) -> None:
     ):
         join(str(tmp_path), 3, str(tmp_path / "all.npz"))
     assert join(str(tmp_path), 2, str(tmp_path / "all.npz")) == {"output": (4, 2)}
-    with Part(str(tmp_path), 0) as part:
+    with PredictionPart(str(tmp_path), 0) as part:
         part.add({"output": np.zeros((4, 2))}, np.arange(4))
         with pytest.raises(ValueError, match="padded to one length"):
             part.add({"output": np.zeros((4, 3))}, np.arange(4))

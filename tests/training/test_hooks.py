@@ -13,7 +13,7 @@ from helpers.paths import HELPERS
 from helpers.trained import Trained, ready, train_job
 
 from dslc.jobs.check_job import check_one
-from dslc.runtime.hosts.wire import listen
+from dslc.runtime.hosts.connection import listen
 from dslc.runtime.loop.hooks import is_of_service
 from dslc.runtime.process.failure import Failure, describe
 

@@ -140,7 +140,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         first = output.shape[1:] == sample.shape != ()
         check_outputs(job, job.evaluate.metrics, output, sample, first, report)
         return
-    library = not isinstance(loss, c.PythonLoss | c.NetworkLoss | c.Contrastive)  # whole_losses.py checks that
+    library = not isinstance(loss, c.PythonLoss | c.NetworkLoss | c.Contrastive)  # cross_sample_losses.py checks that
     if pair is not None and library:
         output, target = pair
         shape = " x ".join(map(str, output.shape)) or "one number"

@@ -41,7 +41,7 @@ class TokenSamples:
     stream: NDArray[np.generic]
     context: int
     by_process: ClassVar[bool] = False
-    apart: ClassVar[bool] = False
+    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return max(0, self.stream.shape[0] - 1) // self.context
@@ -108,7 +108,7 @@ class PixelSamples:
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
     by_process: ClassVar[bool] = False
-    apart: ClassVar[bool] = False
+    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.images.shape[0]
@@ -163,7 +163,7 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
         return PixelSamples(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
     try:
         with open_file(file) as stream:
-            made = _PlainUnpickler(stream, encoding="bytes").load()
+            made = _ArrayUnpickler(stream, encoding="bytes").load()
         pixels = np.ascontiguousarray(_pickle_entry(made, "data"), np.uint8)
         labels = np.asarray(_pickle_entry(made, "labels"), np.uint8)
     except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError) as error:
@@ -185,7 +185,7 @@ def _mapped(file: str, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return pixels if at < 0 else np.memmap(file, np.uint8, "r", at, pixels.shape)
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     """Builds arrays and plain values, and calls nothing else that a pickle may name."""
 
     def find_class(self, module: str, name: str) -> Any:

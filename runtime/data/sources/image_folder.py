@@ -34,7 +34,7 @@ class ImageSamples:
     """The images below `folder`, which has a folder for each class."""
 
     by_process = True
-    apart = False
+    is_structure = False
 
     def __init__(self, folder: str, classes: tuple[str, ...], size: int, line: str, resize: int | None = None) -> None:
         self.size, self.resize, self.line = size, resize, line

@@ -280,7 +280,7 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
 def _stream(step: DataStep, made: Any, part: str) -> Samples:
     own = FetchedSamples((), step.line, collate=collate(step.collate) if step.structured else None, whole=step.whole)
     try:
-        return stream_samples(step, Shards(made), part, own.make_batch, apart=own.apart)
+        return stream_samples(step, Shards(made), part, own.make_batch, is_structure=own.is_structure)
     except StreamError as error:
         raise SourceError(f"{step.line}: {error}") from error
 

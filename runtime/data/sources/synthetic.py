@@ -71,7 +71,7 @@ class Numbers:
     classes: int | None
     targets: tuple[int, ...]
     by_process: ClassVar[bool] = False
-    apart: ClassVar[bool] = False
+    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.samples
@@ -107,7 +107,7 @@ class Tokens:
     vocab: int
     context: int
     by_process: ClassVar[bool] = False
-    apart: ClassVar[bool] = False
+    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.samples

@@ -31,7 +31,7 @@ class Rows:
     def __init__(self, count: int, gather: Callable[[Tensor], Any], step: DataStep, name: str) -> None:
         self.count, self.gather, self.step, self.name = count, gather, step, name
         self.by_process = _has_pictures(step)
-        self.apart = False
+        self.is_structure = False
 
     def __len__(self) -> int:
         return self.count

@@ -31,7 +31,7 @@ from dslc.dsl.language import blocks  # noqa: F401  (fills the registry, whose n
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
 from dslc.dsl.syntax import tree
-from dslc.dsl.syntax.brackets import lay_out
+from dslc.dsl.syntax.bracket_matching import lay_out
 from dslc.dsl.syntax.lexer import UNREAD, lex
 from dslc.dsl.syntax.mistakes import MAX_MISTAKES, Mistakes, ParseAbortedError
 from dslc.dsl.syntax.parser import SettingText, parse, parse_expression, parse_setting

@@ -19,7 +19,7 @@ from dslc.compiler.facts.weights_file import entries
 from dslc.compiler.ir.facts import TensorEntry
 from dslc.runtime.checkpoint.export import export
 from dslc.runtime.checkpoint.state import CheckpointError
-from dslc.runtime.checkpoint.tensor_file import SIZES, Entry, writing
+from dslc.runtime.checkpoint.tensor_file import SIZES, StoredTensor, writing
 from dslc.runtime.checkpoint.weights import DTYPES, entry, write_tensor
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -67,7 +67,7 @@ def test_the_sizes_of_numbers_are_those_of_torch() -> None:
 def test_a_file_of_another_length_is_not_made(tmp_path: Path, written: bytes) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(b"from before")
-    told = {"a": Entry(dtype="I64", shape=(1,))}
+    told = {"a": StoredTensor(dtype="I64", shape=(1,))}
     with (
         pytest.raises(AssertionError, match="bytes were written, and the header says 8"),
         writing(str(path), told) as f,

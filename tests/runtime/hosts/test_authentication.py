@@ -18,17 +18,17 @@ from pathlib import Path
 import pytest
 from instruments.strangers import malformed_message, stranger
 
-from dslc.runtime.hosts import elastic, join_requests, meetings
+from dslc.runtime.hosts import elastic, join_requests, rendezvous_protocol
 from dslc.runtime.hosts.authentication import GREETING, HEADER, MOST, AuthenticationError, Session
-from dslc.runtime.hosts.company import LauncherGroup, meet, shared
-from dslc.runtime.hosts.doors import FileEndpoint, RendezvousError
+from dslc.runtime.hosts.connection import Connection, listen, readable
+from dslc.runtime.hosts.coordination import HostGroup
 from dslc.runtime.hosts.elastic import JoinQueue, TrainingOverError
 from dslc.runtime.hosts.join_requests import PENDING
-from dslc.runtime.hosts.meetings import Rendezvous, RendezvousPlace, StopRequestedError, join
+from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
 from dslc.runtime.hosts.messages import DEEPEST, Message, MessageError, parse_message
+from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
+from dslc.runtime.hosts.rendezvous_protocol import Rendezvous, RendezvousPlace, StopRequestedError, join
 from dslc.runtime.hosts.run_secret import RunSecret, SecretError, token_in
-from dslc.runtime.hosts.together import HostGroup
-from dslc.runtime.hosts.wire import Connection, listen, readable
 from dslc.runtime.process.stop import RunControl
 
 SECRET = RunSecret(token=b"the secret of this run")
@@ -221,7 +221,7 @@ def test_of_many_hosts_that_come_at_once_none_is_dropped() -> None:
             around.callback(wire.close)
             wire.send(HELLO)
         keeper = pool.submit(
-            meetings.keep, coming(0, "keeper", 1 + count), RendezvousPlace("", lambda: None, listening)
+            rendezvous_protocol.keep, coming(0, "keeper", 1 + count), RendezvousPlace("", lambda: None, listening)
         )
         kinds: list[str] = []
         while kinds.count("welcome") < count:
@@ -263,7 +263,7 @@ def test_a_host_that_does_not_see_the_secret_says_so(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
 ) -> None:
     """And the others meet."""
-    monkeypatch.setattr(meetings, "_UNSEEN", 0.1)
+    monkeypatch.setattr(rendezvous_protocol, "_UNSEEN", 0.1)
     (tmp_path / "other").mkdir()
 
     def host(name: str, folder: Path) -> Rendezvous:
@@ -395,7 +395,7 @@ def test_a_refusal_names_the_fact_and_no_value(port: int) -> None:
     with listen("127.0.0.1", port) as listening, ThreadPoolExecutor(1) as pool:
         facts = {"the file job.plt": "280 bytes, cafe0123"}
         meeting = replace(coming(port, "keeper"), facts=facts, say=logged.append)
-        keeper = pool.submit(meetings.keep, meeting, RendezvousPlace("", lambda: None, listening), 2)
+        keeper = pool.submit(rendezvous_protocol.keep, meeting, RendezvousPlace("", lambda: None, listening), 2)
         wire = Connection(reach(port), SECRET.token)
         wire.send({**HELLO, "facts": {"the file job.plt": "1 bytes, 00000000"}})
         heard: list[Message] = []

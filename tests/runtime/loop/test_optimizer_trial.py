@@ -10,7 +10,7 @@ from helpers.paths import HELPERS
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.program import OptimizerStep, PythonFunction
 from dslc.runtime.loop.optimizer_trial import Named, try_out
-from dslc.runtime.parallel.own_optimizer import OptimizerError
+from dslc.runtime.parallel.custom_optimizer import OptimizerError
 
 NAMED: list[Named] = [
     (("embedding.weight", "head.weight"), (33, 16)),

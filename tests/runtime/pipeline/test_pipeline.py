@@ -125,13 +125,13 @@ def test_a_batch_of_any_size_goes_through_the_stages(stages: Any, tmp_path: Path
 
 def _gradients(rank: int, job: JobProgram, place: RankPlace, batch: Any) -> Any:
     """Returns, after one step's passes, the rank's gradients by name, those it owns, and the weights written."""
-    from dslc.runtime.pipeline.pipeline import Schedule
+    from dslc.runtime.pipeline.pipeline import ScheduleRun
 
     parts = _parts(job)
     axis = parts.pipeline
     assert axis is not None
     samples = len(batch[0]) // job.microbatches
-    schedule = Schedule(axis, samples, job.microbatches, lambda output, target: parts.loss(output, target))
+    schedule = ScheduleRun(axis, samples, job.microbatches, lambda output, target: parts.loss(output, target))
     inputs, targets = (torch.from_numpy(each).split(samples) for each in batch)
     tensors = named_tensors(parts.plain)
     for _ in range(2):  # the second is not the first's, added up

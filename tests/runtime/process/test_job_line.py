@@ -11,7 +11,7 @@ import torch
 from helpers.paths import ROOT
 
 import dslc
-from dslc.runtime.process import whose_code
+from dslc.runtime.process import frame_ownership
 from dslc.runtime.process.job_line import line_of, mark_errors, mark_item_errors
 
 
@@ -71,7 +71,7 @@ def test_an_exception_that_takes_no_mark_goes_through() -> None:
 def test_whose_code_it_is() -> None:
     whose = {
         dslc.__file__: "ours",
-        whose_code.__file__: "ours",
+        frame_ownership.__file__: "ours",
         torch.nn.Module.__init__.__code__.co_filename: "torch's",
         json.__file__: "Python's",
         networkx.__file__: "",
@@ -80,7 +80,7 @@ def test_whose_code_it_is() -> None:
         "<string>": "",
     }
     for file, owner in whose.items():
-        assert whose_code.is_ours(file) == (owner == "ours"), file
-        assert whose_code.is_torchs(file) == (owner == "torch's"), file
-        assert whose_code.is_pythons(file) == (owner == "Python's"), file
-        assert whose_code.is_users(file) == (owner == "the user's"), file
+        assert frame_ownership.is_ours(file) == (owner == "ours"), file
+        assert frame_ownership.is_torchs(file) == (owner == "torch's"), file
+        assert frame_ownership.is_pythons(file) == (owner == "Python's"), file
+        assert frame_ownership.is_users(file) == (owner == "the user's"), file

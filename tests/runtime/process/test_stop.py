@@ -180,7 +180,7 @@ def test_the_board() -> None:
     board.enter(2, 7)
     board.say(1, "seven steps", done=True)
     assert [board.step(rank) for rank in range(3)] == [0, 0, 7]
-    assert [board.is_done(rank) for rank in range(3)] == [False, True, False]
+    assert [board.has_finished(rank) for rank in range(3)] == [False, True, False]
 
 
 def test_who_is_done_is_never_seen_with_words_and_not_done() -> None:
@@ -196,13 +196,13 @@ def test_who_is_done_is_never_seen_with_words_and_not_done() -> None:
 
         def __setitem__(self, index: int, value: int) -> None:
             numbers[index] = value
-            seen.append((board.last_message(1), board.is_done(1)))
+            seen.append((board.last_message(1), board.has_finished(1)))
 
     board._numbers = Watched()  # type: ignore[assignment]
     board.say(1, "three steps", done=True)
     assert seen == [("three steps", True)]
     board.say(0, "an error")
-    assert (board.last_message(0), board.is_done(0), board.all_done) == ("an error", False, False)
+    assert (board.last_message(0), board.has_finished(0), board.all_done) == ("an error", False, False)
 
 
 def test_a_rank_that_is_done_between_two_questions_has_not_failed() -> None:

@@ -13,7 +13,7 @@ from helpers.paths import HELPERS
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep, PythonFunction
-from dslc.runtime.loop.kept_metrics import MetricError, StatefulMetric, exchange, try_out
+from dslc.runtime.loop.stateful_metrics import MetricError, StatefulMetric, exchange, try_out
 
 KEPT = LossStep(kind="cross_entropy", counts="kept", ignore=-100)
 BCE = LossStep(kind="bce")

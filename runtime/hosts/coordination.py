@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from dslc.runtime.hosts.company import LauncherGroup
+from dslc.runtime.hosts.launcher_group import LauncherGroup
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.process.error_text import narrow
 from dslc.runtime.process.failure import Failure, better, failure_from, for_others

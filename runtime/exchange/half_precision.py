@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.runtime.exchange.exchange import GradientExchange
+from dslc.runtime.exchange.base import GradientExchange
 from dslc.runtime.parallel.rounded_sums import largest_of, scale_of
 
 

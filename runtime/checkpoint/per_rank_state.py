@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dslc.runtime.exchange.exchange import Exchange, in_place_of
+from dslc.runtime.exchange.base import Exchange, in_place_of
 
 
 class ExchangeState:

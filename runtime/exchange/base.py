@@ -25,7 +25,14 @@ from torch.autograd.profiler import record_function
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.compiler.placement.buckets import in_buckets
-from dslc.runtime.exchange.among import BucketQueue, ExchangeGroups, Rule, between_nodes, make_exchange_groups, mean
+from dslc.runtime.exchange.exchange_groups import (
+    BucketQueue,
+    ExchangeGroups,
+    Rule,
+    between_nodes,
+    make_exchange_groups,
+    mean,
+)
 from dslc.runtime.model.tensor_names import named_tensors
 
 MARK = "dslc: exchange"

@@ -16,13 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.runtime.hosts import meetings
+from dslc.runtime.hosts import rendezvous_protocol
 from dslc.runtime.hosts.authentication import MOST
-from dslc.runtime.hosts.company import LauncherGroup, meet, shared
-from dslc.runtime.hosts.doors import FileEndpoint, RendezvousError
-from dslc.runtime.hosts.meetings import HostLeftError, Rendezvous, RendezvousPlace, StopRequestedError, _as_many, keep
+from dslc.runtime.hosts.connection import PORT, Connection, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
 from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import PORT, Connection, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
+from dslc.runtime.hosts.rendezvous_protocol import (
+    HostLeftError,
+    Rendezvous,
+    RendezvousPlace,
+    StopRequestedError,
+    _as_many,
+    keep,
+)
 
 Met = Callable[..., list[Future[LauncherGroup]]]
 
@@ -290,7 +297,7 @@ def hear(keeper: LauncherGroup, holds: Callable[[], object]) -> None:
 def test_a_host_too_many_leaves_when_none_is_lost(
     port: int, three: list[LauncherGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meetings, "SILENCE", 0.1)
+    monkeypatch.setattr(rendezvous_protocol, "SILENCE", 0.1)
     with ThreadPoolExecutor(1) as pool:
         new = pool.submit(meet, coming(port, "new"))
         hear(three[0], new.done)

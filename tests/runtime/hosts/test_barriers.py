@@ -12,12 +12,12 @@ from threading import Event
 import pytest
 
 from dslc.runtime.hosts import elastic
-from dslc.runtime.hosts.company import LauncherGroup, meet
-from dslc.runtime.hosts.doors import RendezvousError
+from dslc.runtime.hosts.connection import listen
 from dslc.runtime.hosts.elastic import JoinQueue, PreviousMembership, TrainingOverError, largest, meet_again
-from dslc.runtime.hosts.meetings import PreviousStart, Rendezvous, WaitReporter
+from dslc.runtime.hosts.launcher_group import LauncherGroup, meet
+from dslc.runtime.hosts.rendezvous_address import RendezvousError
+from dslc.runtime.hosts.rendezvous_protocol import PreviousStart, Rendezvous, WaitReporter
 from dslc.runtime.hosts.run_secret import RunSecret
-from dslc.runtime.hosts.wire import listen
 
 SECRET = RunSecret(token=b"the secret of this run")
 

@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
-from dslc.runtime.exchange import signs
-from dslc.runtime.exchange.among import between_nodes
+from dslc.runtime.exchange import sign_compression
+from dslc.runtime.exchange.base import Bucket, LocalExchange, has_non_finite
 from dslc.runtime.exchange.bytegrad import by_codes
-from dslc.runtime.exchange.exchange import Bucket, LocalExchange, has_non_finite
+from dslc.runtime.exchange.exchange_groups import between_nodes
 
 
 class MomentumExchange(LocalExchange, ABC):
@@ -97,7 +97,7 @@ class OnebitAdamExchange(MomentumExchange):
         self._counts = list[tuple[int, int]]()  # their sum, and those of this member's chunk
         for index, bucket in enumerate(self.buckets):
             size = bucket.numbers.numel() // where.pieces
-            chunk = signs.chunk_of(size, where.members)
+            chunk = sign_compression.chunk_of(size, where.members)
             total = sum(parameter.numel() for parameter in bucket.parameters) - where.piece * size
             firsts = chunk * torch.arange(where.members, device=bucket.numbers.device)
             real = (min(total, size) - firsts).clamp(0, chunk)
@@ -113,13 +113,13 @@ class OnebitAdamExchange(MomentumExchange):
         worker = self.own[f"worker_error.{index}"]
         worker[: numbers.numel()] += numbers
         chunks = worker.view(where.members, -1)
-        sent = signs.compress(chunks, real)
-        signs.subtract(chunks, sent, all_of_them)
+        sent = sign_compression.compress(chunks, real)
+        sign_compression.subtract(chunks, sent, all_of_them)
         received = torch.empty_like(sent)
         yield dist.all_to_all_single(received, sent, group=where.far, async_op=True)
-        own += signs.restore(received).mean(dim=0, keepdim=True)
-        signs.clear(own, of_mine)
-        agreed = signs.compress(own, mine)
-        signs.subtract(own, agreed, of_mine)
+        own += sign_compression.restore(received).mean(dim=0, keepdim=True)
+        sign_compression.clear(own, of_mine)
+        agreed = sign_compression.compress(own, mine)
+        sign_compression.subtract(own, agreed, of_mine)
         yield dist.all_gather_single(received, agreed, group=where.far, async_op=True)
-        numbers.copy_(signs.restore(received).view(-1)[: numbers.numel()])
+        numbers.copy_(sign_compression.restore(received).view(-1)[: numbers.numel()])

@@ -30,14 +30,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from dslc.runtime.hosts.authentication import (
-    GREETING,
-    HEADER,
-    MOST,
-    AuthenticationError,
-    Session,
-    check_greeting,
-)
+from dslc.runtime.hosts.authentication import GREETING, HEADER, MOST, AuthenticationError, Session, check_greeting
 from dslc.runtime.hosts.messages import Message, MessageError, parse_message
 
 PORT = 29_400  # of a rendezvous that names none, as torchrun's

@@ -15,7 +15,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.loop.goals import Goals
+from dslc.runtime.loop.best_metric import Goals
 from dslc.runtime.loop.nonfinite import NonFiniteGuard
 from dslc.runtime.measure import collectives
 from dslc.runtime.parallel.mesh import mesh_of

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model.errors import ModelError
-from dslc.runtime.parallel.varying import leaves
+from dslc.runtime.parallel.unused_parameters import leaves
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

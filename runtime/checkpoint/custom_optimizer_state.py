@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.trace.private_torch import is_distributed, local_part, spec_of
-from dslc.runtime.parallel.own_optimizer import OptimizerError, OwnOptimizer
+from dslc.runtime.parallel.custom_optimizer import OptimizerError, OwnOptimizer
 
 _GROUP = "group"
 _PACKED = "packed"

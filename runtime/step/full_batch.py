@@ -25,7 +25,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import flatten, tensors, unflatten
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.cross_sample_losses import WholeSum, rows
-from dslc.runtime.parallel.neighbours import gathered_samples
+from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import autocast

@@ -18,7 +18,7 @@ a `Endpoint` keep their wires instead: nobody else comes to it, and the loss of 
 The hosts of an elastic training (`Rendezvous.counts`) come and go: elastic.py.
 
 Contract: one address listens to the end: a host that comes when all places are taken is refused there, at once, or if
-hosts may come back, when none was lost for a while. A launcher whose connection ends is `lost` (wire.py).
+hosts may come back, when none was lost for a while. A launcher whose connection ends is `lost` (connection.py).
 
 Limits: if the training is not elastic, a fixed number of hosts, and a keeper at a fixed address: while it is gone
 nobody goes on.
@@ -40,10 +40,12 @@ from typing import TypeVar
 
 from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.authentication import MOST
-from dslc.runtime.hosts.doors import Endpoint, RendezvousError, address_of
+from dslc.runtime.hosts.connection import PATIENCE, Connection, endpoint, interface_of, listen, readable
 from dslc.runtime.hosts.elastic import JoinQueue
 from dslc.runtime.hosts.join_requests import JoinRequests
-from dslc.runtime.hosts.meetings import (
+from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.rendezvous_address import Endpoint, RendezvousError, address_of
+from dslc.runtime.hosts.rendezvous_protocol import (
     AGAIN,
     PARTING,
     HostLeftError,
@@ -57,8 +59,6 @@ from dslc.runtime.hosts.meetings import (
     keep,
     names_of,
 )
-from dslc.runtime.hosts.messages import Message
-from dslc.runtime.hosts.wire import PATIENCE, Connection, endpoint, interface_of, listen, readable
 
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
 _NONCE_FILE = re.compile(r"\.dslc-[0-9a-f]{16}")  # by which a folder is tried

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from dslc.runtime.hosts.authentication import MOST, NO_SECRET
-from dslc.runtime.hosts.doors import Endpoint, RendezvousError
+from dslc.runtime.hosts.connection import SILENCE, Connection, listen, readable
 from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
 from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.rendezvous_address import Endpoint, RendezvousError
 from dslc.runtime.hosts.run_secret import TOKEN, RunSecret, SecretError
-from dslc.runtime.hosts.wire import SILENCE, Connection, listen, readable
 
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many

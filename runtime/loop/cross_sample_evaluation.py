@@ -23,9 +23,9 @@ from dslc.runtime.data.batches import read_batches
 from dslc.runtime.data.sources.open_sources import Splits
 from dslc.runtime.data.splits import Split, range_of
 from dslc.runtime.model.cross_sample_losses import WholeSum
-from dslc.runtime.parallel.neighbours import gathered_samples
+from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.step.assemble import TrainingComponents
-from dslc.runtime.step.whole_batch import concatenate
+from dslc.runtime.step.full_batch import concatenate
 
 
 class WholeEvaluation:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import CheckpointStep, GoalStep
 from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress
-from dslc.runtime.loop.goals import GoalError, Goals, resumed, update_progress
+from dslc.runtime.loop.best_metric import GoalError, Goals, resumed, update_progress
 
 NAN = math.nan
 CPU = torch.device("cpu")

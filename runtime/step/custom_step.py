@@ -8,7 +8,8 @@ Contract: an update is that of one process with the global batch. Every rank mak
 A parameter of another part keeps its value and its optimizer state, and so does one that no rank has used.
 
 Limits: the data axis. Where nothing is sharded, or the optimizer's state alone (ZeRO-1), gradients are exchanged after
-a backward pass, not while it runs; of parts that are sharded (parallel/parted.py) as soon as a part's are there.
+a backward pass, not while it runs; of parts that are sharded (parallel/per_module_sharding.py) as soon as a part's are
+there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dslc.compiler.ir.program import JobProgram, LossStep, PythonFunction, RankP
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import LossError
-from dslc.runtime.parallel import parted
+from dslc.runtime.parallel import per_module_sharding
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.job_line import mark_errors
@@ -51,7 +52,7 @@ class StepContext:
         scaler: torch.amp.GradScaler | None = None,
         seen: Callable[[Tensor], None] = UNSEEN.loss,
         group: dist.ProcessGroup | None = None,
-        sharded: parted.ShardedModules | None = None,
+        sharded: per_module_sharding.ShardedModules | None = None,
     ) -> None:
         self.model, self.device = model, device
         self.step, self.steps = 0, steps
@@ -128,7 +129,9 @@ def stepper(
     function, told = load_function(named), OwnSum(job.loss)
     group = mesh_of(job).group("data") if job.world_size > 1 else None
     close = updater(job, parts, looks)
-    sharded = parted.ShardedModules(parts.plain, group, parts.device) if job.gradients.kind == "fsdp" else None
+    sharded = (
+        per_module_sharding.ShardedModules(parts.plain, group, parts.device) if job.gradients.kind == "fsdp" else None
+    )
     training = StepContext(
         parts.plain,
         job.steps,
