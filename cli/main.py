@@ -106,6 +106,7 @@ def _plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--json", action="store_true", help="print the plan itself, as JSON: keep it beside the job")
     made.add_argument("--summary", action="store_true", help="print what the text shows as JSON, for machines")
     made.add_argument("--rank", metavar="N", type=int, help="show what one rank will do")
+    made.add_argument("--after", metavar="PASS", help="print the plan graph after this pass of the compiler")
     made.add_argument("--origins", action="store_true", help="show which file or --set gave each value")
     _trace_argument(made)
 

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable
 
 from dslc.compiler.compile import compile_plan
+from dslc.compiler.graph.build import build_graph
+from dslc.compiler.graph.passes import PASSES
+from dslc.compiler.graph.plan_text import plan_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.rules.training.custom_optimizer import tell_of_memory
 from dslc.compiler.show.explain import explain, explain_rank
@@ -48,6 +51,8 @@ def _changes(arguments: argparse.Namespace) -> list[str]:
 def main(arguments: argparse.Namespace) -> int:
     if arguments.origins:
         return _origins(arguments)
+    if arguments.after is not None:
+        return _after(arguments)
     planned = planned_or_shown(arguments)
     if planned is None:
         return JOB_AT_FAULT
@@ -63,6 +68,25 @@ def main(arguments: argparse.Namespace) -> int:
         print(plain_lines(explain_rank(plan, arguments.rank, _width()).rstrip()))
     else:
         print(plain_lines(explain(plan, _width()).rstrip()))
+    return GOOD
+
+
+def _after(arguments: argparse.Namespace) -> int:
+    """Prints the plan graph of a job after a pass."""
+    names = [each.name for each in PASSES]
+    if arguments.after not in names:
+        print(f"dslc: there is no pass `{plain(arguments.after)}`: the passes are {', '.join(names)}", file=sys.stderr)
+        return WRONG_USAGE
+    report = Report()
+    if is_plan_file(arguments.job):
+        open_plan(arguments.job, report, [f"--after {arguments.after}"])
+        analysis = None
+    else:
+        analysis = inspect(load(arguments.job, arguments.settings), report, trace=arguments.trace)
+    show(report)
+    if report.errors or analysis is None:
+        return JOB_AT_FAULT
+    sys.stdout.write(plain_lines(plan_text(build_graph(analysis, after=arguments.after))))
     return GOOD
 
 

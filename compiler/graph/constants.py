@@ -21,6 +21,7 @@ from dslc.compiler.ir.actions import Shape
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.records import NodeRecord
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.cross_sample_losses import compared_ranks, compares
@@ -46,7 +47,7 @@ HERE = "."  # the job's folder, from which paths in a plan start
 Ends = tuple[tuple[tuple[Shape, str], ...], tuple[tuple[Shape, str], ...]]  # inputs and outputs of a stage
 
 
-def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
+def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     """Yields the steps of a program, by the names of their nodes; none if a size is unknown that a run needs."""
     job, workload = analysis.job, analysis.workload
     if workload.steps is None or workload.steps_per_epoch is None or workload.train is None:

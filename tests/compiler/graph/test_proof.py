@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dslc.compiler.compile import Compiled
+from dslc.compiler.graph.build import build_graph
 from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.graph.proof_view import message, view
 from dslc.compiler.graph.proof_waits import waits
 from dslc.compiler.graph.verify import Unsound, verify

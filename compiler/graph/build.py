@@ -1,0 +1,253 @@
+"""Builds the plan graph of a job: runs the passes with arguments from its analysis, and proves each result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dslc.compiler.cost.layer_bytes import kept_bytes
+from dslc.compiler.cost.schedule_cost import microbatches_in_flight
+from dslc.compiler.cost.stages import equal_counts
+from dslc.compiler.graph.constants import constants, stage_ends
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.partial_plan import partial_plan
+from dslc.compiler.graph.passes import PASSES
+from dslc.compiler.graph.verify import verify
+from dslc.compiler.ir.actions import STAGE_ACTIONS, Message, MicrobatchAction, StageAction, StagePass
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.program import Training
+from dslc.compiler.ir.records import (
+    Axis,
+    Batches,
+    Devices,
+    Estimate,
+    Job,
+    Layer,
+    Machines,
+    Network,
+    NodeRecord,
+    Schedule,
+    SharedWeight,
+    Stage,
+    Weights,
+)
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.operations.coordinate import place_of
+from dslc.compiler.operations.pipeline import messages
+from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
+from dslc.compiler.operations.zero1 import updated_numbers
+from dslc.compiler.placement.axes import AXES
+from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
+from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
+from dslc.compiler.placement.schedules import ScheduleTable
+from dslc.compiler.placement.sharding import Sharding, offloaded, trained
+from dslc.compiler.placement.staging import stages_with_whole_backward, unsendable
+from dslc.compiler.rules.analyse import played
+from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.source import short_line
+
+
+def build_graph(analysis: Analysis, after: str = "") -> PlanGraph:
+    """Runs the passes, or those up to `after`, and verifies after each."""
+    plan = PlanGraph()
+    for each in PASSES:
+        assert {*each.needs} <= {*plan.done}, f"{each.name} comes before what it needs: {each.needs}"
+        each.function(plan, *_ARGUMENTS[each.name](analysis))
+        plan = replace(plan, done=(*plan.done, each.name))
+        verify(plan)
+        if each.name == after:
+            break
+    return plan
+
+
+# ------------------------------------------------------------------------------------- the arguments of the passes
+
+
+def _constants(analysis: Analysis) -> tuple[Mapping[str, NodeRecord]]:
+    job = analysis.job
+    records: dict[str, NodeRecord] = {"job": Job(name=job.name, file=os.path.basename(job.source.name))}
+    records |= constants(analysis)
+    if not any(isinstance(each, Training) for each in records.values()):
+        records["partial plan"] = partial_plan(analysis)
+    return (records,)
+
+
+def _devices(analysis: Analysis) -> tuple[Machines, Devices]:
+    job, layout = analysis.job, analysis.layout
+    devices = Devices(
+        count=layout.world_size,
+        processes=layout.processes,
+        kind=layout.device,
+        model=layout.hardware.kind,
+        gpus=layout.gpus,
+        backend=layout.backend,
+        capacity=layout.hardware.memory,
+        limit=job.memory.limit,
+        axes=tuple(Axis(name=axis, size=layout.sizes[axis], stride=layout.stride(axis)) for axis in AXES),
+        threads=job.devices.threads or 0,
+    )
+    return Machines(count=layout.nodes, counts=layout.node_counts), devices
+
+
+def _stages(analysis: Analysis) -> tuple[Network | None, Sequence[Stage], Sequence[int]]:
+    model, pipeline = analysis.model, analysis.pipeline
+    if model is None or pipeline is None:
+        return None, (), ()
+    moved = "activations" in offloaded(analysis.job, analysis.layout)
+    samples = 0 if moved else analysis.workload.microbatch / analysis.layout.sizes["context"]
+    stages = []
+    for index, layers in enumerate(pipeline.stages):
+        kept = sum(kept_bytes(analysis.job, model.of_a_rank[n], model) for n in layers)
+        stages.append(Stage(index=index, first=layers[0], last=layers[-1], kept=int(samples * kept)))
+    if pipeline.schedule is None:
+        return _network(analysis.job, model), stages, (0,)
+    stages = [
+        replace(stage, modules=tuple(model.layers[n].name for n in layers), inputs=inputs, outputs=outputs)
+        for stage, layers, (inputs, outputs) in zip(stages, pipeline.stages, stage_ends(analysis), strict=True)
+    ]
+    return _network(analysis.job, model), stages, pipeline.schedule.placement
+
+
+def _network(job: JobSpec, model: ModelGraph) -> Network:
+    names = trained(job, model)
+    count = sum(q.count for layer in model.layers for q in layer.parameters if q.name in names)
+    layers = tuple(
+        Layer(
+            name=layer.name,
+            kind=layer.kind,
+            input=layer.input,
+            output=layer.output,
+            parameters=sum(q.count for q in layer.parameters if q.tied_to is None),
+            flops=layer.forward_flops + layer.backward_flops,
+            kept=kept_bytes(job, layer, model),
+            line=short_line(layer.span),
+        )
+        for layer in model.layers
+    )
+    return Network(layers=layers, parameters=model.parameters, trained=count if count != model.parameters else None)
+
+
+def _weights(
+    analysis: Analysis,
+) -> tuple[Mapping[str, Weights | SharedWeight], Mapping[int, int], Mapping[int, Sequence[int]]]:
+    staging = analysis.staging
+    if staging is None:
+        return {}, {}, {}
+    places = [place_of(staging, p) for p in range(analysis.layout.sizes["pipeline"])]
+    groups: dict[str, Weights | SharedWeight] = {}
+    for place in places:
+        groups |= weight_groups(place)
+    groups |= shared_weights(places, staging)
+    of_stage = {stage: numbers(place, stage) for place in places for stage in place.mine}
+    dealt = {p: updated_numbers(place) for p, place in enumerate(places) if place.sharding.engine == "zero1"}
+    return groups, of_stage, dealt
+
+
+def _batches(analysis: Analysis) -> tuple[Batches]:
+    workload = analysis.workload
+    microbatches = analysis.layout.microbatches
+    return (Batches(full=workload.batch, last=workload.last_trained or 0, microbatches=microbatches),)
+
+
+def _costs(analysis: Analysis) -> tuple[Any, ...]:
+    pipeline = analysis.pipeline
+    held: Sequence[int] = ()
+    if pipeline is not None:
+        held = microbatches_in_flight(pipeline.schedule) if pipeline.schedule else (1,)
+    return tuple((cost.memory, cost.flops) for cost in analysis.costs), held
+
+
+def _estimate(analysis: Analysis) -> tuple[Estimate | None]:
+    estimate = analysis.estimate
+    if estimate is None or estimate.step_time is None:
+        return (None,)
+    links = dict(estimate.links)
+    return (
+        Estimate(
+            step_time=estimate.step_time,
+            mfu=estimate.mfu,
+            arithmetic=estimate.arithmetic,
+            transfers=estimate.transfers,
+            waiting=estimate.waiting,
+            exposed=estimate.exposed,
+            efficiency=analysis.layout.hardware.efficiency,
+            within=links["link"],
+            between=links["network"],
+        ),
+    )
+
+
+def _actions(analysis: Analysis) -> tuple[Sequence[Sequence[StageAction]], Schedule | None]:
+    schedule = analysis.pipeline.schedule if analysis.pipeline else None
+    if schedule is None:
+        if analysis.layout.sizes["pipeline"] > 1:  # a network that was not traced
+            return (), None
+        ahead = makes_outputs_ahead(analysis.job, analysis.layout)
+        row = row_without_pipeline(analysis.layout.microbatches, analysis.sharding.reshard, ahead=ahead)
+        return (tuple(_row(0, row, (), analysis.sharding)),), None
+    assert analysis.staging is not None
+    sent = messages(analysis.staging)
+    rows = tuple(tuple(_row(p, row, sent, analysis.sharding)) for p, row in enumerate(lowered(schedule)))
+    return rows, _schedule(analysis, schedule)
+
+
+def _row(
+    process: int, row: Iterable[Issue], sent: Sequence[Sequence[TensorFact]], sharding: Sharding
+) -> Iterator[StageAction]:
+    left_out = _left_out(sharding)
+    for entry in row:
+        for issue in entry.parts:
+            if issue.kind not in left_out:
+                yield _action(process, issue, sent, overlaps=issue in entry.parts[1:])
+
+
+def _schedule(analysis: Analysis, schedule: ScheduleTable) -> Schedule:
+    pipeline, model = analysis.pipeline, analysis.model
+    assert pipeline is not None and model is not None, "a pipeline has stages"
+    equal = equal_counts(len(model.layers), len(pipeline.stages))
+    possible = not any(unsendable(model, stage[-1]) for stage in equal[:-1])
+    return Schedule(
+        name=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in schedule.rows),
+        bubble=pipeline.bubble,
+        equal_bubble=played(model, equal, schedule).bubble if possible else None,
+        whole_backward=tuple(stages_with_whole_backward(analysis.job, model, pipeline.stages, schedule)),
+    )
+
+
+def _left_out(sharding: Sharding) -> set[str]:
+    """Returns the actions of torch's schedules that have nothing to do."""
+    sums = sharding.reduces
+    return (set() if sums else {"REDUCE_GRAD"}) | (set() if sharding.shards > 1 and sums else {"UNSHARD", "RESHARD"})
+
+
+def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *, overlaps: bool) -> StageAction:
+    """Returns the action of an issue; `sent` are the tensors that each stage but the last sends to the next."""
+    kind, values = STAGE_ACTIONS[issue.kind], dict[str, Any](process=process, stage=issue.stage)
+    if issubclass(kind, MicrobatchAction):
+        values["microbatch"] = issue.microbatch
+    if issubclass(kind, StagePass):
+        values["overlaps"] = overlaps
+    if issubclass(kind, Message):
+        forward_sender = kind.operation == ("send" if kind.way > 0 else "receive")
+        facts = sent[issue.stage if forward_sender else issue.stage - 1]
+        values |= {"shapes": tuple(fact.shape for fact in facts), "dtypes": tuple(fact.dtype for fact in facts)}
+    return kind(**values)
+
+
+_ARGUMENTS: Mapping[str, Callable[[Analysis], tuple[Any, ...]]] = {
+    "add_constants": _constants,
+    "place_devices": _devices,
+    "place_processes": lambda _: (),
+    "place_stages": _stages,
+    "hold_weights": _weights,
+    "deal_samples": _batches,
+    "account": _costs,
+    "estimate_step": _estimate,
+    "order_actions": _actions,
+    "exchange": lambda analysis: (tuple(cost.operations for cost in analysis.costs),),
+}
