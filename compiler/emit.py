@@ -160,5 +160,9 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
     assert not broken, broken
     rows = tuple(passes_in([plan.node_record(name, Action) for name in lines[process]]) for process in sorted(lines))
     return p.PipelineStep(
-        schedule=schedule.name, stages=tuple(stages), rows=rows, whole_backward=schedule.whole_backward
+        schedule=schedule.name,
+        stages=tuple(stages),
+        rows=rows,
+        whole_backward=schedule.whole_backward,
+        first_trained=schedule.first_trained,
     )

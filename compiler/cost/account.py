@@ -34,10 +34,10 @@ al. 2019 (arXiv:1910.02054); recomputation: Chen et al. 2016 (arXiv:1604.06174),
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 
 from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes, summed_bytes
@@ -57,13 +57,13 @@ from dslc.compiler.cost.layer_bytes import (
 )
 from dslc.compiler.cost.loss_bytes import LossBytes, whole_loss_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
-from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
+from dslc.compiler.cost.schedule_cost import NEVER, HeldBytes, StageMemory, bytes_beside
 from dslc.compiler.cost.unsharded_memory import ShardedMemory, UnshardedMemory
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.actions import Payload
-from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase, WorkingSet
+from dslc.compiler.ir.memory import Halves, LayerShare, MemoryNode, Phase, WorkingSet
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
-from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
+from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import (
     fused_on,
     low_copy,
@@ -75,8 +75,9 @@ from dslc.compiler.placement.sharding import (
     zero1_partition,
 )
 from dslc.compiler.placement.shares import largest
-from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.staging import Staging, stages_with_whole_backward
 
+SECOND_HALF = "gradients of weights"
 MOST_LAYERS = 3  # layers named at the peak, at most
 RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
 
@@ -102,13 +103,8 @@ class _Account:
         self._layers = with_copies([model.of_a_rank[n] for n in self._mine])
         self._bytes = [self._layer_bytes(layer, layer.name in again) for layer in self._layers]
         self._moved = offloaded(job, layout)
-        # Kept here for other micro-batches in flight, and for other stages of this rank: before there are gradients,
-        # and beside them. And all memory of the rank while it makes only gradients of weights, of recomputed layers.
-        self._others = 0
-        self._flight = (0, 0)
-        self._in_weights = 0
-        if schedule and "activations" not in self._moved:
-            self._fly(staging, schedule, again, pipeline)
+        self._others = self._first = 0  # bytes of other micro-batches and stages; the first layer of the stage
+        self._stages = self._stages_of(staging, schedule, again, pipeline)
         # torch's receive buffers, from the first step on: inputs and gradients of outputs, of all micro-batches. Values
         # passed between stages of this rank are kept there, too.
         self._received = 0
@@ -143,53 +139,86 @@ class _Account:
         noise = self._model.noise or self._model.traced is not None
         return RANDOM_STATE if again and noise and self._layout.device == "cpu" else 0
 
-    def _fly(self, staging: Staging, schedule: ScheduleTable, again: set[str], pipeline: int) -> None:
-        job, layers, mine = self._job, self._model.of_a_rank, staging.stages_of(pipeline)
-        # Each micro-batch has its own masks and copies of weights. The last stage keeps its output
-        # and what the loss keeps; others send theirs.
-        each = {
-            n: self._samples * saved_bytes(job, layers[n], layers[n].name in again)
-            + (
-                self._state_of_noise(True)
-                if layers[n].name in again
-                else mask_bytes(job, layers[n]) + copy_bytes(job, layers[n])
-            )
-            if has_backward(job, layers[n])
-            else copy_bytes(job, layers[n])
-            for n in self._mine
-        }
+    def _stages_of(
+        self, staging: Staging, schedule: ScheduleTable | None, again: set[str], pipeline: int
+    ) -> list[StageMemory]:
+        """Returns the stages of the rank, with the bytes beside each of their actions."""
+        mine, sizes = staging.stages_of(pipeline), [len(stage) for stage in staging.stages]
+        ends = list(accumulate((sizes[stage] for stage in mine), initial=0))
+        ranges = {stage: range(*ends[n : n + 2]) for n, stage in enumerate(mine)}
+        if schedule is None:
+            return [StageMemory(layers=layers) for layers in ranges.values()]
+        if "activations" in self._moved:
+            return [StageMemory(layers=layers, splits=stage > 0) for stage, layers in ranges.items()]
         outputs = [self._boundary_bytes(stage[-1]) for stage in staging.stages]
         apart = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
-        sizes = [size * sends for size, sends in zip(outputs, apart, strict=False)]  # of each cut that is a message
-        sent = list(zip((*sizes, 0), (0, *sizes), strict=True))
-        kept = [0.0] * len(staging.stages)  # by stage
+        messages = [size * sends for size, sends in zip(outputs, apart, strict=False)]  # of each cut
+        kept, received = self._kept_by_stage(staging, again, mine)
+        of_loss = int(self._samples * loss_kept_bytes(self._job, self._model)) + outputs[-1] if self._ends else 0
+        whole = {0, *stages_with_whole_backward(self._job, self._model, staging.stages, schedule)}
+        between = [0 if stage in whole and stage else size for stage, size in enumerate(kept)]
+        for stage in set(mine) - whole:
+            halves = [self._halves(n) for n in ranges[stage]]
+            passed = halves[-1].passed if stage + 1 < len(kept) else 0  # it lies where this stage receives
+            between[stage] += sum(half.gradients for half in halves) - passed
+            for n, half in zip(reversed(ranges[stage]), reversed(halves), strict=True):
+                # What torch recomputes it has not kept.
+                between[stage] -= 0 if self._bytes[n].again else half.tail
+                if half.moments:
+                    break
+        kept[-1] += of_loss
+        weights = [4 * sum(self._count[n] for n in ranges.get(stage, ())) for stage in range(len(kept))]
+        held = HeldBytes(
+            kept=kept,
+            between=between,
+            output=[*messages, 0],
+            gradient=[0, *messages],
+            weights=weights if self._sharding.engine != "fsdp" else (),
+        )
+        beside = bytes_beside(schedule, pipeline, held)
+        return [
+            StageMemory(
+                layers=ranges[stage],
+                splits=stage not in whole,
+                beside={
+                    # The input lies where it was received.
+                    (kind, later): int(size) - (received[stage] if kind != "W" or stage in whole else 0)
+                    for (other, kind, later), size in beside.items()
+                    if other == stage and not (kind == "W" and between[stage] == 0 and stage in whole)
+                },
+                between=int(between[stage]),
+                output=outputs[stage],
+                of_loss=of_loss if stage + 1 == len(kept) else 0,
+            )
+            for stage in mine
+        ]
+
+    def _kept_by_stage(
+        self, staging: Staging, again: set[str], mine: Sequence[int]
+    ) -> tuple[list[float], dict[int, int]]:
+        """Returns what a micro-batch keeps at each stage of the rank, without the part of it that lies in the receive
+        buffers, and that part. Each micro-batch has its own masks and copies of weights.
+        """
+        job, layers = self._job, self._model.of_a_rank
+        kept, received = [0.0] * len(staging.stages), dict.fromkeys(mine, 0)
         for stage in mine:
-            entry = layers[staging.stages[stage][0]]
-            received = saved_input_bytes(job, entry, entry.name in again) if stage else 0
-            kept[stage] = sum(each[n] for n in staging.stages[stage]) - self._samples * received
-        of_loss = int(self._samples * loss_kept_bytes(job, self._model)) if self._ends else 0
-        if self._ends:
-            kept[-1] += outputs[-1] + of_loss
-        between, during = list(kept), list(kept)
-        if schedule.name in SPLITS_BACKWARD:
-            # Between the halves torch frees nothing, and gradients are added to the activations. The first stage has
-            # only W.
-            for n in (stage for stage in mine if stage):
-                halves = [
-                    (halves_bytes(job, layers[m], self._samples), layers[m].name in again) for m in staging.stages[n]
-                ]
-                between[n] += sum(half.gradients for half, _ in halves)
-                during[n] = between[n]
-                left = 0
-                for half, repeated in halves:
-                    if repeated:
-                        during[n] = max(during[n], between[n] + left + half.most)
-                    left += half.left if repeated else -half.gradients
-        own = of_loss + sum(layer.kept + (0 if layer.again else layer.copies) for layer in self._bytes)
-        first, later = peaks_held(schedule, pipeline, kept, between, sent)
-        self._flight = max(0, int(first) - own), max(0, int(later) - own)
-        if during > between:
-            self._in_weights = int(peak_in_w(schedule, pipeline, kept, between, during, sent))
+            for n in staging.stages[stage]:
+                layer = layers[n]
+                if not has_backward(job, layer):
+                    kept[stage] += copy_bytes(job, layer)
+                elif layer.name in again:
+                    kept[stage] += self._samples * saved_bytes(job, layer, True) + self._state_of_noise(True)
+                else:
+                    kept[stage] += self._samples * saved_bytes(job, layer, False)
+                    kept[stage] += mask_bytes(job, layer) + copy_bytes(job, layer)
+            if stage:
+                entry = layers[staging.stages[stage][0]]
+                received[stage] = int(self._samples * saved_input_bytes(job, entry, entry.name in again))
+                kept[stage] -= received[stage]
+        return kept, received
+
+    def _halves(self, layer: int) -> Halves:
+        return halves_bytes(self._job, self._layers[layer], self._samples)
 
     def _boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of a micro-batch that a stage ending with this layer sends."""
@@ -339,16 +368,11 @@ class _Account:
         if self._whole is not None and last:
             self._forward_all_microbatches(self._whole)
         before = [last - 1] if self._sharding.engine not in ("none", "local") and last else []
+        kinds = {kind for stage in self._stages for kind, _ in stage.beside or ()}
         for microbatch in sorted({0, last, *before}):
-            self._others = self._flight[microbatch > 0] + self._mask_of_documents()
-            if self._whole is not None:
-                self._others += self._whole.gradients
-            self._walk(self._engine(microbatch))
-        self._others = 0
-        if self._in_weights:
-            engine = self._engine(last)
-            gradients = engine.turn()
-            self._stop("gradients of weights", None, gradients, engine.communication, self._in_weights, phase="point")
+            for split in (False, True) if "I" in kinds and "B" in kinds else ("I" in kinds,):
+                self._walk(self._engine(microbatch), microbatch > 0, split)
+        self._others = self._first = 0
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes(), phase="point")
         exchange = self._sharding.exchange
         if exchange is not None and self._sharding.engine != "fsdp":
@@ -360,23 +384,51 @@ class _Account:
                 self._stop("exact sum of gradients", None, gradients, summed, 0, phase="point")
         return self._peak_node()
 
-    def _walk(self, engine: UnshardedMemory | ShardedMemory) -> None:
-        """Walks one micro-batch, forward and backward."""
-        layers, before, copies = self._bytes, self._before, self._copies
-        for n, layer in enumerate(layers):
-            gradients = engine.forward(n)
-            held = before[n] + copies[n] + layer.copies + layer.forward
-            self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
+    def _enter(self, stage: StageMemory, kind: str, later: bool) -> None:
+        """Enters an action of a stage. `later`: it has gradients of weights."""
+        self._first = stage.layers.start
+        self._others = stage.beside.get((kind, later), NEVER) if stage.beside is not None else 0
+        self._others += self._mask_of_documents() + (self._whole.gradients if self._whole is not None else 0)
+        if kind in ("B", "I") and stage.of_loss:
+            self._others += stage.output
+
+    def _walk(self, engine: UnshardedMemory | ShardedMemory, later: bool, split: bool) -> None:
+        """Walks one micro-batch, forward and backward, the latter in two halves if `split`."""
+        for stage in self._stages:
+            self._enter(stage, "F", later)
+            for n in stage.layers:
+                layer = self._bytes[n]
+                gradients = engine.forward(n)
+                held = self._kept_before(n) + layer.copies + layer.forward
+                self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
         gradients = engine.turn()
-        if self._ends and layers:
-            self._loss(gradients, engine.communication, before[-1] + copies[-1])
-        for n in reversed(range(len(layers))):
-            layer = layers[n]
-            held = before[n] + copies[n] + layer.copies
+        for stage in reversed(self._stages):
+            ends = self._ends and stage is self._stages[-1]
+            if ends:
+                self._enter(stage, "F", later)
+                self._loss(gradients, engine.communication, self._kept_before(stage.layers.stop))
+            self._enter(stage, stage.backward if split else "B", later)
+            if ends:
+                self._backward_of_loss(gradients, engine.communication, self._kept_before(stage.layers.stop))
+            if split and stage.splits:
+                self._walk_first_half(stage, engine, gradients)
+                self._enter(stage, "W", later)
+                gradients = self._walk_second_half(stage, engine)
+            else:
+                gradients = self._walk_backward(stage, engine, gradients)
+
+    def _kept_before(self, layer: int) -> int:
+        """Returns what the layers of the stage before this one keep."""
+        first = self._first
+        return self._before[layer] - self._before[first] + self._copies[layer] - self._copies[first]
+
+    def _walk_backward(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, gradients: int) -> int:
+        """Walks the backward pass of a stage; returns the gradients of weights after it."""
+        for n in reversed(stage.layers):
+            layer = self._bytes[n]
+            held = self._kept_before(n) + layer.copies
             if not layer.backward:  # only what waits for the end of the backward pass happens here
-                for gradients in engine.leave(n):
-                    when = f"reduce-scatter after the backward pass of {self._name(n)}"
-                    self._stop(when, n, gradients, engine.communication + engine.passing, held)
+                gradients = self._leave(engine, n, held, gradients)
                 continue
             gradients, passing = engine.backward(n, WorkingSet(0, 0, 0, 0)), engine.passing
             if passing:
@@ -389,10 +441,53 @@ class _Account:
             if layer.again:
                 when = f"forward pass of {self._name(n)}, again"
                 self._stop(when, n, gradients, engine.communication, held + layer.again)
-            held = before[n] + (layer.input if n else 0)
-            for gradients in engine.leave(n):
-                when = f"reduce-scatter after the backward pass of {self._name(n)}"
-                self._stop(when, n, gradients, engine.communication + engine.passing, held)
+            held = self._before[n] - self._before[self._first] + (layer.input if n else 0)
+            gradients = self._leave(engine, n, held, gradients)
+        return gradients
+
+    def _leave(self, engine: UnshardedMemory | ShardedMemory, n: int, held: int, gradients: int) -> int:
+        """Leaves a layer in the backward pass; returns the gradients of weights after it."""
+        for gradients in engine.leave(n):
+            when = f"reduce-scatter after the backward pass of {self._name(n)}"
+            self._stop(when, n, gradients, engine.communication + engine.passing, held)
+        return gradients
+
+    def _walk_first_half(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, gradients: int) -> None:
+        """Walks the half that makes gradients of inputs: it frees nothing, and keeps those that weights will need."""
+        kept = self._kept_before(stage.layers.stop) + stage.of_loss
+        if not stage.of_loss:
+            kept -= stage.output  # its gradient lies where this stage receives
+        for n in reversed(stage.layers):
+            layer, half = self._bytes[n], self._halves(n)
+            if not layer.backward:
+                continue
+            most = half.first
+            if layer.again:
+                most = max(moment.bytes for moment in layer.backward) - layer.kept
+                when = f"forward pass of {self._name(n)}, again"
+                self._stop(when, n, gradients, engine.communication, kept + layer.again)
+            self._stop(f"backward pass of {self._name(n)}", n, gradients, engine.communication, kept + most)
+            kept += half.gradients
+
+    def _walk_second_half(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory) -> int:
+        """Walks the half that makes gradients of weights, in forward order; returns them."""
+        kept, gradients = stage.between, 0
+        sharded = isinstance(engine, ShardedMemory)  # gradients are scattered in the order of the engine
+        for n in reversed(stage.layers) if sharded else stage.layers:
+            layer, half = self._bytes[n], self._halves(n)
+            gradients = engine.backward(n, WorkingSet(0, 0, 0, 0))
+            for moment in half.moments if layer.backward else ():
+                gradients = engine.backward(n, moment)
+                held = kept - (0 if layer.again or sharded else moment.bytes) + engine.beside
+                self._stop(SECOND_HALF, None, gradients, engine.communication, held, phase="point")
+            if layer.backward and layer.again:
+                held = kept + half.most
+                self._stop(SECOND_HALF, None, gradients, engine.communication, held, phase="point")
+                kept += half.left
+            elif layer.backward and not sharded:
+                kept -= half.freed
+            gradients = self._leave(engine, n, kept, gradients)
+        return gradients
 
     def _forward_all_microbatches(self, found: LossBytes) -> None:
         """Makes the outputs of all micro-batches, of which nothing is kept, and their loss."""
@@ -407,14 +502,16 @@ class _Account:
         self._stop("loss of all micro-batches", None, gradients, communication, held, phase="point")
 
     def _loss(self, gradients: int, communication: int, kept: int) -> None:
+        forward = int(self._samples * loss_bytes(self._job, self._model)[0])
         if self._whole is not None and self._layout.microbatches == 1:
-            self._stop("loss", None, gradients, communication, kept + self._whole.forward, phase="point", by_layer=True)
-            self._stop("backward pass of the loss", None, gradients, communication, kept + self._whole.backward)
-            return
-        forward, stays, backward = (int(self._samples * size) for size in loss_bytes(self._job, self._model))
+            forward = self._whole.forward
         self._stop("loss", None, gradients, communication, kept + forward, phase="point", by_layer=True)
-        held = kept + max(stays, backward)
-        self._stop("backward pass of the loss", None, gradients, communication, held)
+
+    def _backward_of_loss(self, gradients: int, communication: int, kept: int) -> None:
+        most = int(self._samples * max(loss_bytes(self._job, self._model)[1:]))
+        if self._whole is not None and self._layout.microbatches == 1:
+            most = self._whole.backward
+        self._stop("backward pass of the loss", None, gradients, communication, kept + most)
 
     def _update_bytes(self) -> int:
         """Returns the optimizer's temporary bytes: without a fused kernel, some numbers for each that it updates."""
@@ -452,15 +549,15 @@ class _Account:
         self._most = total
         by_layer = phase == "pass" if by_layer is None else by_layer
         there = (len(self._bytes) if layer is None else layer) if by_layer else None
-        self._peak = (when, phase, there, gradients, communication, activations, self._others)
+        self._peak = (when, phase, self._first, there, gradients, communication, activations, self._others)
 
     def _peak_node(self) -> MemoryNode:
         state = self._rest
-        when, phase, there, gradients, communication, activations, others = self._peak
-        shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(there or 0)]
+        when, phase, first, there, gradients, communication, activations, others = self._peak
+        shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(first, there or 0)]
         if there is not None:
             at = "loss" if there == len(self._bytes) else self._name(there)
-            shares.append((at, activations - self._before[there]))
+            shares.append((at, activations - self._before[there] + self._before[first]))
         most = sorted(shares, key=lambda share: -share[1])[:MOST_LAYERS]
         return replace(
             state,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet
+from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet, repeated_bytes
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.sharding import autocasts, compiles_loss, low_copy, low_precision, recomputed
@@ -168,6 +168,11 @@ def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
         most=int(factor * found.most) + copied,
         left=int(factor * found.left),
         copied=copied,
+        first=int(factor * found.first),
+        passed=int(factor * found.passed),
+        tail=int(factor * found.tail),
+        freed=int(factor * found.freed),
+        moments=tuple(WorkingSet(int(factor * m.bytes), m.weights, m.copies, m.made) for m in found.moments),
     )
 
 
@@ -175,11 +180,18 @@ def _unknown_halves(layer: LayerNode, saved: int) -> Halves:
     """Estimates a layer whose operations are unknown, by the figures of a transformer block."""
     modules = len({q.name.rpartition(".")[0] for q in layer.parameters})
     gradients = int(0.7 * saved)
+    most, left = repeated_bytes(saved, modules, gradients)
+    numbers = [q.count for q in layer.parameters]
     return Halves(
         gradients=gradients,
-        most=int((0.75 * (modules - 1) + 0.3) * saved) if modules else 0,
-        left=int(0.5 * modules * saved) - gradients,
+        most=most,
+        left=left,
         copied=modules * _copied(layer),
+        first=gradients + 2 * layer.input.bytes,
+        passed=0,
+        tail=0 if layer.parameters else saved,
+        freed=gradients,
+        moments=(WorkingSet(0, max(numbers), 0, sum(numbers)),) if numbers else (),
     )
 
 

@@ -11,16 +11,15 @@ other, and their results leave after the second. And at the first stage I is a n
 Model of memory. A micro-batch's activations at a stage are held from its F to its B, or to its W if the backward is
 split: after I, torch still holds all of them, and also the gradients at the layers with weights (measured on two
 pre-norm transformer blocks: 0.68 times the activations again; at the first stage only the gradient it received). A
-caller gives this figure as `between`. A recomputed layer is recomputed for each of its operations with weights in W,
-and the results stay until the W is over: `during`. Peaks follow from the order alone, so they hold for any speed.
-Buffers of transfers, and the outputs that torch returns from the last stage, are not counted.
+caller gives this figure as `between`, and adds what an action works in. Peaks follow from the order alone, so they hold
+for any speed. Buffers of transfers, and the outputs that torch returns from the last stage, are not counted.
 
 Limits. Every micro-batch costs the same; links do not contend; overlapping actions do not slow each other down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -173,53 +172,96 @@ def peak_held(
     until W, by default the same. It is larger if torch keeps gradients there too.
     """
     between = bytes_per_stage if between is None else between
-    return tuple(max(peaks_held(table, rank, bytes_per_stage, between)) for rank in range(table.ranks))
+    held = HeldBytes(kept=bytes_per_stage, between=between)
+    return tuple(
+        max(bytes + held.microbatch_bytes(action) for action, bytes in _bytes_beside(table, rank, held))
+        for rank in range(table.ranks)
+    )
 
 
-Sent = Sequence[tuple[float, float]]  # by stage: bytes of the output and of the input's gradient, sent to another rank
+@record
+class HeldBytes(Record):
+    """Bytes of one micro-batch, by stage.
 
-
-def peaks_held(
-    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], sent: Sent = ()
-) -> tuple[float, float]:
-    """Returns the same of one rank, until it has made its first gradients of weights and from then on. A tensor that
-    is `sent` stays until the end of the step, where torch waits for the message.
+    `kept` is held from F to B or I, `between` from I to W. The `output` and the `gradient` of the input are sent to
+    another rank, and stay until the end of the step, where torch waits for the messages. `weights` are the gradients
+    of weights, which the first B or W makes.
     """
-    most, later = [0.0, 0.0], 0
-    for action, now in _bytes_by_action(table, rank, bytes_per_stage, between, sent):
-        most[later] = max(most[later], now)
-        later = later or int(action.kind in ("B", "W"))
-    return most[0], most[1]
+
+    kept: Sequence[float]
+    between: Sequence[float]
+    output: Sequence[float] = ()
+    gradient: Sequence[float] = ()
+    weights: Sequence[float] = ()
+
+    def microbatch_bytes(self, action: ScheduledAction) -> float:
+        """Returns the bytes of the micro-batch that an action works on: after F, and before the others."""
+        return (self.between if action.kind == "W" else self.kept)[action.stage]
+
+    def sent_bytes(self, action: ScheduledAction) -> float:
+        """Returns the bytes that an action sends."""
+        sizes = {"F": self.output, "B": self.gradient, "I": self.gradient}.get(action.kind)
+        return sizes[action.stage] if sizes else 0.0
 
 
-def peak_in_w(
-    table: ScheduleTable,
-    rank: int,
-    bytes_per_stage: Sequence[float],
-    between: Sequence[float],
-    during: Sequence[float],
-    sent: Sent = (),
-) -> float:
-    """Returns the most bytes that a rank holds in a W, which takes `during` instead of `between`."""
-    held = _bytes_by_action(table, rank, bytes_per_stage, between, sent)
-    return max((now - between[a.stage] + during[a.stage] for a, now in held if a.kind == "W"), default=0.0)
+Beside = dict[tuple[int, str, bool], float]
 
 
-def _bytes_by_action(
-    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], sent: Sent
-) -> Iterator[tuple[ScheduledAction, float]]:
-    """Yields the actions of a rank, with the bytes held in each."""
-    assert len(bytes_per_stage) == table.stages, "one size per stage"
+def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Beside:
+    """Returns the most that a rank holds beside the micro-batch that an action works on, by stage, kind of action, and
+    whether it has gradients of weights by then: before a forward pass, or of an earlier micro-batch. Gradients of
+    weights that this rank's stages do not have yet are subtracted.
+    """
+    most: Beside = {}
+    missing = {stage for stage, owner in enumerate(table.placement) if owner == rank}
+    for action, beside in _bytes_beside(table, rank, held):
+        stage = action.stage
+        later = stage not in missing if action.kind == "F" else action.microbatch > 0
+        if later and held.weights:
+            beside -= sum(held.weights[other] for other in missing)
+        key = stage, action.kind, later
+        most[key] = max(most.get(key, beside), beside)
+        if action.kind in ("B", "W"):
+            missing.discard(stage)
+    return most
+
+
+def _bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, float]]:
+    """Yields the actions of a rank, with the bytes of activations that it holds beside those of the action."""
+    assert len(held.kept) == table.stages, "one size per stage"
     now = 0.0
     for action in table.work(rank):
-        whole, rest = bytes_per_stage[action.stage], between[action.stage]
-        output, gradient = sent[action.stage] if sent else (0.0, 0.0)
+        own = held.microbatch_bytes(action)
         if action.kind == "F":
-            now += whole + output
-        elif action.kind == "I":
-            now += rest - whole
-        yield action, now
-        if action.kind in ("B", "W"):
-            now -= rest if action.kind == "W" else whole
-        if action.kind in ("B", "I"):
-            now += gradient
+            yield action, now
+            now += own
+        else:
+            yield action, now - own
+            now += (held.between[action.stage] if action.kind == "I" else 0.0) - own
+        now += held.sent_bytes(action)
+
+
+NEVER = -(1 << 62)  # bytes beside an action that the rank does not have
+
+
+@record
+class StageMemory(Record):
+    """A stage of a rank, in bytes of a micro-batch. `layers` are the places of its layers among the rank's.
+
+    `splits`: its backward pass has two halves where the schedule splits it; else the action `backward` is the whole.
+    `beside` are bytes that the rank holds beside the micro-batch of an action, by kind of action, and whether it has
+    gradients of weights; None if nothing else is held. `between` are the bytes of a micro-batch between the halves;
+    `output` those of what the stage returns; `of_loss` what the loss keeps, with the output.
+    """
+
+    layers: range
+    splits: bool = False
+    beside: Mapping[tuple[str, bool], int] | None = None
+    between: int = 0
+    output: int = 0
+    of_loss: int = 0
+
+    @property
+    def backward(self) -> str:
+        """The kind of the action in which a split backward pass begins: torch skips the first half at stage 0."""
+        return "W" if self.beside and ("W", False) in self.beside and not self.splits else "I"

@@ -43,7 +43,7 @@ from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
-from dslc.compiler.placement.staging import stages_with_whole_backward, unsendable
+from dslc.compiler.placement.staging import first_trained_stage, stages_with_whole_backward, unsendable
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.job import JobSpec
@@ -216,6 +216,7 @@ def _schedule(analysis: Analysis, schedule: ScheduleTable) -> Schedule:
         bubble=pipeline.bubble,
         equal_bubble=played(model, equal, schedule).bubble if possible else None,
         whole_backward=tuple(stages_with_whole_backward(analysis.job, model, pipeline.stages, schedule)),
+        first_trained=first_trained_stage(analysis.job, model, pipeline.stages),
     )
 
 

@@ -88,17 +88,35 @@ class WorkingSet(Record):
 class Halves(Record):
     """Working memory of a layer whose gradients of inputs and of weights are made apart.
 
-    `gradients` stay from one half to the other: those of the results of operations with weights. A recomputed layer is
-    recomputed for each of these operations, and torch keeps the results, except those that the operations themselves
-    had kept, until the stage is done: `most` and `left` are the bytes in addition to the memory after the first half,
-    while the second works in the layer and when it has left it; `copied` the numbers of weights that autocast copies
-    for it.
+    `gradients` stay from one half to the other: those of the results of operations with weights. `passed` is the part
+    of them that is the gradient of the layer's output. `first` is the most that the first half takes beside the saved
+    activations, of which it frees none. The second half goes through the operations with weights in forward order:
+    `moments` has the bytes that are freed before each, `freed` those after the last. `tail` is what the operations
+    after the last with weights keep: the first half frees it, if no later layer of the stage has weights.
+
+    A recomputed layer is recomputed for each of these operations, and torch keeps the results, except those that the
+    operations themselves had kept, until the stage is done: `most` and `left` are the bytes in addition to the memory
+    after the first half, while the second works in the layer and when it has left it; `copied` the numbers of weights
+    that autocast copies for it.
     """
 
     gradients: int
     most: int
     left: int
     copied: int
+    first: int
+    passed: int
+    tail: int
+    freed: int
+    moments: tuple[WorkingSet, ...]
+
+
+def repeated_bytes(saved: int, operations: int, gradients: int) -> tuple[int, int]:
+    """Estimates `most` and `left` of a recomputed layer with so many operations with weights, by the figures of a
+    transformer block.
+    """
+    most = int((0.75 * (operations - 1) + 0.3) * saved) if operations else 0
+    return most, int(0.5 * operations * saved) - gradients
 
 
 @record

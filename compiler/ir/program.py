@@ -373,13 +373,15 @@ class StageStep(Record):
 @record
 class PipelineStep(Record):
     """The pipeline axis: its stages, and for each pipeline coordinate the actions in order, in torch's notation (`0F0`,
-    `1B3`, `0I2`, `0W2`), without communication. An `I` of the stages `whole_backward` computes all gradients.
+    `1B3`, `0I2`, `0W2`), without communication. An `I` of the stages `whole_backward` computes all gradients. Stages up
+    to `first_trained`, the first with a parameter that trains, need no gradients of their inputs.
     """
 
     schedule: str
     stages: tuple[StageStep, ...]
     rows: tuple[tuple[str, ...], ...]
     whole_backward: tuple[int, ...] = ()
+    first_trained: int = 0
 
 
 @record

@@ -177,7 +177,8 @@ class Schedule(Record):
 
     `rows` is its table: a row for each pipeline coordinate, where `2F0` is stage 2's forward of micro-batch 0 and `-`
     a slot without a pass. `equal_bubble` is the bubble with equal numbers of layers in the stages, if they can be cut
-    so. In the stages `whole_backward` the first half of a split backward pass computes all gradients.
+    so. In the stages `whole_backward` the first half of a split backward pass computes all gradients. `first_trained`
+    is the first stage with a parameter that trains.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Schedule(Record):
     bubble: float
     equal_bubble: float | None = None
     whole_backward: tuple[int, ...] = ()
+    first_trained: int = 0
 
 
 @record

@@ -196,10 +196,7 @@ def _scaled_working(found: Working, kept: float, weights: float) -> Working:
         forward=int(kept * found.forward),
         dropping=int(kept * found.dropping),
         copied=int(weights * found.copied),
-        backward=tuple(
-            WorkingSet(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
-            for m in found.backward
-        ),
+        backward=_scaled_moments(found.backward, kept, weights),
         halves=found.halves and _scaled_halves(found.halves, kept, weights),
         cast=int(weights * found.cast),
     )
@@ -211,6 +208,17 @@ def _scaled_halves(found: Halves, kept: float, weights: float) -> Halves:
         most=int(kept * found.most),
         left=int(kept * found.left),
         copied=int(weights * found.copied),
+        first=int(kept * found.first),
+        passed=int(kept * found.passed),
+        tail=int(kept * found.tail),
+        freed=int(kept * found.freed),
+        moments=_scaled_moments(found.moments, kept, weights),
+    )
+
+
+def _scaled_moments(moments: tuple[WorkingSet, ...], kept: float, weights: float) -> tuple[WorkingSet, ...]:
+    return tuple(
+        WorkingSet(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made))) for m in moments
     )
 
 

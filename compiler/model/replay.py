@@ -148,10 +148,57 @@ def _halves(operations: Sequence[Operation]) -> Halves:
     weighted = [op for op in operations if op.weights]
     others = sum(kept_bytes(op) for op in operations if not op.weights)
     made = others + sum(map(kept_bytes, weighted))
-    gone = most = copied = 0
+    gone = most = copied = freed = weights = 0
+    moments = []
     for n, op in enumerate(weighted):
         rest = weighted[n:]
         most = max(most, n * (others + sum(map(kept_bytes, rest))) + made - gone)
         copied = max(copied, n * sum(later.copied for later in rest) + sum(later.copied for later in weighted))
         gone += op.gives.bytes
-    return Halves(gradients=gone, most=most, left=len(weighted) * others - gone, copied=copied)
+        weights += op.weights
+        moments.append(WorkingSet(freed, op.weights, op.rounds * op.weights, weights))
+        freed += op.gives.bytes + kept_bytes(op)
+    last = max((n for n, op in enumerate(operations) if op.weights), default=-1)
+    first, gradients, passed = _first_half(operations)
+    return Halves(
+        gradients=gradients,
+        most=most,
+        left=len(weighted) * others - gone,
+        copied=copied,
+        first=first,
+        passed=passed,
+        tail=sum(map(kept_bytes, operations[last + 1 :])),
+        freed=freed,
+        moments=tuple(moments),
+    )
+
+
+def _first_half(operations: Sequence[Operation]) -> tuple[int, int, int]:
+    """Returns the most bytes of gradients in a first half, those that stay, and whether the output's is among them."""
+    output = [operations[-1].gives.bytes]
+    gradients: dict[int, list[int]] = {id(operations[-1].gives): output}  # shared where passed on
+    stays: dict[int, list[int]] = {}
+    most = 0
+    for op in reversed(operations):
+        if not op.backward:
+            continue
+        own = gradients.pop(id(op.gives), [op.gives.bytes])
+        made = []
+        if op.weights:
+            stays[id(own)] = own
+        for store in op.takes:
+            if not op.differentiates or store is op.gives or store in op.constants:
+                continue
+            gradient = own if op.adds and store.bytes == own[0] else [store.bytes]
+            if id(store) in gradients:
+                made.append(gradient)
+                if id(gradients[id(store)]) in stays:  # a sum beside a gradient that stays
+                    gradients[id(store)] = [store.bytes]
+                    made.append(gradients[id(store)])
+            else:
+                gradients[id(store)] = gradient
+        if op.gives in op.takes:
+            gradients[id(op.gives)] = own
+        there = {id(g): g[0] for g in (own, *made, *gradients.values(), *stays.values())}
+        most = max(most, sum(there.values()) + op.scratch)
+    return most, sum(g[0] for g in stays.values()), output[0] if id(output) in stays else 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from dslc.compiler.ir.network_facts import OptimizerFacts
-from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement import sharding
 from dslc.compiler.placement.layout import Layout
@@ -71,7 +71,32 @@ class Staging(Record):
         return tuple(stage for stage, rank in enumerate(self.placement) if rank == pipeline)
 
 
+def first_trained_stage(job: JobSpec, model: ModelGraph, stages: Sequence[range]) -> int:
+    """Returns the first stage with a parameter that trains. A parameter of no layer may be used by any stage."""
+    trains = sharding.trained(job, model)
+    for index, stage in enumerate(stages):
+        if any(q.first_name in trains for n in stage for q in model.layers[n].parameters):
+            return index if all(layer.name or trains.isdisjoint(_names(layer)) for layer in model.layers) else 0
+    return 0
+
+
+def _names(layer: LayerNode) -> set[str]:
+    return {q.first_name for q in layer.parameters}
+
+
 def stages_with_whole_backward(
+    job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
+) -> list[int]:
+    """Returns the stages after the first whose backward pass is not split: torch cannot, or their inputs need no
+    gradients.
+    """
+    if schedule.name not in SPLITS_BACKWARD:
+        return []
+    untrained = range(1, first_trained_stage(job, model, stages) + 1)
+    return sorted({*untrained, *repeated_uses(job, model, stages, schedule)})
+
+
+def repeated_uses(
     job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
 ) -> dict[int, tuple[str, ...]]:
     """Returns the stages whose backward pass cannot be split, each with an entry of `ModelFacts.repeated`: they use a

@@ -12,17 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslc.compiler.ir.memory import Working, WorkingSet
+from dslc.compiler.ir.memory import Halves, Working, WorkingSet, repeated_bytes
 from dslc.compiler.trace.batch import LARGE, SMALL
-from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
+from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
 
 if TYPE_CHECKING:
     from dslc.compiler.trace.private_torch import Operator
 
 
 class Step(NamedTuple):
-    """The state after one operation: the layer, true in the backward pass, live bytes now and when the layer began, and
-    the results: (bytes, numbers) of each, and true for a copy in another dtype.
+    """The state after one operation: the layer, true in the backward pass, live bytes now and when the layer began, the
+    results: (bytes, numbers) of each, true for a copy in another dtype, and the bytes of gradients that stay from here.
     """
 
     layer: str
@@ -31,17 +31,26 @@ class Step(NamedTuple):
     entry: int
     made: tuple[tuple[int, int], ...]
     copies: bool
+    stays: int
 
 
 class Walk(Run):
-    """A run that records the live bytes."""
+    """A run that records the live bytes. `first_half`: its backward pass is the first half of one that is split, which
+    frees no saved tensor, and keeps the gradients of results of operations with weights.
+    """
 
-    def __init__(self, *arguments: Any, gradients: bool) -> None:
+    def __init__(self, *arguments: Any, gradients: bool = True, first_half: bool = False) -> None:
         super().__init__(*arguments)
         self.steps: list[Step] = []
         self.copied: dict[str, int] = defaultdict(int)  # numbers of weights that autocast copies, and autograd keeps
         self.cast: dict[str, int] = defaultdict(int)  # the most that autocast copies for one operation alone
-        self._gradients = gradients
+        self.stays: dict[str, int] = defaultdict(int)  # bytes that a first half keeps, by layer
+        self.weighted: dict[str, int] = defaultdict(int)  # operations with weights
+        self._gradients, self._first_half = gradients, first_half
+        self.passed: dict[str, int] = defaultdict(int)  # the part of them that another layer makes
+        self._back: dict[int, str] = {}  # memory that the backward pass makes, with the layer
+        self._kept: dict[int, Any] = {}
+        self._trained_copies: dict[int, Any] = {}  # of them in 16 bits: the memory of each
         self._live = self._entry = 0
         self._alive: dict[int, Any] = {}
         self._copies: dict[int, tuple[str, int, Any]] = {}  # of a weight: the layer, its numbers, the copy's memory
@@ -59,7 +68,7 @@ class Walk(Run):
         del output
         if total is None:
             return
-        self.backward(total)
+        self.backward(total, retain=self._first_half)
         for parameter in self.model.parameters():
             parameter.grad = None
 
@@ -84,12 +93,38 @@ class Walk(Run):
         if copies and not self.going_back and self.low:
             self._note_copy(args, result)
         layer = self.of_node(self.steps[-1].layer if self.steps else "") if self.going_back else self.now
-        self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies))
+        stays = 0
+        if self.going_back and self._first_half:
+            stays = self._keep_gradients(layer, args)
+            self._back |= {key: layer for tensor in tensors_of(result) if (key := storage(tensor)) not in self.own}
+        self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies, stays))
+
+    def _keep_gradients(self, layer: str, args: Any) -> int:
+        """Keeps the gradients from which an operation of the backward pass makes others with a weight that trains;
+        returns their bytes.
+        """
+        given = {storage(tensor): tensor for tensor in tensors_of(args)}
+        if not any(map(self._is_trained, given)):
+            return 0
+        stays = 0
+        self.weighted[layer] += 1
+        for key in (given.keys() & self._back.keys() & self._alive.keys()) - self._kept.keys():
+            self._kept[key] = given[key]
+            stays += storage_bytes(given[key])
+            self.passed[layer] += storage_bytes(given[key]) if self._back[key] != layer else 0
+        self.stays[layer] += stays
+        return stays
+
+    def _is_trained(self, key: int) -> bool:
+        """True if the memory is that of a parameter that trains, or of its copy in 16 bits."""
+        return key in self.trained or (key in self._trained_copies and self._trained_copies[key]() is not None)
 
     def _note_copy(self, args: Any, result: Any) -> None:
         for tensor, copy in zip(tensors_of(args)[:1], tensors_of(result)[:1], strict=True):
             if (key := storage(tensor)) in self._weights and key not in self._copies:
                 self._copies[key] = (self.now, self._weights[key], weakref.ref(copy.untyped_storage()))
+                if key in self.trained:
+                    self._trained_copies[storage(copy)] = self._copies[key][2]
 
     def _count_copies(self) -> None:
         """Counts the copies of weights, once autocast has dropped those that autograd does not keep."""
@@ -107,9 +142,10 @@ class Walk(Run):
         return release
 
 
-def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str, Working]:
+def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[str, int]) -> dict[str, Working]:
     """Returns the working memory of each layer of `run`'s module. `saved` is the activations that each keeps of a
-    sample, in order, `given` its inputs. {} if the two runs have different operations.
+    sample, in order, `tail` those after its last operation with weights, `given` its inputs. {} if the two runs have
+    different operations.
     """
     walks = []
     for gradients in (True, False):
@@ -122,6 +158,7 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str,
         return {}
     forward, dropping = _forward(small, large), _forward(idle_small, idle_large)
     backward = _backward(small, large, saved)
+    halves = _halves(run, saved, tail)
     return {
         layer: Working(
             forward=given[layer] + forward[layer],
@@ -129,9 +166,70 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str,
             copied=walks[0].copied[layer],
             backward=tuple(backward[layer]),
             cast=walks[0].cast[layer],
+            halves=halves.get(layer),
         )
         for layer in saved
     }
+
+
+def _halves(run: Run, saved: dict[str, int], tail: dict[str, int]) -> dict[str, Halves]:
+    """Returns the memory of each layer in a backward pass of two halves; {} if two runs have different operations."""
+    small, large = (
+        Walk(run.model, run.cut, run.mode, run.sample, samples, run.low, first_half=True) for samples in (SMALL, LARGE)
+    )
+    small.go()
+    large.go()
+    if not _same(small.steps, large.steps):
+        return {}
+    stays, passed = (
+        {layer: (more[layer] - less[layer]) // (LARGE - SMALL) for layer in saved}
+        for less, more in ((small.stays, large.stays), (small.passed, large.passed))
+    )
+    kept = sum(saved.values())
+    first: dict[str, int] = defaultdict(int)
+    weighted: dict[str, list[tuple[int, int]]] = defaultdict(list)  # operations: the bytes that stay, and weights
+    layers: dict[str, int] = {}  # bytes that the layers after one keep, in the order of the backward pass
+    for one, other in zip(small.steps, large.steps, strict=True):
+        if not one.back or one.layer not in saved:
+            continue
+        after = layers.setdefault(one.layer, sum(stays[layer] for layer in layers))
+        first[one.layer] = max(first[one.layer], (other.level - one.level) // (LARGE - SMALL) - kept - after)
+        fixed = 0 if one.copies else _fixed(one, other)
+        if other.stays > one.stays:
+            weighted[one.layer].append(((other.stays - one.stays) // (LARGE - SMALL), fixed))
+        elif fixed and weighted[one.layer]:
+            stay, numbers = weighted[one.layer].pop()
+            weighted[one.layer].append((stay, numbers + fixed))
+    halves = {}
+    for layer, size in saved.items():
+        most, left = repeated_bytes(size, small.weighted[layer], stays[layer])
+        halves[layer] = Halves(
+            gradients=stays[layer],
+            most=most,
+            left=left,
+            copied=small.weighted[layer] * small.copied[layer],
+            first=first[layer],
+            passed=passed[layer],
+            tail=tail[layer],
+            freed=stays[layer],
+            moments=_second_half(weighted[layer][::-1]),
+        )
+    return halves
+
+
+def _second_half(weighted: list[tuple[int, int]]) -> tuple[WorkingSet, ...]:
+    """Returns the moments in which operations, in forward order, make the gradients of their weights."""
+    moments, freed, made = [], 0, 0
+    for stays, numbers in weighted:
+        made += numbers
+        moments.append(WorkingSet(freed, numbers, 0, made))
+        freed += stays
+    return tuple(moments)
+
+
+def _fixed(small: Step, large: Step) -> int:
+    """Returns the numbers of the results of a step that do not grow with the batch: gradients of weights."""
+    return sum(mine[1] for mine, theirs in zip(small.made, large.made, strict=True) if mine == theirs)
 
 
 def _same(small: list[Step], large: list[Step]) -> bool:
@@ -157,7 +255,7 @@ def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> di
     for one, other in zip(small, large, strict=True):
         if not one.back:
             continue
-        fixed = sum(mine[1] for mine, theirs in zip(one.made, other.made, strict=True) if mine == theirs)
+        fixed = _fixed(one, other)
         copies = fixed // 2 if one.copies else 0
         if not one.copies:
             made[one.layer] += fixed

@@ -47,6 +47,7 @@ class Run:
         self.sample, self.samples = input, samples
         self.input = batch_of(input, samples, mode)
         self.own = {storage(tensor) for tensor in (*model.parameters(), *model.buffers(), *tensors_of(self.input))}
+        self.trained = {storage(parameter) for parameter in model.parameters() if parameter.requires_grad}
         self.going_back = False
         self._inside: list[str] = []
         self._marks: list[tuple[int, str]] = []  # autograd's first sequence number in a layer
@@ -108,10 +109,11 @@ class Run:
                 ) from error
             raise
 
-    def backward(self, total: torch.Tensor) -> None:
+    def backward(self, total: torch.Tensor, *, retain: bool = False) -> None:
+        """Runs the backward pass; `retain`: the saved tensors stay."""
         self.going_back = True
         with self.fake, self._dispatch_mode():
-            total.backward()
+            total.backward(retain_graph=retain)
 
     def of_node(self, otherwise: str = "") -> str:
         """Returns the layer of the backward operation that is running now."""

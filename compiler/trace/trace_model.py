@@ -3,8 +3,7 @@
 Model: the module is cut into layers (cut.py). Calls between layers, and parameters that belong to no layer or are used
 outside of theirs, belong to the root, whose name is empty. Layers are in the order of their first call. The module is
 run without memory (run.py), with two samples and with four: the first run gives the FLOPs, the difference the saved
-bytes per sample, so that anything that does not grow with the batch is left out. Working memory is measured apart
-(memory.py).
+bytes per sample, so that anything that does not grow with the batch is left out. Working memory is in memory.py.
 
 Contract: the conventions of `LayerNode`; each piece of memory counts once, at the first layer that keeps it.
 
@@ -394,6 +393,7 @@ class _Count(Run):
         self.flops_back: dict[str, int] = defaultdict(int)
         self.saved: dict[str, int] = defaultdict(int)
         self.saved_input: dict[str, int] = defaultdict(int)
+        self.tail: dict[str, int] = defaultdict(int)  # the same after a layer's last operation with weights
         self.given: dict[str, int] = defaultdict(int)  # bytes of a layer's inputs
         self.products: dict[str, int] = defaultdict(int)  # bytes of results of products and attention
         self.inputs: dict[str, TensorFact] = {}
@@ -452,6 +452,8 @@ class _Count(Run):
             name, layers = self._users.get(storage(tensor), ("", {self.now}))
             if self.now not in layers:
                 self.astray.add(name)
+            if storage(tensor) in self.trained:
+                self.tail[self.now] = 0
         self._look(func, args)
         self._note_written(func, args, kwargs)
 
@@ -460,8 +462,10 @@ class _Count(Run):
             self._held.add(key)
             self._alive.append(tensor)
             self._note(self.now)
-            self.saved[self.now] += storage_bytes(tensor)
-            self.saved_input[self.now] += storage_bytes(tensor) if key in self._entered else 0
+            size = storage_bytes(tensor)
+            self.saved[self.now] += size
+            self.tail[self.now] += size
+            self.saved_input[self.now] += size if key in self._entered else 0
         return tensor
 
     def _look(self, func: Operator, args: Sequence[Any]) -> None:
@@ -521,20 +525,19 @@ def _forward(
     samples: int,
     low: bool = False,
 ) -> _Count:
-    made = _Count(model, cut, fake, input, samples, low)
-    made.forward()
-    return made
+    (counted := _Count(model, cut, fake, input, samples, low)).forward()
+    return counted
 
 
 def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemory]:
     """Returns the memory of each layer in the precision of two runs, with few samples and with more."""
 
     def grown(name: str) -> dict[str, int]:
-        one, other = getattr(small, name), getattr(large, name)
-        return {path: (other[path] - one[path]) // (LARGE - SMALL) for path in large.order}
+        less, more = getattr(small, name), getattr(large, name)
+        return {path: (more[path] - less[path]) // (LARGE - SMALL) for path in large.order}
 
-    saved, given, products, inputs = map(grown, ("saved", "given", "products", "saved_input"))
-    working = measure(large, saved, given)
+    saved, given, products, inputs, tail = map(grown, ("saved", "given", "products", "saved_input", "tail"))
+    working = measure(large, saved, given, tail)
     selective = {path: given[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
     if compile:
         one, other = (kept_by_blocks(run, run.saved) for run in (small, large))

@@ -309,12 +309,13 @@ def join(job: JobProgram, cut: PipelineCut, mesh: Mesh, device: torch.device) ->
 
     stages: dict[int, StageModule | CapturedStage] = {}
     for n, layers in cut.modules.items():
+        trains = n > step.first_trained  # a stage before does
         if n in cut.parts:
             stages[n] = CapturedStage(
-                step.stages[n], n == last_stage, layers, cut.parts[n], cut.made.module, pass_context, device
+                step.stages[n], n == last_stage, layers, cut.parts[n], cut.made.module, pass_context, device, trains
             )
         else:
-            stages[n] = StageModule(step.stages[n], n == last_stage, layers.values(), pass_context)
+            stages[n] = StageModule(step.stages[n], n == last_stage, layers.values(), pass_context, trains)
     if "" in job.compiled:  # the whole model
         for stage in stages.values():
             compiling.apply(("",), stage, device, cut=job.tensor is not None)

@@ -29,17 +29,21 @@ Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class StageModule(nn.Module):
-    """Layers of the model, one after another. `around` is the context they run in."""
+    """Layers of the model, one after another. `around` is the context they run in. `trains_before`: a stage before has
+    parameters that train, so gradients are passed to it; else torch sends zeros.
+    """
 
-    def __init__(self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts) -> None:
+    def __init__(
+        self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts, trains_before: bool = True
+    ) -> None:
         super().__init__()
-        self.step, self.last, self._around = step, last, around
+        self.step, self.last, self._around, self._trains_before = step, last, around, trains_before
         self._sent = getattr(torch, step.outputs[0][1])
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad:
-            (x,) = _Dense.apply(x)
+            (x,) = _Dense.apply(x) if self._trains_before else (x.detach(),)
         with self._around():
             for layer in self.layers:
                 x = layer(x)
@@ -69,9 +73,11 @@ class CapturedStage(nn.Module):
         whole: nn.Module,
         around: Contexts,
         device: torch.device,
+        trains_before: bool = True,
     ) -> None:
         super().__init__()
         self.step, self.last, self._around, self._device = step, last, around, device
+        self._trains_before = trains_before
         self.layers, self.holder = nn.ModuleList(layers.values()), part.holder
         self._named, self._places, self._codes = dict(layers), dict(part.places), dict(part.codes)
         self._whole = [whole]  # in a list, so that it is no submodule of the stage
@@ -81,7 +87,9 @@ class CapturedStage(nn.Module):
         code = self._codes[self._whole[0].training]
         values: dict[int, Tensor] = {}
         if code.receives:
-            if any(tensor.requires_grad for tensor in given):
+            if not self._trains_before:
+                given = tuple(tensor.detach() for tensor in given)
+            elif any(tensor.requires_grad for tensor in given):
                 given = _Dense.apply(*given)
             values.update(zip(code.receives, given, strict=True))
         else:

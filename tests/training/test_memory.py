@@ -52,6 +52,8 @@ OWN_IN_STAGES = replace(IN_STAGES, network="own", batch=256, freeze="[]")
         Case(network="own", batch=256, freeze=OF_OWN),
         replace(IN_STAGES, batch=64, microbatches=16),  # what was sent stays until the end of the step
         replace(OWN_IN_STAGES, adapter='lora(4, ["blocks.4.up", "blocks.5.up"])'),
+        replace(IN_STAGES, schedule="zero_bubble"),  # the first half of a backward pass frees nothing
+        replace(OWN_IN_STAGES, adapter='lora(4, ["blocks.4.up", "blocks.5.up"])', schedule="zbv"),
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
@@ -73,6 +75,18 @@ OWN_IN_STAGES = replace(IN_STAGES, network="own", batch=256, freeze="[]")
                 replace(IN_STAGES, batch=64, microbatches=16, schedule="interleaved_1f1b"),
                 replace(IN_STAGES, batch=64, microbatches=16, freeze="[]"),
                 replace(OWN_IN_STAGES, network="own frozen"),
+                *(
+                    replace(case, schedule=schedule)
+                    for schedule in ("interleaved_1f1b", "zero_bubble", "zbv", "dualpipev")
+                    for case in (
+                        OWN_IN_STAGES,
+                        replace(OWN_IN_STAGES, freeze=OF_OWN),
+                        replace(OWN_IN_STAGES, adapter='lora(4, ["blocks.4.up", "blocks.5.up"])'),
+                        replace(IN_STAGES, batch=64, microbatches=16),
+                        replace(IN_STAGES, freeze="[]"),
+                        replace(IN_STAGES, freeze='["embedding.*", "position.*", "blocks.0.*"]'),
+                    )
+                ),
             )
         ),
     ],
@@ -80,7 +94,12 @@ OWN_IN_STAGES = replace(IN_STAGES, network="own", batch=256, freeze="[]")
 )
 def test_frozen_layers_keep_what_autograd_keeps(case: Case) -> None:
     found = measure(case.text)
-    assert max(map(abs, found.errors)) <= 0.03, (found.errors, found.predicted, found.at_peak, found.when)
+    assert min(found.errors) >= -0.02 and max(found.errors) <= 0.03, (
+        found.errors,
+        found.predicted,
+        found.at_peak,
+        found.when,
+    )
 
 
 @pytest.mark.parametrize(

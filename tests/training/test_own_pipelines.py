@@ -140,9 +140,24 @@ def test_compiled_stages(name: str, trained: Run) -> None:
     agree(trained(name), trained(name, *staged("1f1b", 2, 1, 2), "train.compile=true"))
 
 
-def test_a_frozen_table_and_blocks(trained: Run) -> None:
-    same = ('model.freeze=["table*", "position", "blocks.0.*"]', "train.steps=4", "train.no_decay=none")
-    agree(trained("decoder", *same), trained("decoder", *staged("zbv", 2, 1, 2), *same))
+FIRST_BLOCKS = '"table*", "blocks.0.*", "blocks.1.*"'  # with the table, all of the first of four stages
+
+
+@pytest.mark.parametrize(
+    "frozen, schedule",
+    [
+        ('"table*", "position", "blocks.0.*"', "zbv"),
+        (f'"position", {FIRST_BLOCKS}', "zero_bubble"),
+        (FIRST_BLOCKS, "zero_bubble"),  # the positions train, which the first stage uses outside of its layers
+        *(
+            pytest.param(FIRST_BLOCKS, schedule, marks=pytest.mark.long)
+            for schedule in ("interleaved_1f1b", "zbv", "dualpipev")
+        ),
+    ],
+)
+def test_a_frozen_table_and_blocks(frozen: str, schedule: str, trained: Run) -> None:
+    same = (f"model.freeze=[{frozen}]", "train.steps=4", "train.no_decay=none")
+    agree(trained("decoder", *same), trained("decoder", *staged(schedule, 2, 1, 4), *same))
 
 
 def test_modules_of_a_stage_make_their_own_numbers(

@@ -10,7 +10,7 @@ from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
-from dslc.compiler.placement.staging import holders, stages_with_whole_backward, unsendable
+from dslc.compiler.placement.staging import holders, repeated_uses, unsendable
 from dslc.compiler.placement.workload import fitting_pieces
 from dslc.compiler.rules.parallelism.axes import own_network
 from dslc.dsl.bounds import ACTIONS, WORK
@@ -183,7 +183,7 @@ def _warn_of_repeated(
     job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable, report: Report
 ) -> None:
     """Warns of stages whose backward pass is not split, because they use a parameter again after others."""
-    entries = stages_with_whole_backward(job, model, stages, schedule)
+    entries = repeated_uses(job, model, stages, schedule)
     if not entries:
         return
     (stage, (parameter, *places, other)), more = next(iter(entries.items())), len(entries) - 1

@@ -18,7 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from dslc.compiler.cost.schedule_cost import Timeline, microbatches_in_flight, peak_held, peaks_held, timeline
+from dslc.compiler.cost.schedule_cost import (
+    HeldBytes,
+    Timeline,
+    bytes_beside,
+    microbatches_in_flight,
+    peak_held,
+    timeline,
+)
 from dslc.compiler.placement.schedules import (
     NAMES,
     SPLITS_BACKWARD,
@@ -446,20 +453,30 @@ def test_the_peak_is_that_of_the_spans(schedule: ScheduleTable, data: st.DataObj
 
 
 def test_less_is_held_beside_gradients() -> None:
-    def peaks(schedule: ScheduleTable) -> list[tuple[float, float]]:
-        return [peaks_held(schedule, rank, [1.0] * 2, [1.0] * 2) for rank in range(2)]
+    def most(schedule: ScheduleTable, rank: int) -> tuple[float, float]:
+        """Returns the micro-batches held before a forward pass without gradients of weights, and beside a later B."""
+        beside = bytes_beside(schedule, rank, HeldBytes(kept=[1.0] * 2, between=[1.0] * 2))
+        return beside[rank, "F", False], beside[rank, "B", True]
 
-    assert peaks(table("gpipe", 2, 4, 1)) == [(4.0, 3.0), (4.0, 3.0)]
-    assert peaks(table("1f1b", 2, 2, 1)) == [(2.0, 1.0), (1.0, 1.0)]
-    assert peaks(table("1f1b", 2, 4, 1)) == [(2.0, 2.0), (1.0, 1.0)]
+    assert [most(table("gpipe", 2, 4, 1), rank) for rank in range(2)] == [(3.0, 2.0), (3.0, 2.0)]
+    assert [most(table("1f1b", 2, 2, 1), rank) for rank in range(2)] == [(1.0, 0.0), (0.0, 0.0)]
+    assert [most(table("1f1b", 2, 4, 1), rank) for rank in range(2)] == [(1.0, 1.0), (0.0, 0.0)]
+
+
+def test_gradients_of_weights_that_a_rank_does_not_have_are_subtracted() -> None:
+    schedule = table("looped_bfs", 2, 3, 2)
+    beside = bytes_beside(schedule, 0, HeldBytes(kept=[0.0] * 4, between=[0.0] * 4, weights=[7.0] * 4))
+    assert beside[2, "B", True] == -7.0, "stage 0 has none yet"
+    assert beside[0, "B", True] == 0.0
 
 
 def test_what_was_sent_is_held_until_the_end_of_a_step() -> None:
-    schedule, sent = table("1f1b", 2, 8, 1), [(1.0, 0.0), (0.0, 3.0)]
-    assert peaks_held(schedule, 0, [10.0] * 2, [10.0] * 2, sent) == (22.0, 28.0), "in the backward pass of the 7th"
-    assert peaks_held(schedule, 1, [10.0] * 2, [10.0] * 2, sent) == (10.0, 10.0 + 7 * 3)
+    held = HeldBytes(kept=[10.0] * 2, between=[10.0] * 2, output=[1.0, 0.0], gradient=[0.0, 3.0])
+    schedule = table("1f1b", 2, 8, 1)
+    assert bytes_beside(schedule, 0, held)[0, "B", True] == 18.0, "in the backward pass of the 7th"
+    assert bytes_beside(schedule, 1, held)[1, "B", True] == 7 * 3
     split = table("zero_bubble", 2, 8, 1)
-    assert peaks_held(split, 1, [10.0] * 2, [10.0] * 2, sent)[1] >= 10 + 7 * 3
+    assert bytes_beside(split, 1, held)[1, "I", True] >= 7 * 3
 
 
 def test_what_is_held_between_i_and_w_can_be_said() -> None:
