@@ -25,23 +25,15 @@ from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
 from dslc.compiler.placement.workload import Workload, measure_out
-from dslc.compiler.rules import job_rules
-from dslc.compiler.rules import memory as rules_memory
+from dslc.compiler.rules import rule_table
 from dslc.compiler.rules.analysis import Analysis, PipelinePlan
-from dslc.compiler.rules.data import images as rules_pictures
-from dslc.compiler.rules.data import padding as rules_padding
-from dslc.compiler.rules.data import structures as rules_structures
-from dslc.compiler.rules.data.mixtures import each_source
 from dslc.compiler.rules.hosts import check_hosts, check_launch_texts
-from dslc.compiler.rules.model import weights as rules_weights
-from dslc.compiler.rules.model.adapters import check_adapter
-from dslc.compiler.rules.model.cross_sample_losses import check_whole_loss
-from dslc.compiler.rules.parallelism import pipeline as rules_pipeline
-from dslc.compiler.rules.parallelism import sharding as rules_sharding
+from dslc.compiler.rules.job_rules import check_supported
+from dslc.compiler.rules.memory import check_memory, check_promises
+from dslc.compiler.rules.parallelism import pipeline as pipeline_rules
 from dslc.compiler.rules.parallelism.exchange_cost import check_network
-from dslc.compiler.rules.training.custom_optimizer import check_own_optimizer
-from dslc.compiler.rules.training.custom_step import check_own_step
-from dslc.compiler.rules.training.options import check_patterns
+from dslc.compiler.rules.parallelism.sharding import check_own_model
+from dslc.compiler.rules.rule_table import KnownFacts, check_rules
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
@@ -66,43 +58,15 @@ def analyse(
     follow from those are not reported. `reuse` is passed from one analysis of a job to the next.
     """
     reuse = reuse or Reuse()
-
-    def fine(*prefixes: str) -> bool:
-        return not any(path.startswith(prefixes) for path in broken)
-
-    source = facts.source or source_facts(job.data.source, context_of(job))
-    layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
-    if fine("launch"):
-        check_launch_texts(job, report)
-    if layout and fine("launch"):
-        check_hosts(job, layout, report)
-    workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
-    model, cuts = _model(job, layout, facts, source, reuse, report) if fine("model", "data.source") else (None, None)
-    if layout and model:  # the rules, and the search for stages
-        stages = layout.sizes["pipeline"] * layout.virtual_stages
-        reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
-    shared = True
-    if fine("model", "data", "train", "evaluate", "parallelism"):
-        shared = rules_structures.check_structures(job, layout, source, facts.model, report)
-        shared &= check_own_step(job, layout, report)
-        shared &= check_whole_loss(job, layout, source, facts.model, report)
-        job_rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
-        check_own_optimizer(job, layout, facts.optimizer, report)
-        for alone, facts_of_it in each_source(job, source):
-            rules_pictures.check_pictures(alone, facts_of_it, report)
-        rules_padding.check_padding(job, source, facts.model, report)
-        uncalled = opaque(facts.made, job.model, source, report) if facts.made is not None else None
-        if uncalled is not None:
-            check_patterns(job, uncalled, report)
-        rules_weights.check_weights(job, model or uncalled, facts.weights, report)
-        check_adapter(job, model, report)
-    if not shared:
-        job_rules.check_supported(job, report)
+    known = _known(job, facts, report, broken, reuse)
+    if _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") and not _check(known, report):
+        check_supported(job, report)
         return None
+    layout, workload, model, cuts = known.layout, known.workload, known.model, known.cuts
     pipeline = _pipeline(job, layout, workload, model, cuts, facts, reuse, report) if layout and model else None
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
-        job_rules.check_supported(job, report)
+        check_supported(job, report)
         return None
     costs: tuple[RankCost, ...] = ()
     estimated = staging = None
@@ -123,7 +87,7 @@ def analyse(
             check_network(staging, costs, estimated, report)
     analysis = Analysis(
         job=job,
-        source=source,
+        source=known.source,
         layout=layout,
         workload=workload,
         model=model,
@@ -134,11 +98,45 @@ def analyse(
         facts=facts,
     )
     if not broken and limits:
-        again = _Trials(replace(facts, source=source), reuse, len(model.layers) if model else 1)
-        rules_memory.check_memory(analysis, again, report)
-        rules_memory.check_promises(analysis, again, report)
-    job_rules.check_supported(job, report)
+        trials = _Trials(replace(facts, source=known.source), reuse, len(model.layers) if model else 1)
+        check_memory(analysis, trials, report)
+        check_promises(analysis, trials, report)
+    check_supported(job, report)
     return analysis
+
+
+def _is_fine(broken: Collection[str], *prefixes: str) -> bool:
+    """True if none of the fields that could not be read is in these blocks."""
+    return not any(path.startswith(prefixes) for path in broken)
+
+
+def _known(job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse) -> KnownFacts:
+    """Returns what the readable blocks of a job tell: its layout, its workload and its model."""
+    source = facts.source or source_facts(job.data.source, context_of(job))
+    layout = lay_out(job, report, facts.machine) if _is_fine(broken, "devices", "parallelism") else None
+    if _is_fine(broken, "launch"):
+        check_launch_texts(job, report)
+        if layout:
+            check_hosts(job, layout, report)
+    workload = measure_out(job, layout, source, report) if layout and _is_fine(broken, "data", "train") else None
+    model = cuts = None
+    if _is_fine(broken, "model", "data.source"):
+        model, cuts = _model(job, layout, facts, source, reuse, report)
+    if layout and model:  # the rules, and the search for stages
+        stages = layout.sizes["pipeline"] * layout.virtual_stages
+        reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
+    return KnownFacts(job=job, facts=facts, source=source, layout=layout, workload=workload, model=model, cuts=cuts)
+
+
+def _check(known: KnownFacts, report: Report) -> bool:
+    """Asks the rules; returns whether the ranks can share the batches out."""
+    shared = all(check_rules(rule_table.SHARING, known, report))
+    check_rules(rule_table.JOB, known if shared else replace(known, layout=None), report)
+    check_rules(rule_table.USER_CODE, known, report)
+    made = known.facts.made
+    uncalled = opaque(made, known.job.model, known.source, report) if made is not None else None
+    check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled), report)
+    return shared
 
 
 class _Trials:
@@ -184,7 +182,7 @@ def _model(
             return None, None
         graph = opaque(facts.model, job.model, source, report)
         if layout and graph:
-            rules_sharding.check_own_model(job, layout, facts.model, graph, report)
+            check_own_model(job, layout, facts.model, graph, report)
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
         if graph is None:
@@ -219,20 +217,20 @@ def _pipeline(
     report: Report,
 ) -> PipelinePlan | None:
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
-    if not rules_pipeline.check_size(job, layout, len(model.layers), report):
+    if not pipeline_rules.check_size(job, layout, len(model.layers), report):
         return None
     if ranks == 1:
         whole = cut(job, layout, model, report)
         return PipelinePlan(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
-    if not rules_pipeline.check_traced(job, model, report):
+    if not pipeline_rules.check_traced(job, model, report):
         return None
-    fine = rules_pipeline.check_schedule(job, layout, report)
+    fine = pipeline_rules.check_schedule(job, layout, report)
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
     stages = cut(job, layout, model, report, workload, schedule, cuts, reuse, facts.optimizer)
     if stages is None or schedule is None:
         return None
-    rules_pipeline.check_stages(job, layout, model, stages, schedule, report)
+    pipeline_rules.check_stages(job, layout, model, stages, schedule, report)
     time = played(model, stages, schedule)
     return PipelinePlan(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
 

@@ -15,17 +15,9 @@ from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps, loss_divisor, steps_of
-from dslc.compiler.rules.data.documents import check_documents
-from dslc.compiler.rules.data.mixtures import check_mixture
-from dslc.compiler.rules.data.samplers import check_sampler
-from dslc.compiler.rules.model.forward_passes import check_forward_passes
 from dslc.compiler.rules.parallelism.axes import check_context, check_tensor
-from dslc.compiler.rules.parallelism.exchange import check_exchange, check_warmup
-from dslc.compiler.rules.parallelism.pipeline import check_pipeline
-from dslc.compiler.rules.training.checkpoint import check_checkpoints
-from dslc.compiler.rules.training.goals import check_goals
-from dslc.compiler.rules.training.metrics import check_metrics, takes_classes
-from dslc.compiler.rules.training.options import check_training
+from dslc.compiler.rules.parallelism.exchange import check_warmup
+from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -35,43 +27,10 @@ from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
-
-def check_job(
-    job: JobSpec,
-    layout: Layout | None,
-    workload: Workload | None,
-    source: SourceFacts,
-    model: ModelGraph | None,
-    cuts: TensorPlan | None,
-    report: Report,
-) -> None:
-    """The rules that need no account."""
-    _check_context(job, report)
-    _check_length(job, layout, workload, report)
-    check_exchange(job, layout, model, report)
-    check_metrics(job, source, model, report)
-    check_goals(job, workload, report)
-    check_sampler(job, workload, source, report)
-    check_mixture(job, workload, source, report)
-    _check_ignored(job, source, report)
-    _warn_of_samples(job, source, report)
-    check_documents(job, layout, source, model, report)
-    check_checkpoints(job, report)
-    check_training(job, layout, model, report)
-    if layout and workload and model:
-        _check_batch_norm(job, layout, workload, model, report)
-    if layout:
-        _check_axes(job, layout, source, model, cuts, report)
-        check_pipeline(job, layout, model, report)
-        _warn_of_invariants(job, layout, model, report)
-        if model:
-            check_forward_passes(job, layout, workload, model, report)
-
-
 # ------------------------------------------------------------------------------------------- data and evaluation
 
 
-def _check_context(job: JobSpec, report: Report) -> None:
+def check_sequence_length(job: JobSpec, report: Report) -> None:
     network = job.model.network
     for source in c.parts_of(job.data.source):
         if not isinstance(source, c.Stdlib | c.Text | c.Tokens) or source.context is not None:
@@ -86,7 +45,7 @@ def _check_context(job: JobSpec, report: Report) -> None:
         )
 
 
-def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, report: Report) -> None:
+def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, report: Report) -> None:
     """Reports a batch norm with fewer than two numbers per channel, over all ranks or on each alone."""
     if model.batch_norm_values is None:
         return
@@ -109,7 +68,7 @@ def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: M
 # ------------------------------------------------------------------------------------------------------- training
 
 
-def _check_length(job: JobSpec, layout: Layout | None, workload: Workload | None, report: Report) -> None:
+def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None, report: Report) -> None:
     train = job.train
     if workload is None or workload.steps is None:
         return
@@ -160,7 +119,7 @@ def _check_length(job: JobSpec, layout: Layout | None, workload: Workload | None
 # ---------------------------------------------------------------------------------------------------- parallelism
 
 
-def _check_axes(
+def check_axes(
     job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None, report: Report
 ) -> None:
     parallelism, sizes = job.parallelism, layout.sizes
@@ -189,7 +148,7 @@ def _check_axes(
 # ------------------------------------------------------------------------------------------------------ invariants
 
 
-def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
+def check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
     loss, target, data = job.model.loss, source.target, job.data
     if isinstance(loss, c.NetworkLoss) and loss.mean_of is None and isinstance(job.model.network, PythonNetwork):
         for name in ("ignore", "shift"):
@@ -208,7 +167,7 @@ def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
     report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
 
 
-def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
+def warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
     if source.changes is not None:
         report.add(
             "W0610",
@@ -220,7 +179,7 @@ def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
         )
 
 
-def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
+def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
     """Warns of each field that breaks an invariant of the language."""
     data = layout.sizes["data"]
     if isinstance(job.train.precision, c.Fp16) and (layout.world_size > 1 or layout.microbatches > 1):
