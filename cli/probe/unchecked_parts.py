@@ -56,32 +56,25 @@ def _unchecked_parts(analysis: Analysis, trace: bool) -> Iterator[tuple[str, boo
         yield "its step", not trace
     elif model is None:
         yield "its network", isinstance(job.model.network, PythonNetwork | TransformersNetwork) and known and not trace
-    tried = model is not None and (source.structures is not None or can_be_tried(model.output, source.target))
-    if isinstance(job.model.loss, PythonLoss):
-        if not trace:
-            yield "its loss", True
-        elif not tried:
-            yield "its loss", False
-    if any(isinstance(metric, PythonMetric) for metric in job.evaluate.metrics):
-        if not trace:
-            yield "its metrics", True
-        elif not tried:
-            yield "its metrics", False
-    if isinstance(job.train.optimizer, PythonOptimizer):
-        if not trace:
-            yield "its optimizer", True
-        elif model is None:
-            yield "its optimizer", False
-    sampler = job.data.sampler
-    if not trace and any(isinstance(getattr(sampler, name, None), PythonNumbers) for name in ("weights", "length")):
-        yield "its sampler", True
-    for what, calls in (("its hooks", job.train.hooks), ("its loggers", job.log.loggers)):
-        if calls and not trace:
-            yield what, True
-    if isinstance(job.train.lr_schedule, PythonSchedule) and not trace:
-        yield "its learning rate schedule", True
+    for what, is_custom, is_traced in _user_code(analysis):
+        if is_custom and not (trace and is_traced):
+            yield what, not trace
     if job.model.start is not None and not trace and _only_torch_reads(job.model.start.path):
         yield "its weights, which only torch can read", True
+
+
+def _user_code(analysis: Analysis) -> Iterator[tuple[str, bool, bool]]:
+    """Yields the parts that may be a user's own: whether this one is, and whether a check with `--trace` tries it."""
+    job, source, model = analysis.job, analysis.source, analysis.model
+    tried = model is not None and (source.structures is not None or can_be_tried(model.output, source.target))
+    numbers = (getattr(job.data.sampler, name, None) for name in ("weights", "length"))
+    yield "its loss", isinstance(job.model.loss, PythonLoss), tried
+    yield "its metrics", any(isinstance(metric, PythonMetric) for metric in job.evaluate.metrics), tried
+    yield "its optimizer", isinstance(job.train.optimizer, PythonOptimizer), model is not None
+    yield "its sampler", any(isinstance(each, PythonNumbers) for each in numbers), True
+    yield "its hooks", bool(job.train.hooks), True
+    yield "its loggers", bool(job.log.loggers), True
+    yield "its learning rate schedule", isinstance(job.train.lr_schedule, PythonSchedule), True
 
 
 def _only_torch_reads(path: str) -> bool:

@@ -46,7 +46,7 @@ def category(name: str) -> str:
     return article(CATEGORIES.get(name, name.replace("_", " ")))
 
 
-def describe(kind: Kind) -> str:
+def describe(kind: Kind) -> str:  # noqa: C901 - one case for each kind
     """Describes the values that the kind takes: `a whole number of at least 1`."""
     match kind:
         case Int():

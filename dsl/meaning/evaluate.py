@@ -232,7 +232,7 @@ class Evaluator:
         finally:
             self.depth -= 1
 
-    def _value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:
+    def _value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:  # noqa: C901 - one case for each kind
         if isinstance(expr, tree.UnreadValue):
             return BAD
         if isinstance(expr, tree.Group):

@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -193,18 +193,9 @@ class TrainingState:
         for name, tensor in self._averages.items():
             if self._owns(name) and deal.is_mine(tensor):
                 found[f"{AVERAGE}{name}"] = tensor
-        for slot in self._slots:
-            if not self._owns(slot.name):
-                continue
-            for state, value in slot.kept.get(slot.parameter, {}).items():
-                if value is None:
-                    continue  # a momentum before the first gradient
-                assert isinstance(value, Tensor), f"{slot.name}: state {state} is a {type(value).__name__}"
-                if not self._dealt_out or deal.is_mine(value):
-                    found[f"optimizer.{slot.name}.{state}"] = value
-        for piece in self._own.pieces() if self._own is not None else ():
-            if self._owns(piece.parameter) and (not self._dealt_out or deal.is_mine(piece.tensor)):
-                found[f"optimizer.{piece.parameter}.{piece.state}"] = piece.tensor
+        for parameter, state, value in self._owned_states():
+            if not self._dealt_out or deal.is_mine(value):
+                found[f"optimizer.{parameter}.{state}"] = value
         if self._alike[0] == 0:
             for name, tensor in named_tensors(self._parts.plain).items():
                 if name not in self._parameters:
@@ -217,6 +208,18 @@ class TrainingState:
         generators = random_numbers.state(self._parts.device)
         return found | {f"rng.{self._rank}.{name}": value for name, value in generators.items()}
 
+    def _owned_states(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yields the parameter, the name and the tensor of each state of the optimizer that this rank owns."""
+        for slot in filter(lambda slot: self._owns(slot.name), self._slots):
+            for state, value in slot.kept.get(slot.parameter, {}).items():
+                if value is None:
+                    continue  # a momentum before the first gradient
+                assert isinstance(value, Tensor), f"{slot.name}: state {state} is a {type(value).__name__}"
+                yield slot.name, state, value
+        for piece in self._own.pieces() if self._own is not None else ():
+            if self._owns(piece.parameter):
+                yield piece.parameter, piece.state, piece.tensor
+
     # --------------------------------------------------------------------------------------------------- loading
 
     @torch.no_grad()
@@ -226,11 +229,7 @@ class TrainingState:
         """
         there = keys_of(path)
         same_ranks, anew = manifest.world_size == self._ranks, list[str]()
-        states: dict[str, list[str]] = {}
-        for key in there:
-            name, _, state = key.removeprefix("optimizer.").rpartition(".")
-            if key.startswith("optimizer."):
-                states.setdefault(name, []).append(state)
+        states = _optimizer_states(there)
         wanted, keys = State(), _Keys(self._apart, there, same_ranks)
         current = named_tensors(self._parts.plain)
         for name, tensor in self._model.items():
@@ -281,6 +280,16 @@ class TrainingState:
         if self._apart is not None:
             self._apart.after_load()
         return anew
+
+
+def _optimizer_states(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the names of the optimizer's states in a checkpoint, by parameter."""
+    states: dict[str, list[str]] = {}
+    for key in keys:
+        name, _, state = key.removeprefix("optimizer.").rpartition(".")
+        if key.startswith("optimizer."):
+            states.setdefault(name, []).append(state)
+    return states
 
 
 class _Keys:

@@ -161,7 +161,7 @@ class Tracker:
         finally:
             del self._optimizer.zero_grad
 
-    def _play(self, events: list[_Event]) -> None:
+    def _play(self, events: list[_Event]) -> None:  # noqa: C901 - its steps share six collections
         """Replays the allocations of a step in order: records the peak, and the gradients still there after it."""
         blocks: list[_Block] = []
         open_blocks: dict[int, _Block] = {}  # by address
