@@ -58,7 +58,7 @@ def analyse(
     follow from those are not reported. `reuse` is passed from one analysis of a job to the next.
     """
     reuse = reuse or Reuse()
-    known = _known(job, facts, report, broken, reuse)
+    known = _known_facts(job, facts, report, broken, reuse)
     if _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") and not _check(known, report):
         check_supported(job, report)
         return None
@@ -110,7 +110,7 @@ def _is_fine(broken: Collection[str], *prefixes: str) -> bool:
     return not any(path.startswith(prefixes) for path in broken)
 
 
-def _known(job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse) -> KnownFacts:
+def _known_facts(job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse) -> KnownFacts:
     """Returns what the readable blocks of a job tell: its layout, its workload and its model."""
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if _is_fine(broken, "devices", "parallelism") else None

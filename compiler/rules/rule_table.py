@@ -63,7 +63,7 @@ def check_rules(rules: Rules, known: KnownFacts, report: Report) -> list[object]
     return [rule(known, report) for rule, needs in rules if all(getattr(known, need) is not None for need in needs)]
 
 
-def _given(value: T | None) -> T:
+def _present(value: T | None) -> T:
     """Returns a value that the needs of a rule name."""
     assert value is not None
     return value
@@ -95,15 +95,15 @@ JOB: Rules = (
     (lambda k, report: check_training(k.job, k.layout, k.model, report), ()),
     (
         lambda k, report: job_rules.check_batch_norm(
-            k.job, _given(k.layout), _given(k.workload), _given(k.model), report
+            k.job, _present(k.layout), _present(k.workload), _present(k.model), report
         ),
         ("layout", "workload", "model"),
     ),
-    (lambda k, report: job_rules.check_axes(k.job, _given(k.layout), k.source, k.model, k.cuts, report), ("layout",)),
-    (lambda k, report: check_pipeline(k.job, _given(k.layout), k.model, report), ("layout",)),
-    (lambda k, report: job_rules.warn_of_invariants(k.job, _given(k.layout), k.model, report), ("layout",)),
+    (lambda k, report: job_rules.check_axes(k.job, _present(k.layout), k.source, k.model, k.cuts, report), ("layout",)),
+    (lambda k, report: check_pipeline(k.job, _present(k.layout), k.model, report), ("layout",)),
+    (lambda k, report: job_rules.warn_of_invariants(k.job, _present(k.layout), k.model, report), ("layout",)),
     (
-        lambda k, report: check_forward_passes(k.job, _given(k.layout), k.workload, _given(k.model), report),
+        lambda k, report: check_forward_passes(k.job, _present(k.layout), k.workload, _present(k.model), report),
         ("layout", "model"),
     ),
 )
@@ -113,7 +113,7 @@ USER_CODE: Rules = (
     (lambda k, report: check_padding(k.job, k.source, k.facts.model, report), ()),
 )
 NETWORK: Rules = (
-    (lambda k, report: check_patterns(k.job, _given(k.uncalled), report), ("uncalled",)),
+    (lambda k, report: check_patterns(k.job, _present(k.uncalled), report), ("uncalled",)),
     (lambda k, report: check_weights(k.job, k.model or k.uncalled, k.facts.weights, report), ()),
     (lambda k, report: check_adapter(k.job, k.model, report), ()),
 )
