@@ -55,7 +55,8 @@ class Block(nn.Module):
         q, k, v = rows.view(batch, length, -1, 3, self.head_dim).unbind(3)
         mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
         x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        output: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return output
 
 
 class GPT(nn.Module):

@@ -24,24 +24,25 @@ def _delete(record: Record, name: str) -> None:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[T]) -> type[T]:
     """Makes a dataclass of a subclass of `Record`."""
-    return _shared(cls, kw_only=True)
+    _finish(cls, kw_only=True)
+    return cls
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def positional(cls: type[T]) -> type[T]:
     """Makes the same with fields that may be given by position."""
-    return _shared(cls, kw_only=False)
+    _finish(cls, kw_only=False)
+    return cls
 
 
-def _shared(cls: Any, *, kw_only: bool) -> Any:
+def _finish(cls: Any, *, kw_only: bool) -> None:
     cls.__doc__ = cls.__doc__ or cls.__name__  # dataclass would work out a signature, which is slow
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
-    fields = dataclasses.fields(made)
-    made.record_names = {f.name for f in fields}
-    made.record_shown = tuple(f.name for f in fields if f.repr)
-    made.record_compared = tuple(f.name for f in fields if f.compare)
-    made.record_defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    return made
+    dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    fields = dataclasses.fields(cls)
+    cls.record_names = {f.name for f in fields}
+    cls.record_shown = tuple(f.name for f in fields if f.repr)
+    cls.record_compared = tuple(f.name for f in fields if f.compare)
+    cls.record_defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 class Record:

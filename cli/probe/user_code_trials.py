@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.network_facts import OptimizerFacts
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.program import PythonFunction
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class TrialBatches:
     """The outputs and targets that a user's loss and metrics are tried with: of real samples in `file`
@@ -51,7 +54,7 @@ class TrialBatches:
     output: TensorFact | None = None  # of one sample
     structured: bool = False  # true if the output or the target is no tensor
 
-    def first_accepted(self, mode: str, attempt: Callable[[list[Any]], Any]) -> Any:
+    def first_accepted(self, mode: str, attempt: Callable[[list[Any]], T]) -> T | None:
         """Returns the result of `attempt` on batches of real samples; else on the first of several inventions that it
         does not fail on, or raises what it raises on the first. Returns None if there are no batches.
         """

@@ -40,7 +40,7 @@ def plan_hash(plan: PlanGraph) -> str:
 
 
 def _brief(value: Record) -> dict[str, Any]:
-    made = {TAG: type(value).__name__} | to_json(value)
+    made: dict[str, Any] = {TAG: type(value).__name__} | to_json(value)
     for name, default in value.record_defaults.items():
         given = getattr(value, name)
         if type(given) is type(default) and given == default:

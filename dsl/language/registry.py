@@ -257,7 +257,7 @@ def block(cls: type[T]) -> type[T]:
     made.word = cls.__name__.removesuffix("Spec").lower()
     made.doc = " ".join((cls.__doc__ or "").split())
     BLOCKS[made.word] = made
-    return made
+    return cls
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(arg,))
@@ -270,7 +270,7 @@ def call(category: str, word: str = "", *, open: bool = False) -> Callable[[type
         made.doc = " ".join((cls.__doc__ or "").split())
         made.category, made.open = category, open
         CALLS.setdefault(category, {})[made.word] = made
-        return made
+        return cls
 
     return declare
 

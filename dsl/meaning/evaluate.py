@@ -15,7 +15,7 @@ import os.path
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from dslc.dsl.bounds import OPENED, VALUES
 from dslc.dsl.diagnostics import Note, Report, TooManyErrors
@@ -70,6 +70,7 @@ class BadValue:
 BAD: Final = BadValue()
 
 
+N = TypeVar("N", int, float)
 Calling: TypeAlias = "Callable[[Evaluator, tree.Expr, CallOf, str, Mapping[str, Setting]], Any]"
 
 
@@ -327,7 +328,7 @@ class Evaluator:
             case _:
                 return self.fail("E0127", f"a calculation takes numbers and quantities, not {form(expr)}", expr.span)
 
-    def _computed(self, expr: tree.Expr, compute: Any) -> Amount | BadValue:
+    def _computed(self, expr: tree.Expr, compute: Callable[[], Amount]) -> Amount | BadValue:
         try:
             return compute()
         except Impossible as why:
@@ -413,12 +414,12 @@ class Evaluator:
         return number if len(kind.dimensions) == 1 else Quantity(number, found.dimension)
 
     def within(
-        self, expr: tree.Expr, found: Any, low: float | None, high: float | None, above: float | None,
+        self, expr: tree.Expr, found: N, low: float | None, high: float | None, above: float | None,
         below: float | None, shown: str, path: str, help: str = "",
-    ) -> Any:  # fmt: skip
+    ) -> N | BadValue:  # fmt: skip
         """Returns the number itself if it is within the limits."""
 
-        def outside(number: Any) -> bool:
+        def outside(number: float) -> bool:
             return (
                 (low is not None and number < low)
                 or (high is not None and number > high)

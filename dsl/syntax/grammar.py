@@ -77,7 +77,7 @@ def run(words: Words, start: str, make: Make[T], on_error: Callable[[lark.Unexpe
     """
     before = _make.set(make)
     try:
-        made: Any = load().parse(words, start=start, on_error=on_error)
+        made: T = load().parse(words, start=start, on_error=on_error)  # type: ignore[assignment]
         return made  # made by `make` for the rule `start`
     finally:
         _make.reset(before)

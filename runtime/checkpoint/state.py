@@ -468,7 +468,8 @@ def read_tensors(path: str, wanted: State) -> None:
 def keys_of(path: str) -> Mapping[str, Any]:
     """Returns the names in a checkpoint, with the shape of each."""
     with _plainly(f"{path} cannot be read"):
-        return _reader(path).read_metadata().state_dict_metadata
+        names: Mapping[str, Any] = _reader(path).read_metadata().state_dict_metadata
+        return names
 
 
 def _reader(path: str) -> Any:

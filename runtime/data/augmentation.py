@@ -181,7 +181,8 @@ def _composed(steps: tuple[AugmentStep, ...]) -> Callable[[Any], Any]:
     let_torchvision_load()
     from torchvision.transforms import v2
 
-    return v2.Compose([transform_of(step) for step in steps])
+    composed: Callable[[Any], Any] = v2.Compose([transform_of(step) for step in steps])
+    return composed
 
 
 def transform_of(step: AugmentStep) -> Any:
@@ -208,7 +209,7 @@ def own_transform(look: PictureStep) -> Callable[[Any], Any]:
         return found
     if inspect.isroutine(bare) and _takes_a_picture(found):
         return found
-    made = found()
+    made: Callable[[Any], Any] = found()
     if not callable(made):
         raise TypeError(f"it returns {type(made).__name__}, which cannot be called with a picture")
     return made
@@ -240,12 +241,12 @@ def numbers_of(picture: Any) -> Tensor:
         picture = torch.from_numpy(picture)
     if not isinstance(picture, Tensor):
         raise WrongPicture(f"the transform gives {type(picture).__name__}, which is no picture and no tensor")
-    picture = picture.as_subclass(Tensor)
-    if picture.dtype == torch.uint8:
-        return picture.to(torch.float32).div_(255)
-    if not picture.is_floating_point():
-        raise WrongPicture(f"the transform gives numbers of type {picture.dtype}, and not uint8 or floats")
-    return picture.to(torch.float32)
+    pixels: Tensor = picture.as_subclass(Tensor)
+    if pixels.dtype == torch.uint8:
+        return pixels.to(torch.float32).div_(255)
+    if not pixels.is_floating_point():
+        raise WrongPicture(f"the transform gives numbers of type {pixels.dtype}, and not uint8 or floats")
+    return pixels.to(torch.float32)
 
 
 def preload(step: DataStep) -> None:

@@ -43,9 +43,9 @@ def collate(function: PythonFunction | None) -> Collate:
 
 def _make_collate(function: PythonFunction) -> Collate:
     """Returns a user's function, or an object of a user's class, made with the job's arguments."""
-    found: Any = load_function(function)
-    kind = getattr(found, "func", found)
-    return found() if isinstance(kind, type) else found
+    found = load_function(function)
+    collate: Collate = found() if isinstance(getattr(found, "func", found), type) else found
+    return collate
 
 
 _LEAVES = (Tensor, np.ndarray, int, float, bool, str)

@@ -35,4 +35,5 @@ def draw(weights: Tensor, samples: int, replacement: bool, random: torch.Generat
 def of_classes(targets: Tensor) -> Tensor:
     """Returns weights (float64) with which each class that occurs in `targets` (int64) is drawn as often."""
     _, places, counts = targets.unique(return_inverse=True, return_counts=True)
-    return counts.double().reciprocal()[places]
+    weights: Tensor = counts.double().reciprocal()[places]
+    return weights

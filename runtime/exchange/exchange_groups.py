@@ -77,7 +77,8 @@ def make_exchange_groups(job: JobProgram, step: ExchangeStep) -> ExchangeGroups:
 def group_of(job: JobProgram, ranks: Iterable[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
     """Makes a group of these ranks, or of all, that waits as long as the job says. All ranks call it."""
     members = None if ranks is None else list(ranks)
-    return dist.new_group(members, timeout=datetime.timedelta(seconds=job.timeout), backend=backend)
+    made: dist.ProcessGroup = dist.new_group(members, timeout=datetime.timedelta(seconds=job.timeout), backend=backend)
+    return made
 
 
 def group_of_node(job: JobProgram, pieces: int, backend: str | None = None) -> dist.ProcessGroup:

@@ -217,7 +217,8 @@ def _scratch_with_closure(step: OptimizerStep, values: Sequence[tuple[tuple[str,
     made.go(targets, 1.0)
     made.ready(targets, 1.0)
     before = _tensors_in(list(made.optimizer.state.values()))
-    with _Temporaries([*before, *targets, *made.parameters]) as temporaries:
+    temporaries = _Temporaries([*before, *targets, *made.parameters])
+    with temporaries:
         made.update()
     known = {storage_identity(tensor) for tensor in before}
     after = _tensors_in(list(made.optimizer.state.values()))
@@ -266,8 +267,9 @@ class _Temporaries(TorchDispatchMode):
     """Records the most bytes that tensors made inside have at one time."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.peak = self._live = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak: int = 0
+        self._live: int = 0
         self._seen: dict[int, Any] = {storage_identity(tensor): None for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -294,7 +296,8 @@ def _scratch(made: _TrialOptimizer, values: Sequence[tuple[tuple[str, ...], Tens
     gradients = [q.grad for q in made.parameters if q.grad is not None]
     kept = chain.from_iterable(state.values() for state in made.optimizer.state.values() if isinstance(state, dict))
     states = chain.from_iterable(_inner(value) for value in kept if isinstance(value, Tensor))
-    with _Temporaries([*states, *gradients, *made.parameters]) as temporaries:
+    temporaries = _Temporaries([*states, *gradients, *made.parameters])
+    with temporaries:
         try:
             made.optimizer.step()
         except Exception:  # it has done a step before: torch compiles nothing that is watched

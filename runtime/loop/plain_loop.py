@@ -336,7 +336,8 @@ def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:
     if isinstance(found, tuple | list) and isinstance(found[-1], dict):
         found = found[0] if len(found) == 2 else found[:2]
     if not isinstance(found, Tensor):
-        return found[0] / found[1]
+        mean: Tensor = found[0] / found[1]
+        return mean
     labels, ignore = target, step.ignore
     if step.kind == "own" and (name := step.arguments["mean_of"]) is not None:
         parts = {str(n): part for n, part in enumerate(target)} if isinstance(target, tuple | list) else target

@@ -117,6 +117,7 @@ class StatefulMetric:
             return None
         fresh, names = vars(self.make_metric(self._settings)), _reductions(self._object)
         states = self._object.metric_state if names is None else names
+        name: str
         for name, value in vars(self._object).items():
             of_library = names is None and name.startswith("_")
             if name in states or of_library or not _counts(value) or _equal(value, fresh.get(name)):

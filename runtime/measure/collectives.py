@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):
     supports_higher_order_operators = True  # compiled code may use them: they pass through
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[tuple[str, int], tuple[int, int]] = {}
 
     @classmethod

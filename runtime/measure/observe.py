@@ -226,7 +226,7 @@ class _Tensors(Mapping[str, tuple[Part, Array, bool]]):
         from safetensors import safe_open
 
         self._file: Any = safe_open(path, framework="np")
-        told = self._file.metadata()
+        told: dict[str, str] = self._file.metadata()  # type: ignore[no-untyped-call]
         self._parts, self._parameters = json.loads(told["parts"]), set(json.loads(told["parameters"]))
 
     def __getitem__(self, name: str) -> tuple[Part, Array, bool]:

@@ -160,7 +160,7 @@ def _views(output: Any) -> Tensor:
 
 
 def _of_length_1(embeddings: Tensor) -> Tensor:
-    length = embeddings.norm(dim=-1, keepdim=True)
+    length: Tensor = embeddings.norm(dim=-1, keepdim=True)
     return (embeddings / length.clamp(min=SHORTEST)).masked_fill(length <= SHORTEST, 0)
 
 

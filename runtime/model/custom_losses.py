@@ -231,8 +231,8 @@ def _samples(batch: Any) -> int:
 
 def _over_samples(value: Any, target: Any) -> Tensor:
     """Returns the sum of a further loss over the samples."""
-    value = torch.as_tensor(value).detach().double()
-    return value.sum() if value.numel() > 1 else value.reshape(()) * _samples(target)
+    numbers = torch.as_tensor(value).detach().double()
+    return numbers.sum() if numbers.numel() > 1 else numbers.reshape(()) * _samples(target)
 
 
 def _in_float32(total: Tensor) -> Tensor:

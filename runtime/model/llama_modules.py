@@ -76,7 +76,8 @@ class GroupedAttention(nn.Module):
         return out
 
     def _heads(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (-1, self.head_dim))
+        heads: Tensor = rows.unflatten(-1, (-1, self.head_dim))
+        return heads
 
     def _angles(self, length: int, device: torch.device) -> Tensor:
         """Returns the angle of each position and pair: (length, 1, head_dim / 2), float32."""

@@ -68,7 +68,7 @@ class Neighbours:
         self.ranks, self.samples, self.first = len(sizes), sum(sizes), sum(sizes[:number])
 
     def gathered(self, own: Tensor) -> Tensor:
-        found: Tensor = _Gather.apply(own, self)
+        found: Tensor = _Gather.apply(own, self)  # type: ignore[no-untyped-call]
         return found
 
     def fixed(self, own: Any) -> Any:

@@ -167,7 +167,7 @@ def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
     """Waits for the output. Without this torch (2.13) compiles the next module without a gradient: it looks at the
     tensor inside, which has none (`process_inputs` of AOTAutograd).
     """
-    return _Arrived.apply(output) if is_on_its_way(output) else output
+    return _Arrived.apply(output) if is_on_its_way(output) else output  # type: ignore[no-untyped-call]
 
 
 class _Arrived(torch.autograd.Function):

@@ -43,7 +43,7 @@ class StageModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad:
-            (x,) = _Dense.apply(x) if self._trains_before else (x.detach(),)
+            (x,) = _Dense.apply(x) if self._trains_before else (x.detach(),)  # type: ignore[no-untyped-call]
         with self._around():
             for layer in self.layers:
                 x = layer(x)
@@ -90,7 +90,7 @@ class CapturedStage(nn.Module):
             if not self._trains_before:
                 given = tuple(tensor.detach() for tensor in given)
             elif any(tensor.requires_grad for tensor in given):
-                given = _Dense.apply(*given)
+                given = _Dense.apply(*given)  # type: ignore[no-untyped-call]
             values.update(zip(code.receives, given, strict=True))
         else:
             input = given

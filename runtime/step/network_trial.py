@@ -374,7 +374,7 @@ class NetworkTrial:
         passes = ((one, kept), (other, kept), (one[::-1], backward))
         results = [self._operations(chosen, places, training=training) for chosen, places in passes]
         doubtful: CodePlace | None = None
-        for (place, a), (_, b), (_, c) in zip(*results, strict=False):
+        for (place, a), (_, b), (_, c) in zip(results[0], results[1], results[2], strict=False):
             if a.shape != b.shape:
                 continue
             if _is_close(a, b, tolerance):
@@ -413,7 +413,7 @@ class _Operations(TorchDispatchMode):
     """Records, of each operation, the numbers for the kept samples and its place."""
 
     def __init__(self, model: nn.Module, rows: int, kept: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._names, self._rows, self._kept = model, names_of(model), rows, list(kept)
         self.results: list[tuple[CodePlace, Tensor]] = []
 

@@ -76,7 +76,7 @@ class _Wide(AnyBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if self.weight is None or self.weight.dtype not in (torch.bfloat16, torch.float16):
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         kept = self.track_running_stats or not self.training
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -113,8 +113,8 @@ class _Synchronised(_Wide):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
-        output, mean, variance, samples = _Normalise.apply(input, *self._wide(), self.eps, self.group)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        output, mean, variance, samples = _Normalise.apply(input, *self._wide(), self.eps, self.group)  # type: ignore[no-untyped-call]
         if self.track_running_stats and self.running_mean is not None:
             self._track(mean, variance, samples)
         normalised: Tensor = output

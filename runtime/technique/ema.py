@@ -34,7 +34,7 @@ def decay_of(how: AverageStep, step: int, n: int) -> float:
     decay = min(how.decay, (1 + n) / (10 + n)) if how.warmup else how.decay
     if how.power is None:
         return decay
-    rising = 1 - (1 + (step - 1 - how.after) / how.inv_gamma) ** -how.power
+    rising: float = 1 - (1 + (step - 1 - how.after) / how.inv_gamma) ** -how.power
     return min(decay, max(how.min_decay, rising))
 
 

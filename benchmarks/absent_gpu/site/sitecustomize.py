@@ -91,7 +91,7 @@ def _gpus_for_cpus(module: ModuleType) -> None:
 
 def _several_for_one(module: ModuleType) -> None:
     """Says that this machine has SHARED_GPU devices, each with the memory of its one GPU."""
-    one = module._visible_gpus
+    one: Callable[[], list[Any]] = module._visible_gpus
 
     def several() -> list[Any]:
         return one()[:1] * int(os.environ["SHARED_GPU"])

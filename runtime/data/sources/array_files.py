@@ -44,7 +44,7 @@ class TokenSamples:
     is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
-        return max(0, self.stream.shape[0] - 1) // self.context
+        return max(0, len(self.stream) - 1) // self.context
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         used, rows = len(self) * self.context, indices.numpy()
@@ -111,7 +111,7 @@ class PixelSamples:
     is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
-        return self.images.shape[0]
+        return len(self.images)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         rows = indices.numpy()
