@@ -1,19 +1,18 @@
 """Decides when a training's state is saved, by which rank and into which folder; and resumes from it.
 
 Model: all ranks save after the same step. Each copies the tensors that it has to write (state.py) and continues
-training; a thread of each rank writes the copies, over a process group of its own, and rank 0 publishes the folder when
-all of it is on the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To
+training. A thread of each rank writes the copies, over a process group of its own. Rank 0 publishes the folder when all
+of it is on the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To
 resume, rank 0 lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the
 one chosen. Ranks that are started `again` after a failure resume from the newest of the training's own; if there is
 none yet, they begin where the first ones did.
 
-Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. One that
-cannot be written (storage that is full or read-only) is told, and the training goes on; the ranks agree on that. The
-second in a row is raised on all of them, and ends the training. Another error in a thread is raised in the training, at
-the next step at the latest, and ends it. Publishing a checkpoint removes
-older ones, down to `keep` and the best: those that this training wrote or could have resumed from. The link `best`
-follows the best one that is published; a training that resumes without it (the goal is another, or the folder) has none
-until the next.
+Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. A save
+that fails (storage that is full or read-only) is reported, and the training goes on; the ranks agree on that. The
+second failure in a row is raised on all of them, and ends the training. Another error in a thread is raised in the
+training, at the next step at the latest, and ends it. Publishing a checkpoint removes older ones, down to `keep` and
+the best: those that this training wrote or could have resumed from. The link `best` follows the best one that is
+published; a training that resumes without it (the goal is another, or the folder) has none until the next.
 
 Limits: one training at a time writes into a folder. Copies take as much of the host's memory as the rank's own share of
 the state. With `seconds`, rank 0's clock is read in the steps that are logged, where ranks exchange a number anyway.
@@ -237,7 +236,7 @@ class Checkpoints:
             note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {path_text(asked)}")
 
     def _tell_of_rate(self, manifest: files.Manifest) -> None:
-        """Says that the schedule is another than that of the training which wrote the checkpoint."""
+        """Reports that the schedule differs from the schedule of the training that wrote the checkpoint."""
         own, theirs = self._rate(manifest.step), manifest.next_rate
         if own is None or theirs is None or math.isclose(own, theirs, rel_tol=1e-6, abs_tol=1e-12):
             return

@@ -2,10 +2,10 @@
 
 Model: `optimizer.<name>.<state>` is a tensor, or a number of Python as a tensor without a dim. A tensor of a class that
 is made of others (a block-quantised one) is these, `<state>:<inner>`. An entry of a group that updates change is kept
-for each of its parameters, `group:<entry>`, so that another plan, with other groups on a rank, finds it.
+for each of its parameters, `group:<entry>`. So another plan, with other groups on a rank, finds it.
 
 To load, `make` has the optimizer make its state by steps without a gradient, after which the parameters get their
-values back; the tensors of that state are then read into. So nothing has to be known of how a user's code makes them.
+values back; the tensors of that state are then read into. So dslc does not need to know how a user's code makes them.
 
 An optimizer with a closure may keep anything under any parameter, as LBFGS keeps lists under the first one. Its whole
 state is one tensor of bytes, `optimizer.<first name>.packed`, as `torch.save` writes it. Each rank has all of it.
@@ -152,7 +152,7 @@ def pack(state: Any) -> Tensor:
 
 
 def unpack(packed: Tensor, device: torch.device) -> Any:
-    """Returns the state of which `pack` made bytes. Tensors of any GPU go to `device`; those of the host stay there."""
+    """Returns the state from the bytes of `pack`. Tensors of any GPU go to `device`; tensors of the host stay there."""
 
     def place(storage: Any, location: str) -> Any:
         return storage if location == "cpu" else storage.to(device=device)
@@ -161,7 +161,7 @@ def unpack(packed: Tensor, device: torch.device) -> Any:
 
 
 def inner_tensors(value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yields the plain tensors that a tensor is made of, each with its name after that of the whole."""
+    """Yields the plain tensors that a tensor is made of, each with the suffix of its name ("" for a plain tensor)."""
     if not hasattr(value, "__tensor_flatten__") or is_distributed(value):
         yield "", value
         return

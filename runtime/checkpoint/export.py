@@ -7,8 +7,8 @@ dict, is made from such a file, which the safetensors library maps into memory.
 Of a network with adapters the weights are merged: each layer has its own name, and its weight the change of its
 adapter, as peft's `merge_and_unload` gives it. `export_adapter` writes what was trained alone, for peft.
 
-Contract: one process, no launch, one tensor in memory at a time. Names are those of the unwrapped model. A tied weight
-stands in a `.safetensors` file once, as the format requires, and in a `.pt` under each of its names, so that
+Contract: one process, no launch, one tensor in memory at a time. The names are the names in the unwrapped model. A
+`.safetensors` file has a tied weight once, as the format requires. A `.pt` has it under each of its names, so that
 `load_state_dict` takes it. The file is written beside its place and renamed, and so is a folder, which
 `from_pretrained` takes: a configuration, and `.safetensors` files with an index, as `save_pretrained` writes them.
 """
@@ -91,8 +91,8 @@ def export_adapter(
     raw: bool = False,
     ties: Mapping[str, str] | None = None,
 ) -> int:
-    """Writes the adapter in `source` alone, with the modules that train whole, to `folder`, which does not exist or is
-    empty, as peft's `from_pretrained` takes it; returns the number of tensors. `base` and `kind` are as for
+    """Writes the adapter in `source` alone, with the modules that train whole, to `folder`, as peft's `from_pretrained`
+    takes it. Returns the number of tensors. `folder` does not exist or is empty. `base` and `kind` are as for
     `adapters.save_configuration`. A tied weight that trains stands under each of its names, of `ties` (as for
     `export`): peft makes a copy of each module to save. Raises CheckpointError and OSError.
     """
@@ -123,8 +123,8 @@ def export_folder(
     raw: bool = False,
     adapted: Adapted | None = None,
 ) -> int:
-    """Writes the model of `step`, with the weights of `source`, to `folder`, which does not exist or is empty, in files
-    of at most `most` bytes (one tensor may have more); returns the number of tensors. `raw` is as for `export`.
+    """Writes the model of `step`, with the weights of `source`, to `folder`, in files of at most `most` bytes (one
+    tensor may have more). Returns the number of tensors. `folder` does not exist or is empty. `raw` is as for `export`.
 
     Files of the tokenizer are copied from the folder of the model's configuration. Raises CheckpointError, OSError and
     ModelError.
@@ -218,8 +218,8 @@ def _merged(adapted: Adapted, found: Mapping[str, Tensor], fetch: Fetch, name: s
 
 @contextmanager
 def _opened_plain(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
-    """Yields the tensors of a checkpoint or a safetensors file, of which only shape and dtype count, and a function
-    that reads one. Raises CheckpointError.
+    """Yields the tensors of a checkpoint or a safetensors file, and a function that reads one. Only their shapes and
+    dtypes count. Raises CheckpointError.
     """
     if os.path.isdir(source):
         kept = {key.removeprefix("model."): at for key, at in keys_of(source).items() if key.startswith("model.")}

@@ -1,10 +1,11 @@
 """The folders of checkpoints: their names and manifests, tests for damage, and the choice of one that fits a job.
 
-Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`,
-with the step and sample of the training, the properties that a job must share to resume from it (`Compatibility`), and
-the size and checksum of every file. It is written beside its place, as `step-00000050.part`, and renamed once it is
-complete; one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and
-`damage` finds later damage: a file that is gone, cut off or changed. The manifest has a checksum too.
+Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`.
+The manifest has the step and sample of the training, and the size and checksum of every file. It also has the
+properties that a job must share to resume from it (`Compatibility`). A checkpoint is written beside its place, as
+`step-00000050.part`, and renamed once it is complete; one that is removed is renamed to `step-00000050.gone` first. So
+a folder with the plain name is complete, and `damage` finds later damage: a file that is gone, cut off or changed. The
+manifest has a checksum too.
 
 Where the job asks for the best checkpoint, a link `best` names it.
 
@@ -51,7 +52,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class CorruptCheckpointError(Exception):
-    """A checkpoint differs from the one that was written; the text says how."""
+    """A checkpoint is not as it was written; the text says how."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,8 @@ class Progress:
     """The best value of a metric over the evaluations so far, None if none was finite; the step of that evaluation; and
     the number of those since. What counts as better: runtime/loop/best_metric.py.
 
-    Of a learning rate that follows the metric (runtime/loop/plateau.py), `factor` is its present share of the full
-    rate, and `cooldown` the number of evaluations that do not count yet.
+    If the learning rate follows the metric (runtime/loop/plateau.py), `factor` is its present share of the full rate.
+    `cooldown` is the number of evaluations that do not count yet.
     """
 
     metric: str
@@ -103,7 +104,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of `manifest.json`. `samples` and `seconds` are those of metrics.jsonl after `step` steps.
+    """The contents of `manifest.json`. `samples` and `seconds` are the values in metrics.jsonl after `step` steps.
 
     `goals` has the progress of each goal by its name; `stream` the place in each lane of a stream (data/streams.py).
     `next_rate` is the learning rate of the step that follows in a training of `steps` steps; None if it is not known.
@@ -215,7 +216,7 @@ def _stream(fit: Compatibility) -> str:
 
 
 def misfitting_tensors(theirs: Shapes | None, ours: Shapes | None) -> str:
-    """Describes the first difference between the tensors of a checkpoint and those of a model; "" if there is none."""
+    """Describes the first difference between the tensors of a checkpoint and of a model; "" if they agree."""
     if theirs is None or ours is None:
         return ""
     for name, shape in ours.items():
@@ -445,7 +446,7 @@ def foreign(folder: str, best: bool = False) -> str:
 
 
 def _ours(path: str) -> bool:
-    """True if `path` has nothing but files of a checkpoint, or is a link to nothing."""
+    """True if `path` has only files of a checkpoint, or is a link to nothing."""
     try:
         return all(_FILES.fullmatch(name) for name in os.listdir(path))
     except FileNotFoundError:

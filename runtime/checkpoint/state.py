@@ -2,7 +2,7 @@
 
     model.<name>                parameters and persistent buffers of the plain model, a tied weight once
     average.<name>              what is evaluated in the place of `model.<name>`: its average, if the job asks for one,
-                                or that of the optimizer
+                                or the optimizer's average
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
@@ -13,7 +13,7 @@ Model: parameters and optimizer state are plain tensors that every rank holds (D
 tensor (`fully_shard`), or held by one rank alone (ZeroRedundancyOptimizer). Plain tensors, and the copies of
 `replicas`, are divided among the ranks, so that each is written once and every rank writes about as much. A load reads
 the tensors that this rank needs, whatever the ranks held that wrote them. The names in the checkpoint decide which
-optimizer state is made, so that no step has to be done first.
+optimizer state is made, so that it needs no step first.
 
 Contract: `load` leaves model, average, optimizer and scaler as they were on the ranks that saved; an average that the
 checkpoint lacks begins with the weights. Random generators continue
@@ -157,8 +157,8 @@ class TrainingState:
 
     @torch.no_grad()
     def mine(self) -> State:
-        """Returns the tensors that this rank writes: those of the training themselves, not copies, unless they are a
-        mean over ranks that differ.
+        """Returns the tensors that this rank writes. They are the tensors of the training, not copies, unless they are
+        a mean over ranks that differ.
         """
         offload.settle(self._parts.optimizer)
         if self._parts.average is not None:

@@ -1,4 +1,4 @@
-"""Writes safetensors files one tensor after another, of which no two need be in memory.
+"""Writes safetensors files one tensor after another, so that no two tensors need be in memory.
 
 The library of that name writes tensors that are all in memory (`save_file`, as measure/observe.py does). It cannot
 stream: neither tensors that are sharded and that ranks gather one by one, nor what lies in pieces in other files. So

@@ -50,7 +50,7 @@ METADATA = {"format": "pt"}  # what libraries look for before they read it as to
 def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: Pipeline | None = None) -> str:
     """Writes `weights.safetensors` into `run_dir` and returns its path. `model` is the plain one. Raises OSError.
 
-    All ranks call it, as sharded tensors are gathered and those of other stages of a `pipeline` are sent; one `writes`.
+    All ranks call it, as sharded tensors are gathered and the stages of a `pipeline` send theirs; one rank `writes`.
     """
     path = os.path.join(run_dir, WEIGHTS)
     own = named_tensors(model)

@@ -17,8 +17,8 @@ def decoded(
 ) -> NDArray[np.float32]:
     """Returns an image (a file, or its path) as numbers 0 … 1, channels first, in a mode of Pillow: `L` or `RGB`.
 
-    `size` scales the shorter side to so many pixels, or to `resize` (bilinear, with antialiasing), and crops `size` out
-    of the middle; None keeps height and width. This is torchvision's Resize, CenterCrop and ToTensor.
+    The shorter side is scaled to `size` pixels, or to `resize` (bilinear, with antialiasing), and `size` is cropped out
+    of the middle; `size` None keeps height and width. This is torchvision's Resize, CenterCrop and ToTensor.
     """
     image = opened(stream, mode)
     return pixels_of(image if size is None else fitted(image, size, resize))

@@ -1,9 +1,9 @@
-"""Orders samples so that those of like length share a global batch.
+"""Orders samples so that samples of similar length share a global batch.
 
 Model: the samples are shuffled, every `window` batches of them are sorted by length and cut into batches, and the
 batches of an epoch are shuffled. Within a batch the samples are spread: its first half has every other of them by
-length, the first quarter every fourth, so that ranks, which take contiguous shares, have about as much to do. The
-samples of the last batch, which is partial and may be dropped, are any.
+length, the first quarter every fourth. So ranks, which take contiguous shares, have about as much to do. The samples of
+the last batch, which is partial and may be dropped, are any.
 
 Contract: each sample is visited once an epoch, whatever the lengths.
 """

@@ -1,9 +1,9 @@
 """Mixtures: the order of the samples of several sources, and the samples themselves.
 
 Model: an epoch has `counts[n]` samples of source `n`. Each source has its own order, pass after pass, and goes on in an
-epoch where the one before stopped: sample `m` of source `n` in epoch `e` is entry `(e * counts[n] + m) % samples` of
-pass `(e * counts[n] + m) // samples`. The sources are shuffled together or, without `shuffle`, alternate as evenly as
-their counts allow. Samples are numbered source by source.
+epoch where the epoch before stopped. Let `i = e * counts[n] + m`: sample `m` of source `n` in epoch `e` is entry `i %
+samples` of pass `i // samples`. The sources are shuffled together or, without `shuffle`, alternate as evenly as their
+counts allow. Samples are numbered source by source.
 
 Contract: an order follows from the seed and the epoch alone, as any.
 """
@@ -21,7 +21,7 @@ from dslc.runtime.data.samples import Splits, concatenate_samples
 
 
 def order(step: DataStep, epoch: int, own: Callable[[DataStep, int], Tensor]) -> Tensor:
-    """Returns the order of an epoch of a mixture, int64; `own(part, pass)` is that of a source."""
+    """Returns the order of an epoch of a mixture, int64; `own(part, pass)` is the order of a source."""
     made = torch.empty(sum(step.counts), dtype=torch.int64)
     sources = _sources(step, epoch)
     first = 0

@@ -1,15 +1,15 @@
 """The number of each training sample from which a sampler orders them: its weight, its class or its length.
 
-Model: `prepare` finds the numbers of a job once in each process, before the first step: each rank those of a piece of
-the samples, which one sum over the ranks puts together, so that all have the same. `numbers_of` returns them. They are
-read from a `.npy` file, given by a function of the user's, or taken from the samples.
+Model: `prepare` finds the numbers of a job once in each process, before the first step. Each rank finds the numbers of
+a piece of the samples. One sum over the ranks puts the pieces together, so that all ranks have the same. `numbers_of`
+returns them. They are read from a `.npy` file, given by a function of the user's, or taken from the samples.
 
 Contract: one float64 for each training sample. A file, or a function of weights, has one for each sample of the source,
 held out or not, in its order; if the source brings a validation set of its own, one for each training sample.
 
-Limits: samples that need computing are computed once for their class or length, those of a rank's piece one at a time;
-a data set that has `targets`, as those of torchvision, is not read for classes. Held for the life of the process, 8
-bytes a sample.
+Limits: samples that need computing are computed once for their class or length; a rank computes its piece one sample at
+a time. A data set that has `targets`, as torchvision's have, is not read for classes. The numbers are held for the life
+of the process, 8 bytes a sample.
 """
 
 from __future__ import annotations

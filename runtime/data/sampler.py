@@ -3,11 +3,11 @@
 Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`, which a sampler
 may draw (weighted_sampler.py) or sort (length_bucketing.py). Its global batch `k` is the entries `k * batch` to `(k +
 1) * batch` of that order. A data rank takes a contiguous share of the batch, and the share is cut into micro-batches,
-both by compiler/placement/shares.py. If samples can only be read a block at a time (row groups of Parquet files), the
-blocks are shuffled, and then the samples within each `window` of consecutive blocks: a block is read once an epoch, and
-few are held.
+both by compiler/placement/shares.py. Samples that can only be read a block at a time (row groups of Parquet files) are
+shuffled by blocks, and then within each `window` of consecutive blocks. So a block is read once an epoch, and few are
+held.
 
-Contract: everything is a pure function of (seed, epoch, k) and the rank's place, the same on any machine, in any
+Contract: everything is a pure function of (seed, epoch, k) and the rank's place. It is the same on any machine, in any
 process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch, whatever
 the number of ranks and micro-batches.
 
@@ -130,7 +130,7 @@ def sizes_of(step: DataStep, place: RankPlace, microbatches: int, k: int) -> tup
 def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1) -> Tensor:
     """Returns the samples (int64) of this rank's shares of `count` global batches of `epoch` from `k` on, in order.
 
-    All of them have to be full, or `count` 1.
+    All global batches must be full, or `count` 1.
     """
     size, first = batch_samples(step, k), k * step.batch
     start, stop = piece(size, place.data_ranks, place.data_rank)

@@ -1,9 +1,9 @@
 """Samples: the interface of a data source to the training, and its few implementations.
 
 Model: `Samples` have a length and `batch(indices)`, which gathers the samples at these indices into an input and a
-target tensor. `TensorSamples` are in memory or mapped into it, in the form in which they are stored (bytes of text,
-float64), and are converted batch by batch. `FetchedSamples` are fetched one at a time. `ConcatenatedSamples` are
-several sources one after another, of which a limited number is open. `Part` is some of the samples of another source.
+target tensor. `TensorSamples` are in memory or mapped into it, in their stored form (bytes of text, float64). They are
+converted batch by batch. `FetchedSamples` are fetched one at a time. `ConcatenatedSamples` are several sources one
+after another; a limited number of sources is open at a time. `Part` is some of the samples of another source.
 
 Contract: floats become float32, integers of any width and booleans int64, but in structures, whose tensors keep their
 dtypes. A batch depends on its indices alone and, if
@@ -224,7 +224,7 @@ class _DerivedSamples:
 
 @dataclass(frozen=True)
 class Part(_DerivedSamples):
-    """Some of the samples, which are a split: those of `chosen`, or `length` from `start` on."""
+    """Some of the samples, which are a split: the samples at `chosen`, or `length` samples from `start` on."""
 
     chosen: Tensor | None = None
     start: int = 0

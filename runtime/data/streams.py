@@ -2,13 +2,14 @@
 
 Model: pass `e` reads the shards in the order of a permutation that follows from (seed, e), dealt out to `lanes`: lane
 `l` reads every `lanes`-th of them from the `l`-th on, and then goes on to its next pass by itself. A lane shuffles
-`window` samples at a time, of one pass: while it gives those of a window it reads the next, so that it holds at most
-two. A global batch takes equally many samples from each lane, those of lane 0 first, so that a rank reads only the
+`window` samples at a time, of one pass: while it gives the samples of a window it reads the next window, so that it
+holds at most two. A global batch takes equally many samples from each lane, lane 0 first. So a rank reads only the
 lanes of its share. Sample number `k * batch + j` is entry `j` of global batch `k`.
 
-Contract: the sample of a number is a function of the seed and the stream, not of the ranks, of workers, or of where the
-training began. A mark (a place in a lane) holds where the window began that is being given: a resumed training goes
-there by the state of the shard, or by reading that shard again, and reads at most one window that was given before.
+Contract: the sample of a number is a function of the seed and the stream. It depends neither on the ranks or workers
+nor on where the training began. A mark (a place in a lane) holds where the lane's present window began. A resumed
+training goes there by the state of the shard, or by reading that shard again. It reads at most one window that was
+given before.
 
 Limits: lanes whose shards are of unequal length get ahead of each other; each pass has every sample once all the same.
 One lane keeps passes strictly apart, and every rank then reads everything.
@@ -296,7 +297,7 @@ class Stream:
 def stream_samples(
     step: DataStep, shards: Shards, part: str, together: Callable[[list[Any]], Pair], *, is_structure: bool = False
 ) -> Stream:
-    """Returns the training samples of a stream, or those of one that is the validation split, in order."""
+    """Returns the training samples of a stream, or the samples of a stream that is the validation split, in order."""
     order = step.stream
     assert order is not None
     held = order.held

@@ -1,9 +1,10 @@
 """Draws samples by weights, as torch's `WeightedRandomSampler` does.
 
-Model: up to `CATEGORIES` samples the entries are those of `torch.multinomial` with the same generator, in float64. It
-takes no more of them; beyond, the same distribution is drawn in two other ways. With replacement, each entry is the
-sample at which the sum of the weights first exceeds a uniform number. Without, the samples are those with the largest
-weight / e, with e exponential, in that order (Efraimidis and Spirakis 2006), which is how torch does it too.
+Model: up to `CATEGORIES` samples the entries are the entries that `torch.multinomial` draws with the same generator, in
+float64. `torch.multinomial` takes no more samples; beyond, the same distribution is drawn in two other ways. With
+replacement, each entry is the sample at which the sum of the weights first exceeds a uniform number. Without
+replacement, the samples with the largest weight / e, with e exponential, are drawn in that order (Efraimidis and
+Spirakis 2006). torch does the same.
 
 Limits: a sum of float64 tells weights apart that are within 1e16 of one another.
 """
@@ -19,7 +20,7 @@ CATEGORIES = 2**24  # that torch.multinomial (2.13) takes
 def draw(weights: Tensor, samples: int, replacement: bool, random: torch.Generator, most: int = CATEGORIES) -> Tensor:
     """Returns `samples` indices of `weights` (float64, shape (n,), not negative): int64, shape (samples,).
 
-    Without replacement at least as many weights have to be above 0.
+    Without replacement at least `samples` weights must be above 0.
     """
     if len(weights) <= most:
         return torch.multinomial(weights, samples, replacement, generator=random)

@@ -1,12 +1,12 @@
 """Synthetic samples: a pure function of the seed and the sample's number, the same on any machine.
 
-Model: every number comes from SplitMix64 (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195) of its position, so
-that a sample does not depend on the others made with it. Real numbers are sums of four 16-bit parts of such a word:
-near to normal, with mean 0 and variance 1, and exact in integers. Targets follow from the sample: the sample is folded
-into at most 256 sums, and a fixed random matrix of -1 and +1 is applied; the class is the place of the largest result,
-real targets are the results scaled to variance 1. The results are whole numbers below 2^53: float64 holds them exactly,
-and no order of summation changes them. Tokens rise by a step of 1 to 4 that the sequence keeps, modulo the vocabulary,
-and one in sixteen is replaced by a random one.
+Model: every number is SplitMix64 (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195) of its position. So a sample
+does not depend on the other samples made with it. Real numbers are sums of four 16-bit parts of such a word: near to
+normal, with mean 0 and variance 1, and exact in integers. Targets follow from the sample: the sample is folded into at
+most 256 sums, and a fixed random matrix of -1 and +1 is applied; the class is the place of the largest result, real
+targets are the results scaled to variance 1. The results are whole numbers below 2^53: float64 holds them exactly, and
+no order of summation changes them. Tokens rise by a step of 1 to 4 that the sequence keeps, modulo the vocabulary. One
+token in sixteen is replaced by a random one.
 
 Limits: a set of at most `KEPT` bytes is made once; a larger one is made again for each batch, at some 20 ns a number.
 """

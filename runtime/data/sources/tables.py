@@ -29,7 +29,7 @@ WINDOW = 64 << 20  # bytes of the blocks that are shuffled together, and so held
 
 
 class TableFault(Exception):
-    """Why a table cannot be used. `code` is that of the diagnostic."""
+    """Why a table cannot be used. `code` is the code of the diagnostic."""
 
     def __init__(self, message: str, help: str, code: str = "E0311") -> None:
         super().__init__(message)

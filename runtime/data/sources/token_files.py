@@ -1,14 +1,13 @@
 """The format of token files, and how to make one from text.
 
-Model: a header of 256 little-endian 32-bit numbers (magic, version, number of tokens, vocabulary, zeros), then the
+Model: a header of 256 little-endian 32-bit numbers: magic, version, number of tokens, vocabulary, zeros. Then come the
 tokens, little-endian, 16 bits each if the vocabulary allows, else 32. It is the format of llm.c
 (https://github.com/karpathy/llm.c, `dev/data/data_common.py`), which leaves the fourth number zero. Files of bare
 16-bit tokens, without a header, as nanoGPT writes them, are read too.
 
 Contract: text is read, encoded and written piece by piece, so that memory does not grow with the file. A file appears
 under its name when it is complete. A piece ends at the end of a line, after a letter or digit: tokenizers that split
-text as GPT-2's, GPT-4's or Llama's do never merge across that place, so that the pieces give the tokens of the whole
-text.
+text as GPT-2's, GPT-4's or Llama's do never merge across that place. So the pieces give the tokens of the whole text.
 
 Limits: a file holds at most 2^31 - 1 tokens. Other tokenizers may give a token more or less at the end of a piece. This
 module loads numpy and, only where a tokenizer is given, `tokenizers`; never torch.
