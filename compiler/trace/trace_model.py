@@ -21,18 +21,18 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dslc.compiler.ir.memory import LayerMemory, Working
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
-from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
+from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, without_numbers
 from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.flops import PRODUCTS, check_dtypes, formulas
+from dslc.compiler.trace.flops import check_dtypes, formulas
 from dslc.compiler.trace.instantiate import (
     NOTHING,
     TraceError,
@@ -60,6 +60,21 @@ if TYPE_CHECKING:
 REAL = 8 << 30  # bytes of parameters with which a module is made and run for real, at most
 
 Loss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """How a module is traced: the arguments of `trace_model`."""
+
+    input: TensorFact | Example
+    loss: Loss | None
+    outputs: Outputs | None
+    low: bool
+    compile: bool
+    tensor: int
+    tensor_plan: tuple[str, ...] | None
+    skipped: BlockReuse
+    frozen: tuple[str, ...]
 
 
 def trace_model(
@@ -102,6 +117,17 @@ def trace_model(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     model = made_without_memory(make, fake)
     skipped = skipped or BlockReuse(wanted=False)
+    settings = _Settings(
+        input=input,
+        loss=loss,
+        outputs=outputs,
+        low=low,
+        compile=compile,
+        tensor=tensor,
+        tensor_plan=tensor_plan,
+        skipped=skipped,
+        frozen=frozen,
+    )
     try:
         if skipped.wanted:
             try:
@@ -113,13 +139,11 @@ def trace_model(
         if skipped.middle is not None:
             try:
                 with skipped.skip_blocks(model):
-                    return _traced(
-                        model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped, frozen
-                    )
+                    return _facts_of(model, fake, settings)
             except Exception:  # any kind: they are not alike, or it is raised again without leaving them out
                 skipped.middle = None
                 model = made_without_memory(make, fake)
-        facts = _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped, frozen)
+        facts = _facts_of(model, fake, settings)
         if context > 1 and not (isinstance(input, TensorFact) and facts.structured):
             buffers = functools.partial(_buffers, model, make)
             facts = with_pieces(facts, model, ModuleCut(model), fake, input, context, asked, buffers, counted)
@@ -130,10 +154,8 @@ def trace_model(
             message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have no values"
             raise TraceError(message, remedy="it is too large to be made and run for real beforehand") from error
         looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
-    none = BlockReuse(wanted=False)
-    return replace(
-        _traced(as_module(make()), None, input, loss, outputs, low, False, 1, None, none, frozen), looks=looks
-    )
+    for_real = replace(settings, compile=False, tensor=1, tensor_plan=None, skipped=BlockReuse(wanted=False))
+    return replace(_facts_of(as_module(make()), None, for_real), looks=looks)
 
 
 def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Tensor]:
@@ -152,80 +174,39 @@ def _line_of(error: BaseException) -> str:
     return f", {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
-def _traced(
-    model: nn.Module,
-    fake: FakeTensorMode | None,
-    input: TensorFact | Example,
-    loss: Loss | None,
-    outputs: Outputs | None,
-    low: bool,
-    compile: bool,
-    tensor: int,
-    tensor_plan: tuple[str, ...] | None,
-    skipped: BlockReuse,
-    frozen: tuple[str, ...],
-) -> ModelFacts:
+def _facts_of(model: nn.Module, fake: FakeTensorMode | None, settings: _Settings) -> ModelFacts:
+    """Runs the module and returns its facts; without `fake` it is run for real."""
     import torch
 
-    from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
-
+    input, skipped = settings.input, settings.skipped
     whole = ModuleCut(model)
     cut = skipped.remaining(whole)
     first = _Count(model, cut, fake, input, SMALL)
-    first.checked = ("float32", "bfloat16", "float16") if low else ()  # which autocast makes one
+    first.checked = ("float32", "bfloat16", "float16") if settings.low else ()  # which autocast makes one
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
     with _normalised(model) as values, _writing(model, first) as (written, parameters_written), draws.watch():
         output = first.forward()
     _check_parameters(model, trained)
     if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
-    unused = _run_backward(first, output, loss, trained)
-    structured = not isinstance(output, torch.Tensor)
-    with frozen_parameters(model, frozen) as some:
-        counted = first
-        if some:
-            counted = _Count(model, cut, fake, input, SMALL)
-            _run_backward(counted, counted.forward(), loss, trained)
-            first.flops_back = counted.flops_back
-        second = _Count(model, cut, fake, input, LARGE)
-        larger = second.forward()
-        if outputs is not None and (structured or isinstance(input, Example)):
-            outputs.write(output, larger)
-        float32 = _memory(counted, second, compile)
-        try:
-            one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
-            autocast = _memory(one, other, compile)
-        except RuntimeError as error:
-            if low:
-                raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
-            autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
+    unused = _run_backward(first, output, settings.loss, trained)
+    larger, float32, autocast = _memories(first, output, trained, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])  # `forward` may freeze some
     figures = (first.flops, first.flops_back, first.inputs, first.outputs, float32, autocast)
     skipped.check(*figures)
     skipped.fill(*figures)
     first.order, first.astray = skipped.named(first.order), set(skipped.named(sorted(first.astray)))
-    unused = skipped.shared_parameters(unused)
-    # After a forward pass, which may itself put some of them into evaluation mode.
-    norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
+    structured = not isinstance(output, torch.Tensor)
     facts = ModelFacts(
-        **own_tensors(model),
+        **_facts_of_module(model),
         layers=_layers(whole, first, float32, autocast),
         output=grown(output, larger).flat if structured else fact(output, SMALL),
         structured=structured,
-        batch_norm=any(module.training for module in norms.values()),
-        still=tuple(path for path, module in norms.items() if not module.training),
         batch_norm_values=min(values, default=None),
         noise=first.draws is not None,
         changed=tuple(written),
-        unused=tuple(unused),
-        dtypes=tuple((name, dtype_name(p.dtype)) for name, p in model.named_parameters() if p.dtype != torch.float32),
-        without_reset=tuple(
-            path
-            for path, module in model.named_modules()
-            if any(tensor is not None for tensor in (*own_parameters(module).values(), *own_buffers(module).values()))
-            and not hasattr(module, "reset_parameters")
-        ),
+        unused=tuple(skipped.shared_parameters(unused)),
         vocab=first.vocab,
         network=NetworkFacts(
             torch_draws=first.draws,
@@ -233,12 +214,70 @@ def _traced(
             draws_from=draws.source,
             draws_globally=draws.is_global,
             written=tuple(parameters_written),
-            untracked=tuple(path for path, module in norms.items() if module.running_mean is None),
+            untracked=tuple(path for path, module in _batch_norms(model).items() if module.running_mean is None),
         ),
     )
-    if tensor == 1 or fake is None:
+    if settings.tensor == 1 or fake is None:
         return facts
-    return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
+    return with_shares(facts, model, cut, fake, input, settings.tensor, settings.tensor_plan, skipped)
+
+
+def _memories(
+    first: _Count, output: Any, trained: Mapping[str, bool], settings: _Settings
+) -> tuple[Any, dict[str, LayerMemory], dict[str, LayerMemory]]:
+    """Runs the module with its frozen parameters; returns the output for the larger batch, and the memory of each layer
+    in float32 and under autocast. FLOPs of the backward pass are then those without the frozen parameters.
+    """
+    import torch
+
+    model, cut, fake, input = first.model, first.cut, first.mode, settings.input
+    with frozen_parameters(model, settings.frozen) as some:
+        counted = first
+        if some:
+            counted = _Count(model, cut, fake, input, SMALL)
+            _run_backward(counted, counted.forward(), settings.loss, trained)
+            first.flops_back = counted.flops_back
+        second = _Count(model, cut, fake, input, LARGE)
+        larger = second.forward()
+        if settings.outputs is not None and (not isinstance(output, torch.Tensor) or isinstance(input, Example)):
+            settings.outputs.write(output, larger)
+        float32 = _memory(counted, second, settings.compile)
+        try:
+            one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
+            autocast = _memory(one, other, settings.compile)
+        except RuntimeError as error:
+            if settings.low:
+                raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
+            autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
+    return larger, float32, autocast
+
+
+def _batch_norms(model: nn.Module) -> dict[str, Any]:
+    from dslc.compiler.trace.private_torch import AnyBatchNorm
+
+    return {path: module for path, module in model.named_modules() if isinstance(module, AnyBatchNorm)}
+
+
+def _facts_of_module(model: nn.Module) -> dict[str, Any]:
+    """Returns the fields of `ModelFacts` that the module itself tells, after a forward pass, which may put some of it
+    into evaluation mode.
+    """
+    import torch
+
+    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
+
+    norms = _batch_norms(model)
+    return own_tensors(model) | dict(
+        batch_norm=any(module.training for module in norms.values()),
+        still=tuple(path for path, module in norms.items() if not module.training),
+        dtypes=tuple((name, dtype_name(p.dtype)) for name, p in model.named_parameters() if p.dtype != torch.float32),
+        without_reset=tuple(
+            path
+            for path, module in model.named_modules()
+            if any(tensor is not None for tensor in (*own_parameters(module).values(), *own_buffers(module).values()))
+            and not hasattr(module, "reset_parameters")
+        ),
+    )
 
 
 def _place_of_draw(
@@ -264,66 +303,6 @@ def _run_backward(run: _Count, output: Any, loss: Loss | None, trained: Mapping[
     for parameter in run.model.parameters():
         parameter.grad = None
     return unused
-
-
-def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
-    """Runs a forward pass as O2 does, of a module that was traced: its parameters have `dtype`, and so have the inputs
-    of it and its `units`; buffers stay as they are. Raises TraceError if that fails.
-    """
-    import torch
-
-    from dslc.compiler.trace.private_torch import TorchDispatchMode, detect_fake_mode, tree_map_only
-    from dslc.compiler.trace.structures import call
-
-    class OneDtype(TorchDispatchMode):
-        """Raises for products of two dtypes, which fail with real numbers; without memory torch accepts them."""
-
-        def __torch_dispatch__(
-            self,
-            func: Operator,
-            types: Sequence[type],
-            args: tuple[object, ...] = (),
-            kwargs: Mapping[str, object] | None = None,
-        ) -> object:
-            dtypes = sorted({str(tensor.dtype) for tensor in tensors_of((args, kwargs))})
-            if len(dtypes) > 1 and func.overloadpacket.__name__ in PRODUCTS:
-                raise RuntimeError(
-                    f"`{func.overloadpacket.__name__}` takes one dtype, and is given {' and '.join(dtypes)}"
-                )
-            return func(*args, **(kwargs or {}))
-
-    low, fake = getattr(torch, dtype), detect_fake_mode(list(model.parameters()))
-
-    def cast(value: Any) -> Any:
-        return tree_map_only(
-            torch.Tensor, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor, value
-        )
-
-    def cast_arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-        return cast(args), cast(kwargs)
-
-    if fake is None:
-        return  # there are no parameters
-    with ExitStack() as around:
-        around.enter_context(fake)
-        around.enter_context(OneDtype())  # type: ignore[no-untyped-call]
-        around.enter_context(torch.no_grad())
-        for module in (model, *map(model.get_submodule, units)):
-            around.callback(module.register_forward_pre_hook(cast_arguments, with_kwargs=True).remove)
-        low_parameters = cast(dict(model.named_parameters()))
-        sample = batch_of(input, SMALL, fake)
-
-        def with_low(*args: Any, **kwargs: Any) -> Any:
-            return torch.func.functional_call(model, low_parameters, args, kwargs)
-
-        try:
-            call(with_low, model.forward, sample)
-        except RuntimeError as error:
-            reason = str(error).strip().split("\n")[0]
-            raise TraceError(
-                f"with its parameters in {dtype} (`level = O2`) its forward fails: {reason}",
-                remedy="`level = O1`, which leaves the parameters in float32; or cast in its forward what stays so",
-            ) from error
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
 from dslc.compiler.trace.instantiate import TraceError, facts_of_made
+from dslc.compiler.trace.low_copy import try_low_copy
 from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
-from dslc.compiler.trace.trace_model import model_dtype, trace_model, try_low_copy
+from dslc.compiler.trace.trace_model import model_dtype, trace_model
 
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "facts_of_made"]
 
