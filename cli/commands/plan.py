@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.origins:
         return _origins(arguments)
     if arguments.after is not None:
-        return _after(arguments)
+        return _print_after_pass(arguments)
     planned = planned_or_shown(arguments)
     if planned is None:
         return JOB_AT_FAULT
@@ -71,7 +71,7 @@ def main(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
-def _after(arguments: argparse.Namespace) -> int:
+def _print_after_pass(arguments: argparse.Namespace) -> int:
     """Prints the plan graph of a job after a pass."""
     names = [each.name for each in PASSES]
     if arguments.after not in names:

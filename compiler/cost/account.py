@@ -40,7 +40,6 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 
-from dslc.compiler.cost.exchange_bytes import kept_bytes, passing_bytes, summed_bytes
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
     buffer_bytes,
@@ -63,6 +62,7 @@ from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.memory import Halves, LayerShare, MemoryNode, Phase, WorkingSet
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.operations.exchange_rules import kept_bytes, passing_bytes, summed_bytes
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import (
     fused_on,

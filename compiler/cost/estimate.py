@@ -26,6 +26,7 @@ from __future__ import annotations
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.actions import Payload, TrafficNode, over_replicas
+from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.placement.cross_sample_losses import EXCHANGED, compared_ranks, makes_outputs_ahead
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
@@ -167,8 +168,8 @@ class _Links:
         layout, exchange = self.layout, self.sharding.exchange
         if not layout.crosses_nodes("data"):
             return traffic.bytes, 0.0
-        ring = exchange is not None and exchange.kind == "low_precision_decentralized"
-        if ring and not traffic.among:
+        in_ring = exchange is not None and RULES[exchange.kind].neighbours > 1
+        if in_ring and not traffic.among:
             return traffic.bytes * (layout.processes > 1), traffic.bytes
         return 0.0, traffic.bytes * layout.processes
 

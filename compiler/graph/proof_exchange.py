@@ -20,12 +20,13 @@ from dataclasses import replace
 
 from dslc.compiler.graph.proof_view import Line, View, collectives
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.actions import ALWAYS, Backward, Collective, Forward, Payload, Update, When
+from dslc.compiler.ir.actions import ALWAYS, Backward, Cadence, Collective, Forward, Payload, Update
 from dslc.compiler.ir.records import Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.operations.exchanges import HEADER
+from dslc.compiler.operations.exchange_rules import RULES, ExchangeRule
 from dslc.compiler.placement.buckets import messages
 from dslc.compiler.placement.shares import largest
+from dslc.dsl.language.registry import CALLS
 from dslc.dsl.record import Record, record
 
 AGREED = (
@@ -62,6 +63,8 @@ def check_inexact_exchange(view: View) -> str:
     step = view.plan.find(p.GradientStep)
     if step is None or step.exchange is None or step.kind == "fsdp":  # whose sums `summed` proves
         return ""
+    if step.exchange.kind not in RULES:
+        return f"no exchange is called {step.exchange.kind}"
     for line in view.lines.values():
         if reason := _Agreement(view, step, step.exchange, line).reason():
             return reason
@@ -71,6 +74,7 @@ def check_inexact_exchange(view: View) -> str:
 class _Agreement:
     def __init__(self, view: View, step: p.GradientStep, exchange: p.ExchangeStep, line: Line) -> None:
         self._step, self._exchange, self._line = step, exchange, line
+        self._rule = RULES[exchange.kind]
         self._ranks = view.plan.axis("data").size
         self._own: Mapping[str, Weights] = {n: w for n, w in view.plan.of_kind(Weights) if w.trained}
         self._members = self._ranks // exchange.pieces
@@ -82,7 +86,7 @@ class _Agreement:
         partial = [name for name, each in self._own.items() if each.pieces]
         if partial:
             return f"gradients of {partial[0]} are partial sums, which no exchange completes"
-        begun = When(after=exchange.alone)
+        begun = Cadence(after=exchange.alone)
         if exchange.agrees is Payload.GRADIENTS:
             if exchange.alone or exchange.every != 1:
                 return f"{exchange.kind} exchanges the gradients of each step"
@@ -93,10 +97,10 @@ class _Agreement:
             )
         reason = ""
         if exchange.alone:
-            reason = self._follow(Payload.GRADIENTS, When(until=exchange.alone), _Contribution(), self._ranks)
+            reason = self._follow(Payload.GRADIENTS, Cadence(until=exchange.alone), _Contribution(), self._ranks)
         if pieces > 1:
             reason = reason or self._follow(Payload.GRADIENTS, begun, _Contribution(), pieces)
-        when = When(every=exchange.every, after=exchange.alone)
+        when = Cadence(every=exchange.every, after=exchange.alone)
         reason = reason or self._rounds(begun)
         held = _Contribution(over=pieces, of_node=pieces > 1, cut=((pieces, 1),) if pieces > 1 else ())
         return (
@@ -106,7 +110,7 @@ class _Agreement:
     def _scales(self) -> str:
         """Checks that the ranks agree on the scale of half precision before they sum in it."""
         found = [action for _, _, action in self._mine(Payload.SCALE, ALWAYS)]
-        wanted = len(self._own) if self._exchange.kind == "fp16" else 0
+        wanted = len(self._own) if self._rule.sums_in == "float16" else 0
         told = [(a.operation, a.dtype, a.count, a.bytes, *a.group) for a in found]
         sound = [("all_reduce", "float32", wanted, 4 * wanted, self._ranks, 1)] if wanted else []
         return "" if told == sound else f"the scales of {wanted} groups of gradients are agreed on by {told}"
@@ -126,7 +130,7 @@ class _Agreement:
         late = all(n > max(first, default=0) for n, _, _ in self._mine(Payload.SECOND_FACTORS, ALWAYS))
         return "" if late else "second factors are agreed on before the first ones"
 
-    def _rounds(self, begun: When) -> str:
+    def _rounds(self, begun: Cadence) -> str:
         """Checks that the ranks of a node agree in each step whether a round by the clock is over."""
         first = next(n for n, (_, action) in enumerate(self._line) if isinstance(action, Forward))
         told = [
@@ -139,12 +143,10 @@ class _Agreement:
 
     def _required_ranks(self) -> int:
         """Returns the ranks over which the rule of an exchange of weights or momenta takes a mean."""
-        return WANTED.get(self._peers(), self._members) * self._exchange.pieces
+        members = 0 if self._exchange.arguments.get("peers") == "all" else self._rule.averaged
+        return (members or self._members) * self._exchange.pieces
 
-    def _peers(self) -> str:
-        return str(self._exchange.arguments.get("peers", self._exchange.kind))
-
-    def _mine(self, what: Payload, when: When) -> Iterator[tuple[int, str, Collective]]:
+    def _mine(self, what: Payload, when: Cadence) -> Iterator[tuple[int, str, Collective]]:
         for n, name, action in collectives(self._line):
             if action.carries == what and action.when == when:
                 yield n, name, action
@@ -152,15 +154,15 @@ class _Agreement:
     def _check_exchange_steps(self) -> str:
         """Checks that nothing of it takes place in steps that no rule names."""
         exchange = self._exchange
-        known = {(Payload.GRADIENTS, When(until=exchange.alone)), (Payload.GRADIENTS, When(after=exchange.alone))}
-        known.add((Payload.ROUND_END, When(after=exchange.alone)))
-        known.add((exchange.agrees, When(every=exchange.every, after=exchange.alone)))
+        known = {(Payload.GRADIENTS, Cadence(until=exchange.alone)), (Payload.GRADIENTS, Cadence(after=exchange.alone))}
+        known.add((Payload.ROUND_END, Cadence(after=exchange.alone)))
+        known.add((exchange.agrees, Cadence(every=exchange.every, after=exchange.alone)))
         for _, name, action in collectives(self._line):
             if action.carries in AGREED and (action.carries, action.when) not in known:
                 return f"{name} exchanges {action.carries} in steps in which nothing is to be exchanged: {action.when}"
         return ""
 
-    def _follow(self, what: Payload, when: When, begin: _Contribution, wanted: int) -> str:
+    def _follow(self, what: Payload, when: Cadence, begin: _Contribution, wanted: int) -> str:
         held = dict.fromkeys(self._own, begin)
         passes = [n for n, (_, action) in enumerate(self._line) if isinstance(action, Forward | Backward)]
         update = next(n for n, (_, action) in enumerate(self._line) if isinstance(action, Update))
@@ -172,7 +174,7 @@ class _Agreement:
             if reason := self._size(name, action, held):
                 return reason
             for group in action.weights:
-                moved = _moved(held[group], action, self._members, self._neighbours())
+                moved = _moved(held[group], action, self._members, self._rule.neighbours)
                 if moved is None:
                     return f"{name} is not among ranks that have something to exchange: {held[group]}"
                 held[group] = moved
@@ -186,23 +188,20 @@ class _Agreement:
 
     def _in_time(self, what: str, n: int, first: int, last: int, update: int, name: str) -> str:
         if what == Payload.WEIGHTS:
-            sound = n < first if self._exchange.kind in AHEAD else n > update
+            sound = n < first if _begins_before_passes(self._exchange.kind) else n > update
         else:
             sound = last < n < update
         return "" if sound else f"{name} exchanges {what} too late or too early"
 
     def _size(self, name: str, action: Collective, held: Mapping[str, _Contribution]) -> str:
         sizes = [self._numbers(self._own[group], held[group], action) for group in action.weights]
-        found = [sent_bytes(numbers, action, self._members, self._exchange.kind) for numbers in sizes]
+        found = [sent_bytes(numbers, action, self._members, self._rule) for numbers in sizes]
         count, total, times = len(found), sum(found), 1
         if action.is_message:
-            count, times = sum(len(messages(each)) for each in found), self._neighbours()
+            count, times = sum(len(messages(each)) for each in found), self._rule.neighbours
         if (action.count, action.bytes) != (times * count, times * total):
             return f"{name} exchanges {action.count} of {action.bytes} bytes; they are {count} of {total}"
         return ""
-
-    def _neighbours(self) -> int:
-        return _NEIGHBOURS.get(self._peers(), 1)
 
     def _numbers(self, group: Weights, held: _Contribution, action: Collective) -> int:
         numbers = group.trained or 0
@@ -213,17 +212,12 @@ class _Agreement:
         return action.ranks * largest(numbers, action.ranks) if action.operation == "reduce_scatter" else numbers
 
 
-def sent_bytes(numbers: int, action: Collective, members: int, kind: str) -> int:
+def sent_bytes(numbers: int, action: Collective, members: int, rule: ExchangeRule) -> int:
     """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
+    if action.dtype == "uint8" and rule.row is not None:  # a row for each member, or the row of one
+        return members * rule.row(largest(numbers, members)) if action.operation == "all_to_all" else rule.row(numbers)
     told = 4 if action.carries == Payload.WEIGHTS and action.operation == "all_reduce" and not action.when.every else 0
-    if action.dtype != "uint8":
-        return numbers * DTYPE_BYTES.get(action.dtype, 0) + told
-    if kind == "onebit_adam":  # chunks in whole bytes of 8 signs each, or one of them, and a magnitude of each
-        chunks = members if action.operation == "all_to_all" else 1
-        own = -(-numbers // members) if action.operation == "all_to_all" else numbers
-        return chunks * 4 + chunks * ((own + 7) // 8)
-    # Codes, in a row for each member, or the row of one.
-    return members * (HEADER + largest(numbers, members)) if action.operation == "all_to_all" else HEADER + numbers
+    return numbers * DTYPE_BYTES.get(action.dtype, 0) + told
 
 
 def _moved(held: _Contribution, action: Collective, members: int, neighbours: int) -> _Contribution | None:
@@ -248,9 +242,7 @@ def _moved(held: _Contribution, action: Collective, members: int, neighbours: in
     return None
 
 
-# Exchanges, or their peers, that do not take a mean over all members: over how many.
-WANTED: dict[str, int] = {"shift_one": 2, "low_precision_decentralized": 3}
-# How many neighbours each rank sends a message to.
-_NEIGHBOURS: dict[str, int] = {"low_precision_decentralized": 2}
-# Exchanges of weights that begin before the passes of a step; the others come after its update.
-AHEAD: tuple[str, ...] = ("decentralized",)
+def _begins_before_passes(kind: str) -> bool:
+    """True if an exchange of weights begins before the passes of a step; the others come after its update."""
+    declared = CALLS["gradients"].get(kind)
+    return declared is not None and getattr(declared, "ahead", False)

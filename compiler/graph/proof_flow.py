@@ -17,6 +17,7 @@ from dslc.compiler.ir.actions import (
     ALWAYS,
     Action,
     Backward,
+    Cadence,
     Collective,
     Forward,
     ForwardAhead,
@@ -29,11 +30,10 @@ from dslc.compiler.ir.actions import (
     Unshard,
     Update,
     WeightBackward,
-    When,
 )
 from dslc.compiler.ir.records import Process, SharedWeight, Stage, Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.operations.fsdp import ROUNDED
+from dslc.compiler.operations.exchange_rules import RULES
 from dslc.dsl.record import Record, record
 
 
@@ -204,6 +204,10 @@ def _averages(view: View) -> str:
     return ""
 
 
+def _sums_in(exchange: p.ExchangeStep) -> str:
+    return RULES[exchange.kind].sums_in if exchange.kind in RULES else ""
+
+
 class _Sums:
     """The gradients of a process as it goes through its line. `_over` has, for each group of weights, what is not used
     yet: by the number of ranks over which it is summed, the backward pass that made it last. `_partial` are the weights
@@ -218,7 +222,7 @@ class _Sums:
         self._partial: dict[str, str] = {}
         step = view.plan.find(p.GradientStep)
         exchange = step.exchange if step is not None else None
-        self._dtype = ROUNDED.get(exchange.kind, "") if exchange is not None else "float32"
+        self._dtype = _sums_in(exchange) if exchange is not None else "float32"
         self._scaled: dict[
             str, tuple[int, int]
         ] = {}  # by weights: the ranks whose next sum has a scale, and their stride
@@ -441,7 +445,7 @@ def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[
     searches = gradients.search and data.size > 1
     exchange, when = gradients.exchange, ALWAYS
     if exchange is not None and not exchange.every:  # each rank divides by a count of its own after the first steps
-        when = When(until=exchange.alone)
+        when = Cadence(until=exchange.alone)
     shares = data.size > 1 and when.until != 0
 
     # The ranks with the last stage have the losses, and those of a context axis the losses of a piece.

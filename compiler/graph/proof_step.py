@@ -15,6 +15,7 @@ from dslc.compiler.ir.actions import (
     ALWAYS,
     Action,
     Backward,
+    Cadence,
     Collective,
     Forward,
     ForwardAhead,
@@ -30,7 +31,6 @@ from dslc.compiler.ir.actions import (
     StagePass,
     Update,
     WeightBackward,
-    When,
 )
 from dslc.compiler.ir.program import GradientStep
 from dslc.compiler.ir.records import Batches, Devices, Process, Schedule, Stage
@@ -38,7 +38,7 @@ from dslc.compiler.placement.cross_sample_losses import EXCHANGED
 from dslc.dsl.words import plural
 
 _Done: TypeAlias = tuple[type[MicrobatchAction], int, int]  # an action, its stage and its micro-batch
-Exchanged: TypeAlias = tuple[str, str, str, str, str, When]  # operation, axis, content, dtype, among whom, when
+Exchanged: TypeAlias = tuple[str, str, str, str, str, Cadence]  # operation, axis, content, dtype, among whom, when
 
 
 def actions(view: View) -> str:

@@ -52,7 +52,7 @@ class Payload(StrEnum):
 
 
 @record
-class When(Record):
+class Cadence(Record):
     """The steps in which an exchange takes place: every so many (0: by the clock, not by steps), after step `after`,
     and up to step `until` if there is one (0: in none).
     """
@@ -77,7 +77,7 @@ class When(Record):
         return 1 / self.every if self.steady and self.every else 0.0
 
 
-ALWAYS = When()
+ALWAYS = Cadence()
 
 
 @record
@@ -286,7 +286,7 @@ class Collective(Action):
     ranks: int
     stride: int
     weights: tuple[str, ...] = ()
-    when: When = ALWAYS
+    when: Cadence = ALWAYS
 
     @property
     def group(self) -> tuple[int, int]:
@@ -324,7 +324,7 @@ class TrafficNode(Record):
     count: int
     bytes: int
     among: Among = ""
-    when: When = ALWAYS
+    when: Cadence = ALWAYS
 
 
 def handed_in(exchanged: Iterable[TrafficNode]) -> int:

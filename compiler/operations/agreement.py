@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.ir.actions import ALWAYS, Payload, When
+from dslc.compiler.ir.actions import ALWAYS, Cadence, Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BEFORE_PASSES, BEFORE_UPDATE, RankGroup, StepOperation, operation
 from dslc.compiler.placement.sharding import leaves_out_steps
@@ -16,7 +16,7 @@ def counts_of_samples(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the sums over the data axis of the number of samples, or of losses, that each rank divides by."""
     layout, exchange, when = place.layout, place.sharding.exchange, ALWAYS
     if exchange is not None and not exchange.every:  # later no step waits for another rank
-        when = When(until=exchange.alone)
+        when = Cadence(until=exchange.alone)
     if layout.sizes["data"] == 1 or when.until == 0:
         return
     data = place.along("data")

@@ -14,9 +14,6 @@ from math import prod
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.exchanges import OWN_BUCKETS
-from dslc.compiler.placement.buckets import in_buckets as in_order
-from dslc.compiler.placement.buckets import names_in_backward_order
 from dslc.compiler.placement.sharding import BUCKET_BYTES, low_precision, searches
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it is sent early
@@ -30,31 +27,6 @@ def in_buckets(place: Coordinate) -> list[ParameterNode]:
         return [q for layer in layers for q in layer.parameters if q.name in names]
     # Laid out again after the first steps, in the order in which gradients came.
     return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
-
-
-def by_bucket(place: Coordinate) -> list[list[ParameterNode]]:
-    """Returns the parameters of each bucket of gradients: DistributedDataParallel's, or those of an exchange which has
-    its own.
-    """
-    order = in_buckets(place)
-    if place.sharding.exchange is not None and place.sharding.exchange.kind in OWN_BUCKETS:
-        named = {q.name: q for q in order}
-        own = [named[name] for name in names_in_backward_order(named)]
-        return [own[bucket.start : bucket.stop] for bucket in in_order(q.count for q in own)]
-    found, parameters = list[list[ParameterNode]](), iter(order)
-    for size in buckets(4 * q.count for q in order):
-        found.append([])
-        while size > 0:
-            found[-1].append(next(parameters))
-            size -= 4 * found[-1][-1].count
-    return found
-
-
-def exchanged(place: Coordinate) -> list[list[ParameterNode]]:
-    """Returns the parameters whose momenta or weights are exchanged, by name, in buckets."""
-    own = {q.name: q for layer in place.layers for q in layer.parameters if q.name in place.whole.with_gradients}
-    order = [own[name] for name in sorted(own)]
-    return [order[bucket.start : bucket.stop] for bucket in in_order(q.count for q in order)]
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = BUCKET_BYTES) -> list[int]:

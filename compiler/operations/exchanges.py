@@ -9,13 +9,12 @@ Contract: `runtime/exchange/` does these and no others, which tests/training/tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dslc.compiler.ir.actions import ALWAYS, Among, Payload, When
-from dslc.compiler.ir.nodes import ParameterNode
-from dslc.compiler.ir.records import Factors, Weights
+from dslc.compiler.ir.actions import ALWAYS, Among, Cadence, Payload
+from dslc.compiler.ir.records import Weights
 from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.operations.moments import (
     AFTER_UPDATE,
     BEFORE_PASSES,
@@ -25,28 +24,9 @@ from dslc.compiler.operations.moments import (
     StepOperation,
     operation,
 )
-from dslc.compiler.placement.buckets import matrix_of, messages
+from dslc.compiler.placement.buckets import messages
 from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.shares import largest
-
-OWN_BUCKETS = ("bytegrad",)  # exchanges of gradients in buckets that no step changes
-HEADER = 8  # bytes in front of a row of codes: its minimum and maximum
-MAGNITUDE = 4  # bytes in front of a row of signs
-
-
-class Exchanged(NamedTuple):
-    """A collective: the dtype and bytes of its input, what it carries if that is not what is agreed on, and how often
-    it takes place.
-    """
-
-    operation: str
-    dtype: str
-    bytes: int
-    what: Payload = Payload.NOTHING
-    times: int = 1
-
-
-Rule = Callable[[int, ExchangePolicy], Iterable[Exchanged]]  # of so many numbers
 
 
 def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
@@ -57,8 +37,8 @@ def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOpe
     assert exchange is not None, "ranks that step by themselves exchange something"
     trained = {name: each.trained for name, each in weights.items() if each.trained}
     node, summed = _node(exchange), [4 * numbers for numbers in trained.values()]
-    first, later = When(until=exchange.alone), When(after=exchange.alone)
-    when = When(every=exchange.every, after=exchange.alone)
+    first, later = Cadence(until=exchange.alone), Cadence(after=exchange.alone)
+    when = Cadence(every=exchange.every, after=exchange.alone)
     if exchange.alone:
         data = place.along("data")
         yield operation("all_reduce", Payload.GRADIENTS, data, BEFORE_UPDATE, summed, when=first, weights=trained)
@@ -78,7 +58,7 @@ def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOpe
 
 def exchanged_gradients(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the exchanges of the gradients of these groups."""
-    if exchange.kind == "powersgd":
+    if RULES[exchange.kind].factored:
         yield from _factors(exchange, trained)
         return
     node, pieces = _node(exchange), [largest(each.trained or 0, exchange.pieces) for each in trained.values()]
@@ -92,9 +72,9 @@ def exchanged_gradients(exchange: ExchangePolicy, trained: Mapping[str, Weights]
 
 
 def _by_rule(
-    exchange: ExchangePolicy, numbers_of: Sequence[int], moment: Moment, when: When, weights: Iterable[str]
+    exchange: ExchangePolicy, numbers_of: Sequence[int], moment: Moment, when: Cadence, weights: Iterable[str]
 ) -> Iterator[StepOperation]:
-    rows = [list(RULES[exchange.kind](numbers, exchange)) for numbers in numbers_of]
+    rows = [list(RULES[exchange.kind].collectives(numbers, exchange)) for numbers in numbers_of]
     for collectives in zip(*rows, strict=True):  # the same collective of all buckets
         first = collectives[0]
         sizes = [each.bytes for each in collectives]
@@ -124,46 +104,6 @@ def _members(exchange: ExchangePolicy) -> RankGroup:
     return RankGroup(axis="data", ranks=exchange.members, stride=exchange.pieces, among=among)
 
 
-# ------------------------------------------------------------------------------------------------------ the rules
-
-
-def _fp16(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    return Exchanged("all_reduce", "float32", 4, Payload.SCALE), Exchanged("all_reduce", "float16", 2 * numbers)
-
-
-def _bf16(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    return (Exchanged("all_reduce", "bfloat16", 2 * numbers),)
-
-
-def _mean(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    return (Exchanged("all_reduce", "float32", 4 * numbers),)
-
-
-def _bytegrad(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    row = HEADER + largest(numbers, exchange.members)
-    return Exchanged("all_to_all", "uint8", exchange.members * row), Exchanged("all_gather", "uint8", row)
-
-
-def _signs(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    row = MAGNITUDE + largest(largest(numbers, exchange.members), 8)
-    return Exchanged("all_to_all", "uint8", exchange.members * row), Exchanged("all_gather", "uint8", row)
-
-
-def factors_of(parameters: Iterable[ParameterNode], exchange: ExchangePolicy | None) -> Factors | None:
-    """Returns the factors of parameters whose gradients are exchanged together; None unless some are matrices."""
-    if exchange is None or exchange.kind != "powersgd":
-        return None
-    rank = exchange.arguments["rank"]
-    shapes = [shape for q in parameters if (shape := matrix_of(q.shape, rank)) is not None]
-    if not shapes:
-        return None
-    return Factors(
-        numbers=sum(rows * columns for rows, columns in shapes),
-        first=rank * sum(rows for rows, _ in shapes),
-        second=rank * sum(columns for _, columns in shapes),
-    )
-
-
 def _factors(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterator[StepOperation]:
     factors = {name: each.factors for name, each in trained.items() if each.factors is not None}
     first = [
@@ -175,32 +115,3 @@ def _factors(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterat
         "all_reduce", Payload.GRADIENTS, group, BEFORE_UPDATE, [4 * numbers for numbers in first], weights=trained
     )
     yield operation("all_reduce", Payload.SECOND_FACTORS, group, BEFORE_UPDATE, second, weights=factors)
-
-
-def _with_peers(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    if exchange.arguments["peers"] == "all":
-        return _mean(numbers, exchange)
-    return Exchanged("send", "float32", 4 * numbers), Exchanged("receive", "float32", 4 * numbers)
-
-
-def _in_a_ring(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    coded = HEADER + numbers
-    return Exchanged("send", "uint8", coded, times=2), Exchanged("receive", "uint8", coded, times=2)
-
-
-def _mean_of_round(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    return (Exchanged("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
-
-
-RULES: dict[str, Rule] = {
-    "bytegrad": _bytegrad,
-    "fp16": _fp16,
-    "bf16": _bf16,
-    "local_sgd": _mean,
-    "diloco": _mean,
-    "decentralized": _with_peers,
-    "low_precision_decentralized": _in_a_ring,
-    "async_average": _mean_of_round,
-    "qadam": _bytegrad,
-    "onebit_adam": _signs,
-}

@@ -11,12 +11,11 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations import moments as m
 from dslc.compiler.operations.buckets import buffer_buckets
 from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.operations.moments import Moment, RankGroup, StepOperation, operation
 from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.lowering import Issue, row_of, row_without_pipeline
 from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copies
-
-ROUNDED = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def fsdp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
@@ -66,7 +65,7 @@ def _sums(
 
 def summed_in(sharding: Sharding) -> str:
     """Returns the dtype in which `fully_shard` sums gradients."""
-    return ROUNDED.get(sharding.exchange.kind, "float32") if sharding.exchange is not None else "float32"
+    return (sharding.exchange is not None and RULES[sharding.exchange.kind].sums_in) or "float32"
 
 
 def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:

@@ -14,6 +14,7 @@ from dslc.compiler.ir.actions import (
     Action,
     Among,
     Backward,
+    Cadence,
     Forward,
     ForwardAhead,
     InputBackward,
@@ -24,7 +25,6 @@ from dslc.compiler.ir.actions import (
     Unshard,
     Update,
     WeightBackward,
-    When,
 )
 from dslc.dsl.record import Record, record
 
@@ -92,7 +92,7 @@ def operation(
     *,
     dtype: str = "float32",
     times: int = 1,
-    when: When = ALWAYS,
+    when: Cadence = ALWAYS,
     stage: int | None = None,
     occurrences: tuple[int, ...] | None = None,
     weights: Iterable[str] = (),
@@ -119,7 +119,7 @@ def operation(
 
 def traffic(operations: Iterable[StepOperation]) -> tuple[TrafficNode, ...]:
     """Returns the sums of operations that differ in their places alone."""
-    sums: dict[tuple[str, str, Payload, str, Among, When], tuple[int, int]] = {}
+    sums: dict[tuple[str, str, Payload, str, Among, Cadence], tuple[int, int]] = {}
     for each in operations:
         key = each.operation, each.axis, each.what, each.dtype, each.among, each.when
         count, size = sums.get(key, (0, 0))

@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
+from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.records import SharedWeight, Weights
 from dslc.compiler.ir.tensor_styles import TensorStyle
-from dslc.compiler.operations.buckets import by_bucket, exchanged
+from dslc.compiler.operations.buckets import buckets, in_buckets
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.exchanges import factors_of
+from dslc.compiler.operations.exchange_rules import RULES, factors_of
 from dslc.compiler.operations.fsdp import units_by_stage
+from dslc.compiler.placement.buckets import in_buckets as in_order
+from dslc.compiler.placement.buckets import names_in_backward_order
 from dslc.compiler.placement.sharding import low_copy, low_dtype, with_copies
 from dslc.compiler.placement.staging import Staging
 
@@ -43,7 +46,7 @@ def _groups(place: Coordinate) -> Iterator[Weights]:
             pieces = any(_partial(place, q.name) for layer in layers for q in layer.parameters)
             yield Weights(stage=stage, numbers=numbers(place, stage), shards=1, pieces=pieces)
     else:
-        held = exchanged(place) if place.sharding.engine == "local" else by_bucket(place)
+        held = _exchanged(place) if place.sharding.engine == "local" else _by_bucket(place)
         rest = numbers(place, 0)
         for bucket in held:
             size, factors = sum(q.count for q in bucket), factors_of(bucket, place.sharding.exchange)
@@ -51,6 +54,31 @@ def _groups(place: Coordinate) -> Iterator[Weights]:
             yield Weights(stage=0, numbers=size, shards=1, trained=size, factors=factors)
         if rest:
             yield Weights(stage=0, numbers=rest, shards=1, trained=0)
+
+
+def _by_bucket(place: Coordinate) -> list[list[ParameterNode]]:
+    """Returns the parameters of each bucket of gradients: DistributedDataParallel's, or those of an exchange which has
+    its own.
+    """
+    order = in_buckets(place)
+    if place.sharding.exchange is not None and RULES[place.sharding.exchange.kind].fixed_buckets:
+        named = {q.name: q for q in order}
+        own = [named[name] for name in names_in_backward_order(named)]
+        return [own[bucket.start : bucket.stop] for bucket in in_order(q.count for q in own)]
+    found, parameters = list[list[ParameterNode]](), iter(order)
+    for size in buckets(4 * q.count for q in order):
+        found.append([])
+        while size > 0:
+            found[-1].append(next(parameters))
+            size -= 4 * found[-1][-1].count
+    return found
+
+
+def _exchanged(place: Coordinate) -> list[list[ParameterNode]]:
+    """Returns the parameters whose momenta or weights are exchanged, by name, in buckets."""
+    own = {q.name: q for layer in place.layers for q in layer.parameters if q.name in place.whole.with_gradients}
+    order = [own[name] for name in sorted(own)]
+    return [order[bucket.start : bucket.stop] for bucket in in_order(q.count for q in order)]
 
 
 def numbers(place: Coordinate, stage: int) -> int:

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.facts.untrusted_files import replacing
-from dslc.compiler.ir.actions import When
+from dslc.compiler.ir.actions import Cadence
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.runtime.measure import collectives
@@ -195,7 +195,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 def _in_step(traffic: Mapping[str, Any], step: int) -> bool:
     """True if an exchange takes place in a step; of no step in particular, if it does in some of the later ones."""
-    when = When(**traffic["when"])
+    when = Cadence(**traffic["when"])
     return when.holds(step) if step else when.steady
 
 

@@ -28,7 +28,7 @@ from helpers.exchanges import (
 from helpers.launcher import Launcher
 from helpers.trained import Trained, profiled, ready
 
-from dslc.compiler.ir.actions import When
+from dslc.compiler.ir.actions import Cadence
 
 STEPS = 12
 OFTEN, NEVER = "async_average(interval = 1us)", "async_average(interval = 10h)"
@@ -127,7 +127,7 @@ def test_the_count_of_samples_is_planned_while_sums_are_exact(tmp_path: Path, wa
         for node in place.traffic
         if node.what == "count of what is kept"
     ]
-    assert whens == [When(until=3)] * bool(warmup)
+    assert whens == [Cadence(until=3)] * bool(warmup)
 
 
 def test_the_exchanges_without_a_warmup_are_those_of_the_plan(launcher: Launcher, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import low_copy, searches, sharding_of, trained
@@ -24,7 +25,6 @@ from dslc.dsl.language.units import number
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
-ROUNDED = ("fp16", "bf16")  # exchanges of gradients that go with every engine
 SHORT = 0.05  # of all steps: a third of the shortest warm-up of the papers
 TINY = 1e-6  # an `eps` by which rounded momenta that have no gradient may be divided
 
@@ -173,7 +173,7 @@ def _check_axes(job: JobSpec, layout: Layout, exchange: ExchangePolicy, where: S
 
 def _excluded(job: JobSpec, layout: Layout, exchange: ExchangePolicy) -> list[tuple[str, Span | None]]:
     """Returns the axes and shardings of the job that leave no rank what the exchange needs, and where they are set."""
-    if exchange.kind in ROUNDED:
+    if RULES[exchange.kind].sums_in:
         return []
     zero = job.parallelism.zero
     excluded = [(f"the {axis} axis", axis) for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
