@@ -98,7 +98,7 @@ def launch(
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
     `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `company` are
-    the launchers of a training on several nodes, of which this one starts the ranks of its own; `gathered` is called
+    the launchers of a training on several nodes; this launcher starts the ranks of its own node. `gathered` is called
     when they have met again for a restart, and gives the program for those who are there, if it is another one.
     `in_group`: SIGTERM is sent to this process and its ranks at once. To be called from a process that has not used
     torch. Raises OSError if processes or files cannot be made.
@@ -160,7 +160,7 @@ def _preload(program: JobProgram) -> None:
 
 @dataclass
 class _Launch:
-    """The ranks of this node, which are started together. `places` are those of all nodes."""
+    """The ranks of this node, which are started together. `places` are the places of all nodes."""
 
     program: JobProgram
     places: tuple[RankPlace, ...]

@@ -1,11 +1,11 @@
 """Averages in the background: no step waits for another rank.
 
-Rule: a round begins with a copy c_i of each member's weights, which a thread sums over the members, and ends with
-x_i <- x_i + (mean of c - c_i). A member copies and adds between two steps of its own. It begins a round at the first
-such moment at which `interval` of time has passed since the last one began, and that one has ended. So the mean over
-the members stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed
-exactly. Where the number of targets that count differs from rank to rank, later steps divide by a rank's own times the
-ranks, as they wait for no sum.
+Rule: a round begins with a copy c_i of each member's weights, which a thread sums over the members. It ends with x_i <-
+x_i + (mean of c - c_i). A member copies and adds between two steps of its own. It begins a round at the first such
+moment after the last round has ended and `interval` of time has passed since the last round began. So the mean over the
+members stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed
+exactly. The number of targets that count may differ from rank to rank. Later steps wait for no sum: they divide by a
+rank's own number times the number of ranks.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `AsyncModelAverageAlgorithm`.
 
@@ -14,8 +14,8 @@ that is late to begin a round holds up the rounds, never a step. The ranks of a 
 rounds: in each step they agree on whether all of them end, or begin, one.
 
 On GPUs the thread sums on a stream of its own, and all ranks meet on the host first (over gloo). A kernel of NCCL that
-waited for a late member would take a part of the GPU from the steps; and what waits for the whole device, as freeing
-memory does, would wait for that member, who may wait for this one in a step that is logged.
+waited for a late member would take a part of the GPU from the steps. An operation that waits for the whole device, as
+freeing memory does, would wait for the late member. The late member may wait for this rank in a step that is logged.
 
     settle  before weights are averaged to be evaluated or saved: all ranks, after the same step, complete the rounds
             that any has begun

@@ -4,8 +4,8 @@ A step calls `begin` before its first pass, `gradients` after its last (by the e
 and `after_update` around its update. Each is a no-op unless an exchange has something to do there.
 
 Model: the loss is multiplied by the number of ranks, so that the mean of the ranks' gradients is the gradient of the
-global batch. A rank that steps by itself so takes a step as long as that of all would be, and the mean of the steps of
-plain SGD is the step of the mean.
+global batch. A rank that steps by itself so takes a step as long as the step of all ranks would be. The mean of the
+steps of plain SGD is the step of the mean.
 
 Contract: what an exchange keeps from step to step is by name in `own`, which differs from rank to rank, or in `shared`;
 a checkpoint has both, and fills them in place. What follows from the weights with which a training begins is set in the
@@ -98,11 +98,11 @@ class GradientExchange(Exchange):
     """An exchange of gradients in DistributedDataParallel's buckets, by the rule that a subclass gives, or in its own.
 
     The first collective of a bucket begins as soon as the backward pass has filled it, and `gradients` waits for the
-    last. A bucket's numbers are those of its gradients, in place.
+    last. A bucket's numbers are the numbers of its gradients, in place.
 
-    `spreads` is true of a rule by which a number that is not finite makes others nan, on all ranks. If such an exchange
-    is `watched`, `unsound` says after `gradients` that it was so, and `broken` names the parameters whose gradients on
-    this rank were not finite before. `scaler` is that of the loss.
+    `spreads` is true of a rule by which a number that is not finite makes others nan, on all ranks. If an exchange with
+    this rule is `watched`, `unsound` is true after `gradients` if it happened. `broken` then names the parameters whose
+    gradients on this rank were not finite before. `scaler` is the scaler of the loss.
     """
 
     spreads: ClassVar[bool] = False
@@ -173,7 +173,7 @@ class Bucket:
             parameter.data = part
 
     def cut(self, numbers: Tensor) -> Iterator[Tensor]:
-        """Yields the part of each parameter in numbers as many as those of the bucket."""
+        """Yields each parameter's part of a tensor that has as many numbers as the bucket."""
         start = 0
         for parameter in self.parameters:
             yield numbers[start : start + parameter.numel()].view(parameter.shape)

@@ -1,7 +1,8 @@
 """Adam whose momentum is exchanged in fewer bits: the optimizer of `qadam(warmup)` and `onebit_adam(freeze)`.
 
-Rule: the first `alone` updates are those of `torch.optim.Adam`, by gradients that are summed over all ranks. Then the
-second moment v is frozen. In each further step a rank takes its own gradient g, with weight decay as Adam has it, and
+Rule: the first `alone` updates are the updates of `torch.optim.Adam`, by gradients that are summed over all ranks. Then
+the second moment v is frozen. In each further step a rank takes its own gradient g, with weight decay as Adam has it,
+and
 
     m = beta1 m + (1 - beta1) g,  m = what all ranks agree on,  x = x - lr (m / (1 - beta1^t)) / (sqrt(v') + eps)
 
@@ -11,14 +12,14 @@ m, v and x at the end of each step. Without an exchange a rank agrees with itsel
 
 Source: Tang et al. 2021, arXiv:2102.02888, algorithm 1, and Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`. What
 they leave open is the correction of the bias. Here the moments keep the meaning that they have for Adam: m goes on to
-take in gradients, and its correction goes on with the updates; v' no longer changes. The first update after the
-freeze is so as long as the last one before it. (The paper leaves corrections out: after its warm-ups of thousands of
-steps they are near 1. In Bagua's optimizer that of v goes on though v is frozen, so that updates grow. DeepSpeed's
+take in gradients, and its correction goes on with the updates; v' no longer changes. The first update after the freeze
+is so as long as the last one before it. (The paper leaves corrections out: after its warm-ups of thousands of steps
+they are near 1. In Bagua's optimizer the correction of v goes on though v is frozen, so that updates grow. DeepSpeed's
 1-bit Adam asks the user for a mask of the numbers whose v is 0.)
 
-Model: what is kept is Adam's own state: `step`, `exp_avg` and `exp_avg_sq`. To keep v' while `step` grows,
-`exp_avg_sq` is multiplied by the quotient of the corrections of this step and the last one, which soon is 1. A
-checkpoint so fits `adam`, whose next update would be by the same v', and the other way round.
+Model: what is kept is Adam's own state: `step`, `exp_avg` and `exp_avg_sq`. To keep v' while `step` grows, `exp_avg_sq`
+is multiplied by the quotient of this step's correction and the last step's. The quotient soon is 1. A checkpoint so
+fits `adam`, whose next update would be by the same v', and the other way round.
 
 Limits: a parameter without a gradient in some steps, as may be on one rank, is frozen after `alone` updates of its
 own. An update that is left out (an overflow under `fp16`, `on_nonfinite = skip`) does not count, so that v has always

@@ -1,16 +1,17 @@
 """Decentralized averages: weights are averaged with peers while a step computes.
 
-Rule: in a step whose number is a multiple of `interval`, with x_i the weights of member i before the step and g_i the
-gradient that it computes with them meanwhile, x_i becomes the average of the x_j of its peers and itself, and the
-optimizer applies g_i to that. Other steps apply g_i alone. The peers of the s-th such step, from 0, among n members:
+Rule: let x_i be the weights of member i before a step, and g_i the gradient that it computes with them meanwhile. In a
+step whose number is a multiple of `interval`, x_i becomes the average of the x_j of its peers and itself. The optimizer
+applies g_i to the average. Other steps apply g_i alone. The peers of the s-th such step, from 0, among n members:
 
     all          all others
     shift_one    one other, n is even: member i < n / 2 meets n / 2 + (s + i) mod n / 2
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `DecentralizedAlgorithm`. It counts s as here: from the first step.
 
-Model: a step begins with a copy of the weights, of which the average is under way during its passes; the update waits
-for it. Their memory is kept between steps. A hierarchical exchange has each rank of a node copy its piece.
+Model: a step begins with a copy of the weights. The average of the copies is under way during the passes; the update
+waits for it. The memory of the copy is kept between steps. A hierarchical exchange has each rank of a node copy its
+piece.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from dslc.runtime.exchange.exchange_groups import PendingWork, mean
 
 
 class DiLoCo(WeightExchange):
-    """Takes an outer step with Nesterov's momentum every so many steps."""
+    """Takes an outer step with Nesterov's momentum every `interval` steps."""
 
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step, model)

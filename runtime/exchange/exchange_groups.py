@@ -6,7 +6,7 @@ generator that begins a collective, yields it, and goes on once that is done. `B
 buckets so that the collective of one is under way while the next is begun. All ranks begin them in one order, whatever
 the time that each takes, so that no two wait for one another.
 
-Contract: groups of an exchange are its own, so that its collectives never come between those of the training.
+Contract: groups of an exchange are its own, so that its collectives never come between the collectives of the training.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Rule = Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeGroups:
-    """`everyone` are all ranks; `near` the `pieces` ranks of this rank's node, if they are one member; `far` the rank
-    of each of the `members` that exchanges the same piece as this one, of which this rank is in `member`. `piece` is
-    this rank's piece.
+    """`everyone` are all ranks; `near` the `pieces` ranks of this rank's node, if they are one member. `far` has, of
+    each of the `members`, the rank that exchanges the same piece as this rank. This rank is in `member`, and `piece` is
+    its piece.
     """
 
     everyone: dist.ProcessGroup
@@ -82,7 +82,7 @@ def group_of(job: JobProgram, ranks: Iterable[int] | None = None, backend: str |
 
 
 def group_of_node(job: JobProgram, pieces: int, backend: str | None = None) -> dist.ProcessGroup:
-    """Makes the groups of each `pieces` ranks, and returns that of this rank. All ranks call it."""
+    """Makes the groups of each `pieces` ranks, and returns the group of this rank. All ranks call it."""
     nodes = [group_of(job, range(n, n + pieces), backend) for n in range(0, job.world_size, pieces)]
     return nodes[dist.get_rank() // pieces]
 

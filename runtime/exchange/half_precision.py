@@ -1,8 +1,8 @@
 """Gradients in 16 bits: `fp16()` and `bf16()`.
 
 Rule: each rank's gradient is cast and the sum taken in 16 bits; the result is cast back. Half precision has a narrow
-range: gradients are first multiplied by a power of two, the same on all ranks, so that no sum over the ranks overflows
-and small numbers keep their bits. It follows from the largest number of any rank, which the ranks agree on first.
+range: gradients are first multiplied by a power of two, the same on all ranks. So no sum over the ranks overflows, and
+small numbers keep their bits. The power follows from the largest number of any rank, which the ranks agree on first.
 
 bfloat16 has the range of float32, and needs no scale. parallel/rounded_sums.py sums sharded gradients likewise.
 """

@@ -18,7 +18,7 @@ from dslc.runtime.exchange.exchange_groups import PendingWork, mean
 
 
 class LocalSGD(WeightExchange):
-    """Sets the weights to their mean every so many steps."""
+    """Sets the weights to their mean every `interval` steps."""
 
     @torch.no_grad()
     def after_update(self) -> None:

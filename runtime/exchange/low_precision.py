@@ -6,7 +6,7 @@ exchange. After a step whose number is a multiple of `interval`, with x' its wei
     d = x' + l / 3 + r / 3 - 5 x / 3
 
 is sent to both neighbours as MinMaxUInt8 (quantization.py). Each of x, l and r advances by the restored difference of
-the member that it is of, and the weights become x. So they are (x + l + r) / 3 + (x' - x) but for the rounding of
+the member that it is of, and the weights become x. So they are (x + l + r) / 3 + (x' - x), except for the rounding of
 codes: the average of neighbours before the step, and the step. Replicas follow what was restored, not what was meant,
 so that rounding never sets them apart from the weights that they stand for.
 

@@ -11,12 +11,11 @@ is every other parameter. The first Q is drawn from the seed and the parameter's
 
 Source: Vogels et al. 2019, arXiv:1905.13727, algorithms 1 and 2, with the error that the authors' code keeps: of the
 mean, as torch's hook does. That hook (`powerSGD_hook`) is not used: it keeps its state by bucket, and the layout of
-buckets changes after the first step and after a training is resumed, which could so not go on to the bit.
+buckets changes after the first step and after a resume. So a resumed training could not go on to the bit.
 
 Model: each bucket takes two collectives: P, with all that is summed exactly, and then Q. Matrices of one shape are
 multiplied and factorised together, P and Q as rows: where a factor has few columns, as rows a product takes a tenth of
-the time on a CPU. Errors are those of gradients without the scale of half precision, which may change
-from step to step.
+the time on a CPU. Errors are of gradients without the scale of half precision, which may change from step to step.
 
 Contract: where a gradient is not finite every number of its matrix becomes nan, and e and Q stay as they are.
 """
@@ -112,7 +111,7 @@ class PowerSGD(GradientExchange):
     def _groups(
         self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> tuple[list[_ShapeGroup], list[Tensor]]:
-        """Returns the matrices of a bucket, those of one shape together, and all other gradients."""
+        """Returns the matrices of a bucket, grouped by shape, and all other gradients."""
         groups: dict[tuple[int, int], _ShapeGroup] = {}
         exact = list[Tensor]()
         for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -1,12 +1,12 @@
 """MinMaxUInt8: numbers in 8 bits between the minimum and the maximum of their row.
 
-Rule: with lo, hi = min, max of a row t, s = 255 / (hi - lo + 1e-7) and b = round(hi s) - 255, the code of a number is
+Rule: let lo, hi = min, max of a row t, s = 255 / (hi - lo + 1e-7) and b = round(hi s) - 255. The code of a number is
 round(t s) - b, and a code stands for (code + b) / s. The steps are 1/s apart and lie on its multiples, so that 0 stays
 0; a number moves by half a step at most, and the order of numbers is kept.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `MinMaxUInt8`. Differences: codes are limited to 0 … 255 and s to
-what does not overflow, since float32 cannot tell neighbouring steps apart in a row whose numbers are nearly the same
-(Bagua's codes wrap around there).
+what does not overflow. The reason is a row whose numbers are nearly the same: float32 cannot tell neighbouring steps
+apart there, and Bagua's codes wrap around.
 
 Model: `compress` packs lo and hi as 8 bytes in front of the codes of a row, so that one collective carries both.
 

@@ -1,9 +1,9 @@
 """Proves to both ends of a connection that the other end knows the secret of the run, and protects each message.
 
-Model: each end sends a greeting, a fresh challenge of 32 bytes, first the one that connects. Both derive one key for
-each direction from the secret, both challenges and the roles of the ends. Each frame carries an HMAC (SHA-256) over its
-number and its content. The first frame is empty and is the proof: an end sends nothing else, and parses nothing, before
-it has verified the proof.
+Model: each end sends a greeting, a fresh challenge of 32 bytes; the end that connects sends first. Both derive one key
+for each direction from the secret, both challenges and the roles of the ends. Each frame carries an HMAC (SHA-256) over
+its number and its content. The first frame is empty and is the proof: an end sends nothing else, and parses nothing,
+before it has verified the proof.
 
 Contract: a recorded frame verifies in no other connection, at no other place in its connection, and not in the other
 direction. Nobody learns the secret, or a digest of it alone, from a frame. An empty secret gives the same protocol and
@@ -35,7 +35,7 @@ class AuthenticationError(Exception):
 
 
 class Session:
-    """One end of an authenticated connection: the one that `accepts` it, or the one that connects."""
+    """One end of an authenticated connection: the end that `accepts` it, or the end that connects."""
 
     def __init__(self, secret: bytes, *, accepts: bool) -> None:
         self._secret, self._accepts = secret, accepts

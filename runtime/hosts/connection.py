@@ -9,9 +9,9 @@ The systems of both hosts watch the connection (TCP keepalive), also while a lau
 after the other host was heard from last.
 
 Contract: nothing is parsed before it is authenticated, and nothing that is read is unpickled or run. A stranger costs
-as many bytes as a greeting and a proof have. A message of more than `MOST` bytes, or none of those of messages.py, ends
-the connection, as does an error of the system, or a side that has read nothing for `PATIENCE` seconds: `receive` then
-returns what had arrived, and `closed` is true.
+as many bytes as a greeting and a proof have. A message of more than `MOST` bytes, or of no kind that messages.py knows,
+ends the connection. So does an error of the system, or a side that has read nothing for `PATIENCE` seconds. `receive`
+then returns what had arrived, and `closed` is true.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Selectable(Protocol):
 
 
 def readable(connections: Iterable[int | Selectable], seconds: float) -> set[int]:
-    """Waits so long until something arrives, and returns the descriptors of those where it has. By `poll`: `select`
-    takes no descriptor above 1,023, of which a keeper of so many hosts has some.
+    """Waits up to `seconds` until something arrives, and returns the descriptors that have something to read. It uses
+    `poll`, because `select` takes no descriptor above 1,023, and a keeper of many hosts has some above.
     """
     poll = select.poll()
     for each in connections:
@@ -64,7 +64,7 @@ def is_connected(calling: socket.socket) -> bool:
 
 
 class Connection:
-    """A connection to another launcher: to the one that this one has called, or from one that it `accepts`."""
+    """A connection to another launcher: this launcher has called it, or `accepts` its call."""
 
     def __init__(self, connection: socket.socket, secret: bytes = b"", *, accepts: bool = False) -> None:
         self._socket, self._session = connection, Session(secret, accepts=accepts)

@@ -41,8 +41,9 @@ PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
 
 class HostGroup:
-    """One launcher's part. `steps` are those of the training; `next_wait` gives the first step from one on at whose end
-    ranks can wait; `follow` whether ranks are started again after a failure that ends them, and what is said then.
+    """One launcher's part. The training has `steps` steps. `next_wait` gives the first step from one on at whose end
+    ranks can wait. `follow` gives whether ranks are started again after a failure that ends them, and the text that
+    reports it.
     """
 
     def __init__(

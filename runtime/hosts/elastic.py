@@ -1,17 +1,18 @@
 """The hosts of an elastic training: they come and go, and those that are there train.
 
 Model: the keeper has a `JoinQueue`, which is open to the end: a host that comes says hello and waits there until the
-next meeting. At a meeting the keeper takes as many hosts as the job can train on, those of the last start first; the
+next meeting. At a meeting the keeper takes as many hosts as the job can train on, hosts of the last start first; the
 rest wait at the gate. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the
 hosts of the last start are back, and without one that is not within `BACK` seconds.
 
 Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
-keeps, as each opens a gate at its own when nobody answers at those before it for a while; one that has begun to keep a
-first start gives way to an earlier one. When the keeper is lost, each of the others looks for a gate at the addresses
-of all, which it knows from the last welcome; the next in order opens one, if it can lock the run directory (`claim`):
-the lock is what keeps two groups, which a network has parted, from both going on. A keeper whose gate is not at the
-rendezvous looks for a host that waits there in vain, as that of a keeper that was lost and came back, and sends it on.
-A keeper of a first start that finds the run directory locked waits for that, with the hosts that came to it.
+keeps. Each opens a gate at its own place when nobody answers at the places before it for a while. A host that has begun
+to keep a first start gives way to an earlier one. When the keeper is lost, each of the others looks for a gate at the
+addresses of all, which it knows from the last welcome; the next in order opens one, if it can lock the run directory
+(`claim`): the lock is what keeps two groups, which a network has parted, from both going on. A keeper whose gate is not
+at the rendezvous looks for a host that waits there in vain, and sends it on. A keeper that was lost and came back may
+wait there so. A keeper of a first start that finds the run directory locked waits for that, with the hosts that came to
+it.
 
 Contract: `meet` and `meet_again` return what this launcher then is, with the gate if it keeps.
 
@@ -63,8 +64,8 @@ Place = tuple[str, int]
 
 
 class TrainingOverError(Exception):
-    """The training has ended, after so many `steps`, or was `stopped` after them, and this host had no part in the end
-    of it; `host` knows more. Without these nobody has said so.
+    """The training has ended after `steps` steps, or was `stopped` after them, and this host had no part in the end of
+    it; `host` knows more. Without these nobody has said so.
     """
 
     def __init__(self, steps: int = 0, host: str = "", *, stopped: bool = False) -> None:
@@ -104,7 +105,7 @@ def _place(name: str, port: int) -> Place | None:
 
 
 def _resolvable_addresses(named: Sequence[Place]) -> Iterator[Place]:
-    """Yields the addresses of these names, each when it is needed, but for those that nobody knows."""
+    """Yields the addresses of these names, each when it is needed. Names that nobody knows are left out."""
     return (place for each in named if (place := _place(*each)) is not None)
 
 
@@ -169,9 +170,9 @@ class JoinQueue:
                 wire.send({"kind": "wait", "why": self.busy})
 
     def call(self) -> None:
-        """Looks for hosts at the other places of the rendezvous: one that waits there as the keeper of nothing is told
-        where the training is kept. Raises _Elsewhere if nothing is kept here either, and one is there that is named
-        before this one.
+        """Looks for hosts at the other places of the rendezvous: redirects a host that waits there as the keeper of
+        nothing to the training that is kept here. Raises _Elsewhere if nothing is kept here either, and a host waits at
+        a place that is named before this one.
         """
         now = time.monotonic()
         for calling, (place, since) in list(self._calls.items()):
@@ -211,7 +212,7 @@ class JoinQueue:
             wire.send({"kind": "elsewhere", "place": self.place})
 
     def _next_places(self) -> list[Place]:
-        """Returns the places to look at now: some of those named each time, as each has to be looked up."""
+        """Returns the places to look at now: some of the named places each time, as each must be looked up."""
         named = named_in(self._meeting.rendezvous)
         if self._own is None:
             self._own = next((n for n, each in enumerate(named) if _place(*each) == self.place), len(named))
@@ -311,8 +312,8 @@ def _select_hosts(meeting: Rendezvous, gate: JoinQueue, before: PreviousStart | 
 def _join(
     meeting: Rendezvous, first: Sequence[Place], before: PreviousStart | None, heir: Callable[[], JoinQueue | None]
 ) -> RendezvousResult | JoinQueue:
-    """Looks for a gate at these places, and then at those of the rendezvous, and returns what the keeper answers; or
-    the gate that `heir` has opened.
+    """Looks for a gate at these places, and then at the places of the rendezvous, and returns what the keeper answers;
+    or the gate that `heir` has opened.
     """
     waiting, named = WaitReporter(meeting, ""), named_in(meeting.rendezvous)
     while True:

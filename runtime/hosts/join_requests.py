@@ -1,8 +1,8 @@
 """The connections that come to a socket that listens, until the launcher behind each has said who it is.
 
-Contract: whoever comes costs nothing but a socket, for `HELLO` seconds at most. There are at most `PENDING`: one that
-has said nothing for `GRACE` seconds is dropped for another one, which the system keeps meanwhile. Nothing waits for
-them, and of hosts that come all at once none is dropped.
+Contract: whoever comes costs only a socket, for `HELLO` seconds at most. There are at most `PENDING`: one that has said
+nothing for `GRACE` seconds is dropped for another one, which the system keeps meanwhile. Nothing waits for them, and of
+hosts that come all at once none is dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ PENDING = 32  # connections that have not said who they are
 
 
 class JoinRequests:
-    """Those who come to the socket; `secret` is that of the run. `refusal` says who was turned away last, and why."""
+    """Those who come to the socket; `secret` is the secret of the run. `refusal` says who was turned away last, and
+    why.
+    """
 
     def __init__(self, listening: socket.socket, secret: bytes) -> None:
         self.listening, self._secret = listening, secret

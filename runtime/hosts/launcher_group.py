@@ -9,16 +9,18 @@ keeper.
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
 places and meet at a `Endpoint`, which the one of rank 0 opens.
 
-Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new wires, and
-have a new port for the store. A host that was lost may come back meanwhile: its launcher, which tries again, or a new
-one, started with the same command, for which the place is free. Each keeps its node. A keeper that was lost comes back
-as any other: the hosts that wait for it say which start was the last, and where the run directory is. Those that met at
-a `Endpoint` keep their wires instead: nobody else comes to it, and the loss of one of them ends the training of all.
+Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new wires.
+They then have a new port for the store. A host that was lost may come back meanwhile: its launcher, which tries again,
+or a new one, started with the same command, for which the place is free. Each keeps its node. A keeper that was lost
+comes back as any other: the hosts that wait for it say which start was the last, and where the run directory is. Those
+that met at a `Endpoint` keep their wires instead: nobody else comes to it, and the loss of one of them ends the
+training of all.
 
 The hosts of an elastic training (`Rendezvous.counts`) come and go: elastic.py.
 
-Contract: one address listens to the end: a host that comes when all places are taken is refused there, at once, or if
-hosts may come back, when none was lost for a while. A launcher whose connection ends is `lost` (connection.py).
+Contract: one address listens to the end: a host that comes when all places are taken is refused there. It is refused at
+once, or, if hosts may come back, when no host was lost for a while. A launcher whose connection ends is `lost`
+(connection.py).
 
 Limits: if the training is not elastic, a fixed number of hosts, and a keeper at a fixed address: while it is gone
 nobody goes on.
@@ -207,8 +209,8 @@ class LauncherGroup:
         return found
 
     def go_on(self, starts: int) -> None:
-        """Takes the training to be one that was cut off after so many starts of its ranks, if any; on the keeper, which
-        tells the others (`shared`). None of them counts as a restart.
+        """Takes the training to be one that was cut off after `starts` starts of its ranks, if any; on the keeper,
+        which tells the others (`shared`). None of them counts as a restart.
         """
         if starts:
             self.start, self.changes = starts + 1, starts
@@ -313,8 +315,8 @@ class LauncherGroup:
             self._where.listening.close()
 
     def dismiss(self, steps: int | None, *, stopped: bool = False) -> None:
-        """Tells the hosts that wait to take part that the training is over, or was `stopped`, after so many steps; None
-        if it failed.
+        """Tells the hosts that wait to take part that the training is over, or was `stopped`, after `steps`; None if it
+        failed.
         """
         if self._gate is None:
             return

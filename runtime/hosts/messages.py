@@ -1,6 +1,6 @@
 """The messages between launchers: the fields of each kind, and the bounds within which a text is parsed.
 
-Contract: `parse_message` returns a message whose fields are those of its kind, each of its type, or raises
+Contract: `parse_message` returns a message that has exactly the fields of its kind, each of its type, or raises
 MessageError. It neither recurses nor converts a value, whatever the text.
 """
 

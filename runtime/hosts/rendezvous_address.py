@@ -25,8 +25,8 @@ class RendezvousError(Exception):
 
 
 class Endpoint(Protocol):
-    """`name` says in messages where it is. `secret` is the one that it hands over with the address, once it is open or
-    found; empty if it hands none over.
+    """`name` says in messages where it is. `secret` is the secret that it hands over with the address, once it is open
+    or found; empty if it hands none over.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Endpoint(Protocol):
 
 
 class FixedEndpoint:
-    """A door at an address that all are given. `one_host`: all are on one, of which it has to be an address."""
+    """An endpoint at an address that all are given. `one_host`: all are on one host, and the address must be one of it."""
 
     def __init__(self, host: str, port: int, *, one_host: bool = False) -> None:
         self._host, self._port, self._one_host = host, port, one_host

@@ -1,10 +1,10 @@
 """How launchers find each other at a rendezvous: the keeper, who waits for them, and the others, who come.
 
 Model: the keeper listens. Each other launcher says hello, with what it knows of the job, and waits. When all have come
-the keeper compares, and welcomes them with a node each and the address of the store, or refuses them with the name of
-the first thing in which two hosts differ: its values stay where they are. After the first start of the ranks a host
-that differs is refused alone, and one that is new takes the place of one that was lost, or is not back within `BACK`
-seconds.
+the keeper compares. If they agree, it welcomes them with a node each and the address of the store. Else it refuses them
+with the name of the first thing in which two hosts differ: its values stay where they are. After the first start of the
+ranks a host that differs is refused alone. A new host takes the place of a host that was lost, or is not back within
+`BACK` seconds.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Rendezvous:
 
     @property
     def ranks(self) -> bool:
-        """True if each launcher is that of one rank, with a place that it was given."""
+        """True if each launcher launches one rank, with a place that it was given."""
         return self.door is not None and self.processes == 1
 
 
@@ -125,7 +125,7 @@ class RendezvousResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousStart:
-    """A launcher's word on the start before this one, of which it was."""
+    """What a launcher reports about the previous start that it took part in."""
 
     node: int
     start: int
@@ -189,7 +189,7 @@ def keep(
 
 
 def _as_many(meeting: Rendezvous, arrived: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
-    """Returns as many hosts as the job takes, those of the last start first, and refuses the others."""
+    """Returns as many hosts as the job takes, hosts of the last start first, and refuses the others."""
     arrived = sorted(arrived, key=lambda each: each[1].get("node") is None)
     taken, over = arrived[: meeting.nodes - 1], arrived[meeting.nodes - 1 :]
     hosts = names_of([meeting.host, *(str(hello["host"]) for _, hello in taken)], ranks=False)
@@ -236,7 +236,7 @@ def _hear_stop(messages: Sequence[Message]) -> None:
 
 
 def has_same_facts(meeting: Rendezvous, wire: Connection, hello: Message) -> bool:
-    """True for a host that has all alike; another one is told in what it differs, and leaves."""
+    """True for a host with the same facts as this one; another host is refused with the first fact that differs."""
     differs = _difference(meeting, [meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
     if differs is not None:
         meeting.say(f"{hello['host']} was not taken: {differs.here}")
@@ -320,8 +320,8 @@ def _fault(meeting: Rendezvous, hellos: Sequence[Message], hosts: Sequence[str])
 
 
 def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
-    """Returns names by which a message can tell launchers apart, of which several may be on one host. `ranks`: each is
-    that of one rank.
+    """Returns names by which a message can tell launchers apart; several launchers may be on one host. `ranks`: each
+    launches one rank.
     """
     if ranks:
         return [f"rank {n} ({name})" if len(set(hosts)) > 1 else f"rank {n}" for n, name in enumerate(hosts)]
@@ -370,9 +370,8 @@ def _first_difference(name: str, facts: Sequence[Mapping[str, object]]) -> int |
 class LateJoiners:
     """Refuses the hosts that come when all have met, until the training ends.
 
-    If hosts that are lost may be replaced, one that comes waits `SILENCE` seconds for a place, as it may take so long
-    until the keeper notices that another one is lost. One of the last start has noticed that before the keeper, and
-    waits.
+    If hosts that are lost may be replaced, a host that comes waits `SILENCE` seconds for a place. The keeper may take
+    so long to notice that another host is lost. A host of the last start has noticed that before the keeper, and waits.
     """
 
     def __init__(self, meeting: Rendezvous, requests: JoinRequests) -> None:

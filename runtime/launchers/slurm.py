@@ -1,7 +1,7 @@
 """SLURM's srun: its variables, and the first host of a step as the place where its tasks meet.
 
-Model: a task is that of a node, which forks the ranks of that node, or that of a rank. The port follows from the job
-and the step, so that two of them on one host do not disturb each other.
+Model: a task stands for a node, and forks the ranks of that node, or it is a rank. The port follows from the job and
+the step, so that two of them on one host do not disturb each other.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from dslc.runtime.hosts.rendezvous_address import Endpoint
 class World:
     """`rank` of `size` processes, from 0, and `local_rank` of the `local_size` on this host (None where nobody says).
 
-    `names` are the variables that say so, by the name of the field here. `speaks`: this process is the one that talks
-    to the user where all find the same. `of_nodes`: one process for each node is right as well, which forks the ranks
-    of the node. `host` is the launcher's name of this host, if it has one. `attempt` counts the restarts by the
-    launcher, and `run` names what it starts again; of one that starts nothing again, this process starts failed ranks
-    again itself (`again`). `fault` says which variable cannot be read, if one cannot; the numbers then mean nothing.
+    `names` are the variables that say so, by the name of the field here. `speaks`: this process talks to the user where
+    all processes find the same. `of_nodes`: one process for each node is right as well, which forks the ranks of the
+    node. `host` is the launcher's name of this host, if it has one. `attempt` counts the restarts by the launcher, and
+    `run` names what it starts again; of one that starts nothing again, this process starts failed ranks again itself
+    (`again`). `fault` says which variable cannot be read, if one cannot; the numbers then mean nothing.
     """
 
     word: str  # of the job: "torchrun"

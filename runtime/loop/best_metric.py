@@ -95,7 +95,7 @@ class Goals:
 
 
 def resumed(goal: GoalStep, kept: Progress | None) -> Progress:
-    """Returns the progress that a goal begins with: that of the same goal in a checkpoint, or none."""
+    """Returns the progress that a goal begins with: the progress of the same goal in a checkpoint, or none."""
     return initial_progress(goal.metric, goal.highest, kept)
 
 

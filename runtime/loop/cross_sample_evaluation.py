@@ -1,11 +1,12 @@
 """The loss of an evaluation, where it compares samples.
 
 Model: the samples of the split are taken in batches of `data.batch`, in their order; the last may be smaller. The ranks
-share out each of them as in training, and the loss of a batch is that of a step. So the loss over the split is the mean
-of the losses of its samples, whatever the number of ranks (of nodes, if samples of one node are compared).
+share out each batch as in training, and its loss is computed as the loss of a step. So the loss over the split is the
+mean of the losses of its samples. It does not depend on the number of ranks (of nodes, if samples of one node are
+compared).
 
 Contract: every sample counts once. A rank without samples of a batch makes an output all the same, which does not
-count: it has to have the shape of the others'.
+count. The output must have the shape of the other ranks' outputs.
 """
 
 from __future__ import annotations

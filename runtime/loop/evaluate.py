@@ -10,8 +10,8 @@ A loss that compares samples is taken over batches of the training's size (cross
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
 the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.
 
-Limits: gradients are switched off by `no_grad`, not by inference mode, whose tensors a user's module may keep (a table
-it computes on first use) and then not train with.
+Limits: gradients are switched off by `no_grad`, not by inference mode. A user's module may keep tensors (a table it
+computes on first use), and could not train with tensors of inference mode.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
 Model: each rank makes the hooks that are for it, and calls their methods at the events of the training with one
 `Context`. `start` comes after a checkpoint is loaded, `after_backward` between the passes of a step and its update,
-`evaluated` after an evaluation, `end` after everything is written, `failed` when an exception ends the training. What
-`state_dict` returns is kept in checkpoints as bytes that `torch.load(weights_only=True)` reads.
+`evaluated` after an evaluation. `end` comes after everything is written, `failed` when an exception ends the training.
+What `state_dict` returns is kept in checkpoints as bytes that `torch.load(weights_only=True)` reads.
 
 Contract: a job without hooks pays nothing, and one with hooks for their calls alone: no number is read back from the
 device for them. An exception of a hook ends the training like any other, with its name, method and line of the job.
 Where a training resumes, each rank gives a hook the state that it had there, or, if that rank was not there, rank 0's.
 
 Limits: a hook must not change parameters, draw random numbers or call collectives, unless it does on all ranks alike.
-Between the passes and the update gradients are those of this rank: not clipped yet, still scaled in fp16, and of its
-own rows where they are sharded.
+Between the passes and the update gradients are this rank's own: not clipped yet, still scaled in fp16, and of its own
+rows where they are sharded.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Context:
 
     `step` counts from 1, and is 0 before the first; `steps` is the last; `epoch` counts from 0. `model` is the module
     under its own names: of a pipeline this rank's stages. `loss` is the mean over the global batch of the last step
-    that was logged (`log.every`), `metrics` those of the last evaluation, `lr` the rate of this step. `folder` is the
-    run directory, `error` the exception of `failed`.
+    that was logged (`log.every`). `metrics` are the metrics of the last evaluation, and `lr` is the rate of this step.
+    `folder` is the run directory, `error` the exception of `failed`.
     """
 
     __slots__ = ("_values",)

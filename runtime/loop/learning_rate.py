@@ -20,7 +20,7 @@ Model: the rate of step s (from 0) is the optimizer's own rate times a factor, b
 
     where down(t) = floor + (1 - floor) * (1 + cos(pi * t)) / 2
 
-Contract: a pure function of the step, so that a resumed run needs no state but that of a plateau. From `steps` on, t, u
+Contract: a pure function of the step, so that a resumed run needs only the state of a plateau. From `steps` on, t, u
 and v stay 1.
 """
 
@@ -90,7 +90,7 @@ def _down(step: LearningRateStep, t: float) -> float:
 
 
 def _fallen(step: LearningRateStep, s: int) -> float:
-    """Returns what is left of 1 in the fall at the end."""
+    """Returns the factor (from 1 down to 0) in the fall at the end."""
     u = min(1.0, max(0.0, (s - step.steps + step.decay) / step.decay))
     match step.shape:
         case "linear":
@@ -116,7 +116,7 @@ def _since_restart(step: LearningRateStep, after: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Sets the rate of a step in every group, before `optimizer.step()`, and returns that of the first."""
+    """Sets the rate of a step in every group, before `optimizer.step()`, and returns the rate of the first group."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
     rate: float = optimizer.param_groups[0]["lr"]

@@ -1,6 +1,6 @@
 """Metrics over a whole split: sums over samples (or tokens) on each rank, one reduction, one division at the end.
 
-Model: each metric has a sum and a count, side by side in one float64 vector, so that the metrics of a split are one
+Model: each metric has a sum and a count, side by side in one float64 vector. So the metrics of a split are one
 all-reduce (SUM) of `sums` over the data ranks, and `results` of it. They do not depend on how the split was cut into
 batches or shares.
 

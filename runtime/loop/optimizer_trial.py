@@ -56,7 +56,9 @@ class _TrialMeasurements:
 
 
 def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
-    """Returns the facts of an optimizer over `parameters` that train; with none, those of parameters of some shapes."""
+    """Returns the facts of an optimizer over `parameters` that train; with none, the facts over parameters of some
+    shapes.
+    """
     named = parameters or [((name,), shape) for name, shape in _UNKNOWN]
     if _TrialOptimizer(step, [(names, torch.ones(_small(shape))) for names, shape in named]).optimizer.needs_closure:
         return _try_with_closure(step, named)

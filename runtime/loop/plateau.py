@@ -1,7 +1,7 @@
 """A learning rate that falls where a metric of the evaluations gets no better.
 
 Model: torch's `ReduceLROnPlateau` itself, over an optimizer without parameters of the training, takes each evaluation.
-Its rate, as a share of the full rate, multiplies that of every group (learning_rate.py).
+Its rate, as a share of the full rate, multiplies the rate of every group (learning_rate.py).
 
 Contract: the rates are torch's. The state is plain numbers (`Progress`), which each checkpoint keeps, so that a resumed
 training has the rates of an unbroken one. All ranks hear the same numbers, and so have the same rates.
@@ -23,7 +23,7 @@ from dslc.runtime.checkpoint.files import Progress
 
 
 def initial_progress(metric: str, highest: bool, kept: Progress | None) -> Progress:
-    """Returns the progress over a metric with which a training begins: that of a checkpoint, if it is of the same."""
+    """Returns the progress over a metric with which a training begins: a checkpoint's, if its metric is the same."""
     if kept is not None and (kept.metric, kept.highest) == (metric, highest):
         return kept
     return Progress(metric=metric, highest=highest)

@@ -1,8 +1,8 @@
 """Metrics that keep states: of the `torchmetrics` library, and a user's own.
 
 Model: each rank that has outputs makes its own object and updates it with its batches. At the end rank 0 gathers the
-states, puts them together in the order of the ranks, which is that of the samples, into a new object, and shares its
-result with all.
+states and puts them together into a new object, in the order of the ranks, which is the order of the samples. It shares
+the result with all ranks.
 
 Contract: exact over the split on any number of ranks where the states say truly how they add up; `try_out` puts that
 to the test. Every rank gets the same result; nan where there was nothing to count.
@@ -156,8 +156,8 @@ class StatefulMetric:
 
 
 def exchange(metrics: Sequence[StatefulMetric], ranks: int, counts: bool) -> dict[str, Value]:
-    """Returns the values of all metrics over `ranks` ranks, by name; the same on each, which all call this. `counts`:
-    this rank's own states are not those of another.
+    """Returns the values of all metrics over `ranks` ranks, by name; the same on each, which all call this. `counts` is
+    false where another rank has the same states.
     """
     own = [metric.states() if counts else None for metric in metrics]
     if ranks == 1:
@@ -182,9 +182,9 @@ Batch: TypeAlias = tuple[Any, Any]  # an output and a target
 
 
 def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[str]:
-    """Tries a metric on batches: on all of them, as one batch if they are of tensors, and on each by a metric of its
-    own, put together with one that had none. Returns the names of its results that are one number. Raises as its code
-    does, and MetricError if it is no metric or the results differ.
+    """Tries a metric on batches: on all of them, as one batch if they are of tensors; and on each by a metric of its
+    own, put together with a metric that had no batch. Returns the names of its results that are one number. Raises as
+    its code does, and MetricError if it is no metric or the results differ.
     """
     alone, *several = (StatefulMetric(step, loss) for _ in range(len(batches) + 2))
     for output, target in _as_one(batches):
@@ -267,8 +267,8 @@ def _reductions(metric: Any) -> Mapping[str, str] | None:
 
 
 def _where_defined(metric: Any, value: Tensor) -> Tensor:
-    """Returns the areas under the curves with nan, where torchmetrics has 0, for each class of which all samples are,
-    or none; a mean over classes is nan if each is such a class.
+    """Returns the areas under the curves with nan, where torchmetrics has 0, for each class that all samples have, or
+    none; a mean over classes is nan if each class is of this kind.
     """
     target = torch.cat([torch.atleast_1d(part) for part in metric.target])
     classes = getattr(metric, "num_classes", None)
@@ -318,8 +318,8 @@ def _moved(value: Any, device: torch.device | str) -> Any:
 
 
 def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, Tensor, Settings]:
-    """Returns output and target as the classification metrics of torchmetrics take them, and what they are made with:
-    one of several classes, yes or no (one logit), or several of those.
+    """Returns output and target as the classification metrics of torchmetrics take them, and the task that the metrics
+    are made with: one of several classes, yes or no (one logit), or several of those.
     """
     if loss.kind != "bce":
         scores, labels = classes_last(loss, output, target)

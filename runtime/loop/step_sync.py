@@ -1,7 +1,7 @@
 """Has the ranks agree on a step, between its passes or after it: on its loss, and whether they leave.
 
-Model: the host reads a number back from the device only in the steps that are logged, and there exchanges all that is
-to be known in one sum over the ranks.
+Model: only logged steps read a number back from the device. They reduce all values that the host needs in one sum over
+the ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dslc.runtime.step.assemble import TrainingComponents
 
 
 class StepReduction:
-    """The knowledge that all ranks share of a step: whether they leave after it (`stopped`) and, if it is logged, the
+    """The knowledge that all ranks share of a step: whether they leave after it (`stopped`). Of a logged step also the
     mean loss over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of the guards'
     numbers.
     """

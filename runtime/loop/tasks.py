@@ -1,7 +1,7 @@
 """The tasks of the ranks besides training: evaluate a checkpoint, or write its model's predictions.
 
-Model: the parts are those of a training, with the weights of a checkpoint (`mode.use`) instead of initial values: each
-rank reads its own. An evaluation is that of a training. For a prediction the samples are put into the order of the
+Model: the parts are the parts of a training, with the weights of a checkpoint (`mode.use`) instead of initial values:
+each rank reads its own. An evaluation runs as in a training. For a prediction the samples are put into the order of the
 source and split over the ranks, one contiguous piece each. A rank writes its outputs batch by batch into a file of its
 own; the process that launched the ranks joins these (predictions.py).
 
@@ -94,7 +94,7 @@ def _predict(
 
 
 def _rows(output: Any, samples: int) -> dict[str, NDArray[np.generic]]:
-    """Returns, by name, the tensors of an output that have a row for each of so many samples. Raises OutputError if
+    """Returns, by name, the tensors of an output that have a row for each of `samples` samples. Raises OutputError if
     there is none.
     """
     found = {}
@@ -111,7 +111,7 @@ def _rows(output: Any, samples: int) -> dict[str, NDArray[np.generic]]:
 def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tensor, Tensor]:
     """Returns (samples, their indices in the order of the source, the number of each in the source).
 
-    If the splits are sources of their own, those for validation follow those for training, and those of the test these.
+    If the splits are sources of their own, their order is training, validation, test.
     """
     sizes = {"train": step.train_samples, "validation": step.validation_samples, "test": step.test_samples}
     own = {name: torch.arange(size) for name, size in sizes.items()}
