@@ -43,7 +43,7 @@ class Endpoint(Protocol):
 
 
 class FixedEndpoint:
-    """An endpoint at an address that all are given. `one_host`: all are on one host, and the address must be one of it."""
+    """An endpoint at an address that all are given. `one_host`: all are on one host, which must have the address."""
 
     def __init__(self, host: str, port: int, *, one_host: bool = False) -> None:
         self._host, self._port, self._one_host = host, port, one_host
