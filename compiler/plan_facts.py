@@ -33,10 +33,10 @@ from dslc.dsl.record import Record, record
 
 @record
 class PlanFacts(Record):
-    """The facts that a plan rests on. `hardware` is of one device; `measured`: its memory is that of the machine.
+    """The facts that a plan rests on. `hardware` is of one device; `measured`: its memory was measured on the machine.
     `model` is None if the user's own module was not traced, `optimizer` if it is torch's or was not tried. `by_parts`:
-    the model is too large for the machine to be made whole. `files` are those that the ranks read, with paths as on the
-    graph.
+    the model is too large for the machine to be made whole. `files` are the files that the ranks read, with paths as on
+    the graph.
     """
 
     source: SourceFacts
@@ -129,7 +129,7 @@ def _module(function: str, folder: str) -> Iterator[tuple[str, ResolvedPath]]:
 
 
 def differences(planned: PlanFacts, here: PlanFacts) -> Iterator[str]:
-    """Yields the facts in which this machine differs from the one that the plan was made on, in words."""
+    """Yields, in words, the facts in which this machine differs from the machine that the plan was made on."""
     before, now = ({fact.path: fact for fact in facts.files} for facts in (planned, here))
     for path in sorted(before.keys() | now.keys()):
         if path not in now:

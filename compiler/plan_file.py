@@ -1,12 +1,12 @@
 """A plan file, `plan.json`: the plan graph, and what it rests on.
 
-A file holds the graph that the programs of the ranks are emitted from and that a view is computed from, the text of the
-job with its imports and settings, and the facts that were found. `hash` is the identity of the plan, `checksum` that of
-the whole file. `folder` leads from the file to the job's folder, from which all relative paths start: the file
-that `dslc plan --json` prints lies beside its job.
+A file holds the graph, from which the programs of the ranks are emitted and a view is computed. It also holds the text
+of the job with its imports and settings, and the facts that were found. `hash` is the identity of the plan, `checksum`
+the checksum of the whole file. `folder` leads from the file to the job's folder, from which all relative paths start:
+the file that `dslc plan --json` prints lies beside its job.
 
-Contract: `read_plan(text).text() == text`, and the programs emitted from the graph that was read are those emitted from
-the graph that was written. A file with other contents than its checksum was made of, or in another format, is refused.
+Contract: `read_plan(text).text() == text`. The graph that was read and the graph that was written emit the same
+programs. A file with other contents than its checksum was made of, or in another format, is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LINES = {"graph": ("nodes", "edges"), "facts": ("files",), "source": ("files",)
 
 
 class PlanFileError(Exception):
-    """A plan file that cannot be used; `code` is that of the diagnostic, `help` the remedy."""
+    """A plan file that cannot be used; `code` is the diagnostic's code, `help` the remedy."""
 
     def __init__(self, code: str, message: str, help: str) -> None:
         super().__init__(message)

@@ -1,34 +1,35 @@
 """Peak memory of one rank, by simulating a step layer by layer.
 
 Model: the state exists all the time. The step walks forward through the layers, through the loss, backward, and to the
-update. At each stop the memory is the state, the activations that earlier layers keep, the layer's working memory
-(`working`), the gradients made so far, and whatever is gathered or scattered there. Kinds:
+update. At each stop the memory is the sum of five parts: the state, the activations that earlier layers keep, the
+layer's working memory (`working`), the gradients made so far, and whatever is gathered or scattered there. Kinds:
 
     parameters      float32, a rank's share of them
-    gradients       float32: buckets of DistributedDataParallel, which stay, and beside them those of micro-batches
-                    before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
+    gradients       float32: buckets of DistributedDataParallel, which stay, and beside them the gradients of
+                    micro-batches before the exchange; else made in the backward pass, whole until `fully_shard` has
+                    scattered them
     optimizer       float32 state, by optimizer, and its step counts; under ZeRO-1 of the rank dealt the most. And the
                     average of the weights, in float32, of each parameter that trains, sharded as it is; also for an
                     optimizer with `train()` and `eval()`
-    activations     tensors that autograd keeps of the micro-batches in flight, under `recompute`, autocast's copies of
-                    weights, and a layer's working memory, including gradients that are made to be added to others; of
-                    a stage also its output; on a GPU the samples
+    activations     tensors that autograd keeps of the micro-batches in flight, under `recompute`; autocast's copies of
+                    weights; a layer's working memory, including gradients that are made to be added to other gradients;
+                    the output of a stage; on a GPU the samples
     buffers         batch statistics and the like
     communication   parameters that `fully_shard` gathers, the input of a reduce-scatter; a stage's receive buffers;
                     what an exchange of gradients or weights keeps, and what it works in
     framework       the CUDA context, NCCL's buffers, and cuBLAS's workspaces; on a CPU nothing that is a tensor
 
 Contract: arithmetic over the model graph, with a rank's own shapes along the tensor axis
-(compiler/model/tensor_tape.py); linear in the layers of the rank. Bytes are those of torch 2.13's kernels on CPUs;
+(compiler/model/tensor_tape.py); linear in the layers of the rank. Torch 2.13's kernels on CPUs take these bytes;
 tests/training/test_memory.py compares them with measured runs.
 
 A loss that compares samples holds the outputs of other ranks beside this rank's, and a few numbers for each pair that
 it compares (loss_bytes.py).
 
 Limits: not counted are the batch itself on a CPU, the allocator's slack, and scratch memory that libraries allocate
-outside torch. GPU kernels keep slightly other tensors (compiler/model/tape.py). Under a pipeline the walk is that of
-one micro-batch beside the most that the schedule holds, before there are gradients and with them. ZeRO: Rajbhandari et
-al. 2019 (arXiv:1910.02054); recomputation: Chen et al. 2016 (arXiv:1604.06174), `selective` Korthikanti et al. 2022
+outside torch. GPU kernels keep slightly other tensors (compiler/model/tape.py). Under a pipeline the walk follows one
+micro-batch beside the most that the schedule holds, once without gradients and once with them. ZeRO: Rajbhandari et al.
+2019 (arXiv:1910.02054); recomputation: Chen et al. 2016 (arXiv:1604.06174), `selective` Korthikanti et al. 2022
 (arXiv:2205.05198).
 """
 
@@ -490,7 +491,7 @@ class _Account:
         return gradients
 
     def _forward_all_microbatches(self, found: LossBytes) -> None:
-        """Makes the outputs of all micro-batches, of which nothing is kept, and their loss."""
+        """Makes the outputs of all micro-batches, keeps nothing else of their passes, and makes their loss."""
         engine = self._engine(0)
         for n, layer in enumerate(self._bytes):
             gradients = engine.forward(n)

@@ -7,14 +7,14 @@ Model: the critical path through a step.
 - Transfers within a layer (tensor and context axes) are in line: nothing can be done meanwhile.
 - Stages: the schedule is played through with each stage's own times, and messages take their time on the way
   (`schedule_cost.timeline`). The ranks' idle time is the bubble.
-- Gradients and parameters over the data axis overlap with arithmetic: that of the whole step
-  if they go with each micro-batch, else that of one micro-batch. The excess over it is waited for. So does an exchange
-  of weights that begins before the passes; any other of weights or momenta is waited for. One that takes place every
-  few steps costs each its share, and one by the clock none.
+- Gradients and parameters over the data axis overlap with arithmetic: with the whole step's if they go with each
+  micro-batch, else with one micro-batch's. The step waits for the excess. So does an exchange of weights that begins
+  before the passes; any other of weights or momenta is waited for. One that takes place every few steps costs each its
+  share, and one by the clock none.
 
 A collective of S bytes over n ranks moves, in rings (Thakur et al. 2005), S (n - 1) / n of them over each rank's link,
-and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes, those of one node share
-the traffic from others: with k of them on a node, k network ports carry it. The slower of both ways counts.
+and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes, the ranks of one node
+share the traffic from others: with k of them on a node, k network ports carry it. The slower of both ways counts.
 
 Limits: a lower bound. It leaves out the memory's bandwidth (norms, activations, the optimizer's update), latencies and
 kernel launches; links do not contend. None if the catalogue lacks a figure, as it does for CPUs without the user's own

@@ -1,6 +1,6 @@
 """Memory of one layer in a job, in bytes: what it keeps and what it works in, by itself.
 
-Model: a layer has its figures for float32 and under autocast (`LayerMemory`), of which the job's precision picks one.
+Model: a layer has figures for float32 and under autocast (`LayerMemory`), and the job's precision picks one of the two.
 Under O2 all computations have 16 bits, and take half of what they do in float32. Contract: arithmetic over one layer of
 the model graph; the account (compiler/cost/account.py) walks a step over these.
 """
@@ -35,7 +35,7 @@ class LayerBytes(Record):
 
 
 def _memory(job: JobSpec, layer: LayerNode) -> LayerMemory:
-    """Returns the layer's memory in the job's precision; under O2 that in float32, of which `_scale` is left."""
+    """Returns the layer's memory in the job's precision; under O2 the memory in float32, which `_scale` halves."""
     return layer.autocast if autocasts(job) else layer.float32
 
 
@@ -49,7 +49,7 @@ def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
 
 
 def saved_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
-    """Returns the same for a layer of which it is known that it is recomputed (`again`), or not."""
+    """Returns the same for a layer that is known to be recomputed (`again`), or known not to be."""
     memory = _memory(job, layer)
     if not has_backward(job, layer):
         return 0
@@ -89,7 +89,7 @@ def sent_bytes(job: JobSpec, model: ModelGraph, layer: int) -> int:
 
 
 def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
-    """Returns the layer's bytes for so many samples; `again`: it is recomputed."""
+    """Returns the layer's bytes for `samples` samples; `again`: it is recomputed."""
     found = _without_masks(job, layer, again, samples)
     if not layer.masks:
         return found
@@ -159,7 +159,7 @@ def _copied(layer: LayerNode) -> int:
 
 
 def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
-    """Returns the layer's bytes for so many samples if a schedule splits the backward pass: all in bytes."""
+    """Returns the layer's bytes for `samples` samples if a schedule splits the backward pass: all in bytes."""
     memory, factor = _memory(job, layer), samples * _scale(job)
     found = (memory.working and memory.working.halves) or _unknown_halves(layer, memory.saved)
     copied = 2 * found.copied if autocasts(job) else 0

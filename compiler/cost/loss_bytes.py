@@ -17,8 +17,10 @@ MATRICES = 4  # of a number for each pair of samples, that exist at once: simila
 
 @record
 class LossBytes(Record):
-    """Bytes of a rank at the loss: `outputs` of all micro-batches, if they are made ahead, `forward` and `backward` at
-    the most beside them, and the `gradients` that then wait for the passes of the micro-batches.
+    """Bytes of a rank at the loss.
+
+    `outputs` are the outputs of all micro-batches, if they are made ahead; `forward` and `backward` the most beside
+    them; `gradients` wait afterwards for the passes of the micro-batches.
     """
 
     outputs: int

@@ -1,8 +1,8 @@
 """Bytes of the optimizer's state and of its update, on one rank.
 
-Model: one of torch's is declared (dsl/language/optimizers.py); a user's own was measured on the model's parameters, and
-where a rank holds a part of one, what is like the parameter is cut with it. A user's own that was not tried counts as
-nothing: what is known is a lower bound.
+Model: torch's optimizers are declared (dsl/language/optimizers.py); a user's own was measured on the model's
+parameters. Where a rank holds a part of a parameter, state with the parameter's shape is cut with it. A user's own
+optimizer that was not tried counts as nothing, so the bytes are a lower bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Caches the results of one analysis for the next, of a similar job, and counts the work.
 
-A job is analysed for each count of its nodes, in each combination of its sweep and with each remedy. Most of these have
-the same network, and those of a sweep over learning rates and seeds the same costs.
+A job is analysed for each count of its nodes, in each combination of its sweep and with each remedy. Most of these
+analyses have the same network. The jobs of a sweep over learning rates and seeds also have the same costs.
 """
 
 from __future__ import annotations

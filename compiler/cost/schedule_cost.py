@@ -1,16 +1,16 @@
 """The cost of a schedule table: step time, bubble, and memory of activations.
 
-Model of time. A rank runs its row in order and starts an action once its input is there: a forward needs the stage
-before, a B or I the stage after (the last stage its own forward), a W only its place after the I. A message to another
-rank arrives `send` later and costs the sender nothing; within a rank it arrives at once. Idle slots of the table are
-skipped: the simulation yields the waiting.
+Model of time. A rank runs its row in order and starts an action once its input has arrived. A forward needs the stage
+before; a B or I needs the stage after (at the last stage, its own forward); a W only follows its I. A message to
+another rank arrives `send` later and costs the sender nothing; within a rank it arrives at once. Idle slots of the
+table are skipped: the simulation yields the waiting.
 
 Two facts of torch 2.13's schedule runtime are part of the model. The parts of an overlapped pair run one after the
 other, and their results leave after the second. And at the first stage I is a no-op, and W is the whole backward.
 
 Model of memory. A micro-batch's activations at a stage are held from its F to its B, or to its W if the backward is
-split: after I, torch still holds all of them, and also the gradients at the layers with weights (measured on two
-pre-norm transformer blocks: 0.68 times the activations again; at the first stage only the gradient it received). A
+split. After I, torch still holds all of them, and also the gradients at the layers with weights. Measured on two
+pre-norm transformer blocks, these are 0.68 times the activations; at the first stage, only the gradient it received. A
 caller gives this figure as `between`, and adds what an action works in. Peaks follow from the order alone, so they hold
 for any speed. Buffers of transfers, and the outputs that torch returns from the last stage, are not counted.
 
@@ -208,9 +208,9 @@ Beside = dict[tuple[int, str, bool], float]
 
 
 def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Beside:
-    """Returns the most that a rank holds beside the micro-batch that an action works on, by stage, kind of action, and
-    whether it has gradients of weights by then: before a forward pass, or of an earlier micro-batch. Gradients of
-    weights that this rank's stages do not have yet are subtracted.
+    """Returns the most that a rank holds beside the micro-batch that an action works on. The keys are the stage, the
+    kind of action, and whether the rank has gradients of weights by then: before a forward pass, or of an earlier
+    micro-batch. Gradients of weights that this rank's stages do not have yet are subtracted.
     """
     most: Beside = {}
     missing = {stage for stage, owner in enumerate(table.placement) if owner == rank}
@@ -227,7 +227,7 @@ def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Beside:
 
 
 def _bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, float]]:
-    """Yields the actions of a rank, with the bytes of activations that it holds beside those of the action."""
+    """Yields the actions of a rank, with the bytes of activations that it holds beside the action's own."""
     assert len(held.kept) == table.stages, "one size per stage"
     now = 0.0
     for action in table.work(rank):
@@ -251,7 +251,7 @@ class StageMemory(Record):
     `splits`: its backward pass has two halves where the schedule splits it; else the action `backward` is the whole.
     `beside` are bytes that the rank holds beside the micro-batch of an action, by kind of action, and whether it has
     gradients of weights; None if nothing else is held. `between` are the bytes of a micro-batch between the halves;
-    `output` those of what the stage returns; `of_loss` what the loss keeps, with the output.
+    `output` the bytes of what the stage returns; `of_loss` what the loss keeps, with the output.
     """
 
     layers: range

@@ -1,13 +1,14 @@
 """Cuts the model into the stages of a pipeline.
 
 `balanced` finds the cut whose slowest stage is as fast as can be, by dynamic programming over all cuts (exact; time by
-FLOPs, forward and backward). Stages are runs of consecutive layers, none empty. A stage that torch could not run (it
-sends tokens, or nothing in it trains) or that does not fit the device is chosen only if every cut has such a stage.
+FLOPs, forward and backward). Stages are runs of consecutive layers, none empty. Torch cannot run a stage that sends
+tokens, or in which nothing trains. Such a stage, or one that does not fit the device, is chosen only if no cut avoids
+it.
 
-The account (account.py) decides if a cut fits. If it does not, the search continues among cuts whose stages need less:
-their own state and the activations of as many micro-batches as the schedule has in flight there, and the memory that
-the account had for that stage besides in the cuts before. If a rank has several stages each may take its share of the
-device: the search leaves out cuts in which one stage makes up for another.
+The account (account.py) decides if a cut fits. If it does not, the search continues among cuts whose stages need less.
+A stage needs its state, the activations of as many micro-batches as the schedule has in flight there, and the other
+memory that the account had for it in earlier cuts. If a rank has several stages each may take its share of the device:
+the search leaves out cuts in which one stage makes up for another.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def cut(
     """The layers of each stage, in order; None with the reason in the report.
 
     What is not known of `workload`, `schedule` and `cuts` sets no bound to a stage's memory. The work of the search is
-    added to that of all looks at the job.
+    added to the work of all analyses of the job.
     """
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     layers = len(model.layers)

@@ -2,8 +2,8 @@
 
 Both engines are entered and left layer by layer: `forward(n)`, then `backward(n, moment)` and `leave(n)` from the last
 layer to the first; each returns the bytes of existing gradients. `communication` and `passing` are the bytes gathered
-and scattered at that moment, the latter only while a collective is running; `beside` those of gradients that are made
-to be added to others, or copied.
+and scattered at that moment, the latter only while a collective is running; `beside` are the bytes of gradients that
+are made to be added to other gradients, or copied.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@
     fp32    = "0.4TFLOPS"    # of one process, as measured with all of them running
     link    = "2GBps"         # between two processes
 
-A kind of dslc's own keeps the figures that its table leaves out; `cpu` has none. Units are those of the job language.
-Errors name their place in the file: E0421 if it cannot be read or is not TOML, E0422 for a table or a figure in it.
+A kind of dslc's own keeps the figures that its table leaves out; `cpu` has none. Units are written as in the job
+language. Errors name their place in the file: E0421 if it cannot be read or is not TOML, E0422 for a table or a figure
+in it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _OTHER_KEYS = ("efficiency", "device")
 
 
 def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict[str, Hardware]:
-    """Returns dslc's own kinds with those of the file `path`, which the job names at `where`."""
+    """Returns dslc's own kinds with the kinds of the file `path`, which the job names at `where`."""
     if path is None:
         return CATALOGUE
     import tomllib  # here: few jobs have a catalogue of their own

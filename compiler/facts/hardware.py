@@ -6,7 +6,7 @@ figure between nodes with such devices (a 100, 200 or 400 Gbit/s port for each),
 
 Sources: NVIDIA data sheets "V100" (2020), "A10" (2021), "A100 80GB" (2021), "L4" and "L40S" (2023), "H100" (2023),
 "H200" (2024), "HGX B200" (2024); NVIDIA "Ampere GA102" (2021) and "Ada" (2022) white papers for the RTX cards; AMD
-"Instinct MI300X" data sheet (2023). Fp32 is outside of tensor cores, as torch computes it unless it is told otherwise.
+"Instinct MI300X" data sheet (2023). Fp32 is outside of tensor cores, as torch computes it by default.
 
 A user's own file (`devices.catalogue`, see catalogue.py) adds kinds, or replaces figures of these. CPUs have no figures
 without it: the speed of one process depends on its share of the cores and on the memory's bandwidth.

@@ -1,4 +1,4 @@
-"""The facts of a mixture, from those of its sources."""
+"""The facts of a mixture, computed from the facts of its sources."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ microseconds a file, however large they are. The runtime reads the header of eac
 For images, every folder is listed and no file opened. For CIFAR-10 in the python format, the pickle before the pixels
 of each file is read, without building any object.
 
-Limits: the layouts are those of nanoGPT (16-bit numbers and nothing else), of llm.c (a header of 256 32-bit numbers),
-of LeCun's and of Krizhevsky's files.
+Limits: the known layouts are nanoGPT's (16-bit numbers and nothing else), llm.c's (a header of 256 32-bit numbers), and
+the layouts of LeCun's and of Krizhevsky's files.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def sequences(
     absent: MissingDataError | None = None,
     found: dict[str, Any] | None = None,
 ) -> SourceFacts:
-    """Returns the facts of streams of so many tokens each, cut into sequences; their shape is known even if they are
-    absent.
+    """Returns the facts of streams with `lengths` tokens each, cut into sequences. Their shape is known even if the
+    files are absent.
     """
     tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
     samples = None

@@ -168,8 +168,8 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
 
 
 def npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:
-    """Returns shape and kind of an array in a file of so many bytes in the NPY format. Raises what a text that is none
-    raises: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+    """Returns shape and kind of an array in a file of `size` bytes in the NPY format. Raises the errors that any text
+    in another format raises: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
     """
     magic = stream.read(8)
     if magic[:6] != b"\x93NUMPY":

@@ -2,7 +2,7 @@
 
 Model: a forged file is a device, a pipe, a link, or text without end. Reading takes regular files alone, a bounded
 number of bytes, and JSON whose whole numbers fit 64 bits. Writing follows no link: it replaces the link itself, and
-what is appended to has to be a regular file.
+appends to regular files only.
 
 Contract: every fault is an OSError or a ValueError, which callers report or pass over. No call waits for a writer or a
 reader.

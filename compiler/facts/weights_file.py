@@ -9,8 +9,8 @@ The format (github.com/huggingface/safetensors): eight bytes, little-endian, wit
 a JSON object of `{"dtype", "shape", "data_offsets"}` by name, and `__metadata__`; then the numbers. No other file takes
 a header apart: tensors are read by the safetensors library, and written by runtime/checkpoint/tensor_file.py.
 
-Contract: the files need not be trusted. A header that is longer than `HEADER.most`, breaks the format or promises more
-than the file holds is Unreadable, and so is an index that names files outside of its folder.
+Contract: the files need not be trusted. A header is Unreadable if it is longer than `HEADER.most`, breaks the format or
+promises more than the file holds. An index that names files outside of its folder is Unreadable too.
 """
 
 from __future__ import annotations

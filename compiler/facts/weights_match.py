@@ -1,14 +1,13 @@
-"""Matches the tensors of a file of weights with those of a model: the compiler and the runtime follow this alike.
+"""Matches the tensors of a file of weights with the tensors of a model, for the compiler and the runtime.
 
 Model: a tensor of the file is taken if a pattern of `only` matches its name (all are, without patterns), under the name
 that the first rename that matches gives it. It goes into the tensor of the model of that name, or, for a tied weight,
-of any of its names. Patterns are those of `fnmatch`: `*` is any text, dots included. In a rename, as
-`model.* -> encoder.*`, each `*` on the right is the text that the `*` at the same place on the left stands for, as
-short as possible.
+of any of its names. Patterns follow `fnmatch`: `*` is any text, dots included. In a rename, as `model.* -> encoder.*`,
+each `*` on the right repeats the text of the `*` at the same place on the left. That text is as short as possible.
 
-Contract: tensors of the model that the file does not have, and those that have another shape there, are faults unless a
-pattern of `allow_missing` matches one of their names; tensors of the file that the model does not have are faults
-unless one of `allow_unused` matches their name in the file. A tensor that `only` leaves out is no fault on either side.
+Contract: a tensor of the model that the file lacks, or has in another shape, is a fault unless a pattern of
+`allow_missing` matches one of its names; tensors of the file that the model does not have are faults unless one of
+`allow_unused` matches their name in the file. A tensor that `only` leaves out is no fault on either side.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ ARROW = " -> "
 
 
 class WeightMatch(NamedTuple):
-    """Names are of the model in `taken` (with those of the file), `copies` (the same), `initial`, `missing` and
-    `unlike` (with those of the file), and of the file in `left_out`, `unused` and `twice` (with the name of both).
+    """Names of the model are in `taken` and `copies` (with the names in the file), `initial`, `missing` and `unlike`
+    (with the names in the file). Names of the file are in `left_out`, `unused` and `twice` (with the name of both).
     """
 
     taken: tuple[tuple[str, str], ...]
@@ -120,7 +119,7 @@ def faults(fit: WeightMatch, found: Shapes, wanted: Shapes) -> list[tuple[str, l
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Returns a function that is True for names of which one of the patterns is one; False for all without patterns."""
+    """Returns a function that is True for names that one of the patterns matches; False for all without patterns."""
     if not patterns:
         return lambda name: False
     found = re.compile("|".join(translate(pattern) for pattern in patterns)).match

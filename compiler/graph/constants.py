@@ -280,8 +280,8 @@ def adapter_step(adapter: c.Lora | None) -> p.AdapterStep | None:
 def _overruns(analysis: Analysis) -> bool:
     """True if torch, on a CPU and with channels last, would write past the memory of one of the model's convolutions.
 
-    oneDNN does so (torch 2.13, with AVX2) for a kernel of one pixel with a stride, where an image has fewer channels
-    than a vector register holds numbers: 8, or 16 with AVX-512.
+    oneDNN does so (torch 2.13, with AVX2) if a kernel of one pixel has a stride, and an image has fewer channels than a
+    vector register holds numbers: 8, or 16 with AVX-512.
     """
 
     def within(module: p.ModuleStep) -> Iterator[p.ModuleStep]:
@@ -353,7 +353,7 @@ def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
 
 
 def data_step(analysis: Analysis, folder: str = HERE) -> p.DataStep:
-    """Returns the step of the samples, whose numbers have to be known; a user's own functions lie in `folder`."""
+    """Returns the step of the samples, whose numbers must be known; a user's own functions lie in `folder`."""
     job, workload = analysis.job, analysis.workload
     assert workload.train is not None and workload.visited is not None
     whole = PartLoad(train=workload.train, validation=workload.validation, test=workload.test, split=workload.split)
@@ -413,7 +413,7 @@ def _source_step(
 
 
 def sampler_step(job: JobSpec, samples: int, folder: str = HERE) -> p.SamplerStep | None:
-    """Returns the order of an epoch of so many samples, if a sampler decides it; a user's function lies in `folder`."""
+    """Returns the order of an epoch of `samples`, if a sampler decides it; a user's function lies in `folder`."""
     sampler = job.data.sampler
     if sampler is None:
         return None
@@ -543,7 +543,7 @@ def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
 
 
 def _in_steps(name: str, value: Any, workload: Workload) -> Any:
-    """Returns an argument of a learning rate schedule with its times in steps: at least one, but for a warm-up."""
+    """Returns an argument of a learning rate schedule with its times in steps: at least one, except for a warm-up."""
     if isinstance(value, tuple):
         return tuple(sorted(_in_steps(name, each, workload) for each in value))
     if not isinstance(value, Quantity):

@@ -1,4 +1,6 @@
-"""A plan graph as text, after any of its passes: each node with its values, and what it is placed on or hands to."""
+"""A plan graph as text, after any of its passes: each node with its values, the node it is placed on, and the nodes it
+hands to.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """The proof that ranks agree as an exchange says: on what, with whom, and when. Returns the reason why it fails, or "".
 
-Model: of each group of weights the proof follows what a rank has of a number that is exchanged (its gradient, its
-momentum, or the number itself): over how many ranks it is a mean or a sum (`over`), and in how many pieces it lies, one
-on each rank of a group (`cut`). A collective takes that a step further:
+Model: for each group of weights the proof follows a number that is exchanged: a gradient, a momentum, or the weight
+itself. It knows over how many ranks a rank's number is a mean or a sum (`over`). It also knows in how many pieces the
+number lies, one on each rank of a group (`cut`). A collective takes that a step further:
 
     all_reduce                   over more ranks
     reduce_scatter, all_to_all   over more ranks, and cut among them: the owner of a piece sums it
     all_gather                   whole again, among the ranks among which it was cut last
-    send, receive                over the rank itself and those whose numbers it has received
+    send, receive                over the rank itself and the ranks whose numbers it has received
 
 At the end it is whole, and over as many ranks as the rule of the exchange says. Gradients that no exchange agrees on
 are summed over the ranks of a member, and in the first steps over all.
@@ -42,7 +42,7 @@ AGREED = (
 
 @record
 class _Contribution(Record):
-    """A rank's part of a number: a mean over so many ranks, in pieces among groups of (ranks, stride)."""
+    """A rank's part of a number: a mean over `over` ranks, in pieces among groups of (ranks, stride)."""
 
     over: int = 1
     cut: tuple[tuple[int, int], ...] = ()
@@ -213,7 +213,7 @@ class _Agreement:
 
 
 def sent_bytes(numbers: int, action: Collective, members: int, rule: ExchangeRule) -> int:
-    """Returns the bytes of a rank's input for so many numbers, as their dtype and the operation have them."""
+    """Returns the bytes of a rank's input of `numbers` numbers, in the dtype and the layout of the operation."""
     if action.dtype == "uint8" and rule.row is not None:  # a row for each member, or the row of one
         return members * rule.row(largest(numbers, members)) if action.operation == "all_to_all" else rule.row(numbers)
     told = 4 if action.carries == Payload.WEIGHTS and action.operation == "all_reduce" and not action.when.every else 0
@@ -221,7 +221,7 @@ def sent_bytes(numbers: int, action: Collective, members: int, rule: ExchangeRul
 
 
 def _moved(held: _Contribution, action: Collective, members: int, neighbours: int) -> _Contribution | None:
-    """Returns what a rank has after the action; None if it is not possible. It sends to so many `neighbours`."""
+    """Returns what a rank has after the action; None if it is not possible. It sends to `neighbours` ranks."""
     if action.is_message and action.group != (members, held.over):
         return None
     group = action.group

@@ -39,7 +39,7 @@ from dslc.dsl.record import Record, record
 
 @record
 class Holders(Record):
-    """The ranks that hold copies or shares of the same parameters: so many, each `stride` after the one before."""
+    """The ranks that hold copies or shares of the same parameters: `ranks` of them, at a distance of `stride`."""
 
     ranks: int
     stride: int

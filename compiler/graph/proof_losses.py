@@ -1,7 +1,7 @@
 """The proof of a loss that compares samples: returns the reason why its proposition fails, or "".
 
-Neighbours along the data axis have the samples of a batch one after another, so a loss over so many of them is over a
-contiguous part of the batch; over the whole axis, over the whole batch.
+Neighbours along the data axis have the samples of a batch one after another, so a loss over some neighbours is over a
+contiguous part of the batch. Over the whole axis, it is over the whole batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dslc.compiler.placement.cross_sample_losses import EXCHANGED
 
 
 def compared(view: View) -> str:
-    """Checks that a loss that compares samples has all outputs before the first backward pass, of its micro-batches and
-    of its ranks, and that a gradient goes back to where each came from; and that no other loss exchanges outputs.
+    """Checks a loss that compares samples: it has all outputs, of its micro-batches and of its ranks, before the first
+    backward pass. Each output's gradient goes back to the rank that the output came from. No other loss exchanges
+    outputs.
     """
     loss = view.plan.find(LossStep)
     if loss is None:

@@ -59,8 +59,8 @@ def _processes(plan: PlanGraph) -> list[tuple[str, Process]]:
 
 
 def _axes(plan: PlanGraph) -> str:
-    """Checks that the ranks along the axes are all ranks, each once, and that the processes are the pipeline's
-    coordinates, which contain the groups of all other axes.
+    """Checks that the ranks along the axes are all ranks, each once. The processes must be the pipeline's coordinates,
+    which contain the groups of all other axes.
     """
     expected = 1
     for axis in reversed(plan.one(Devices).axes):

@@ -78,7 +78,7 @@ def actions(view: View) -> str:
 
 
 def table(view: View) -> str:
-    """Returns the first process whose passes are not those of its row in the schedule's table."""
+    """Returns the first process whose passes differ from its row in the schedule's table."""
     schedule = view.plan.find(Schedule)
     if schedule is None:
         return ""
@@ -152,7 +152,7 @@ def _needs(action: MicrobatchAction, last: int) -> list[tuple[_Done, ...]]:
 
 
 def totals(view: View) -> str:
-    """Checks that the totals shown for each process are those of its collectives and messages."""
+    """Checks that the totals shown for each process equal the sums over its collectives and messages."""
     pieces = _ranks_of_a_member(view)
     for name, home in view.plan.of_kind(Process):
         found: Counter[Exchanged] = Counter()
@@ -196,9 +196,10 @@ def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, in
 
 
 def groups(view: View) -> str:
-    """Returns the first collective of an axis that is not among the ranks along it; those of parameters and gradients
-    are along two axes, those of a few numbers among all who have a part (proof_flow.py), and those of a loss that
-    compares samples among the ranks that have them (proof_losses.py).
+    """Returns the first collective of an axis that is not among the ranks along it. Three kinds may be among other
+    ranks: collectives of parameters and gradients are along two axes; collectives of a few numbers are among all ranks
+    with a part (proof_flow.py); collectives of a loss that compares samples are among the ranks that have the samples
+    (proof_losses.py).
     """
     axes = {axis.name: (axis.size, axis.stride) for axis in view.plan.one(Devices).axes}
     axes["all"] = (view.plan.one(Devices).count, 1)

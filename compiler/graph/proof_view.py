@@ -19,9 +19,9 @@ WIDE = ("pipeline", "all")  # axes whose collectives join ranks of several coord
 class View(Record):
     """`lines` are the actions of each process in order; `broken` says why there are none.
 
-    `homes` is the pipeline coordinate of each stage, `coordinates` that of each process. `ends_of` are the ends of each
-    message and each collective, `key_of` the message or collective of an action. `handed` is an action's input without
-    a message.
+    `homes` has the pipeline coordinate of each stage, `coordinates` the pipeline coordinate of each process. `ends_of`
+    are the ends of each message and each collective, `key_of` the message or collective of an action. `handed` is an
+    action's input without a message.
     """
 
     plan: PlanGraph

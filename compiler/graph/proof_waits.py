@@ -1,8 +1,8 @@
 """Proofs that nothing hangs. Each returns the reason why its proposition fails, or "".
 
 Model: the strictest. A process runs one action after another; a send completes with its receive, a collective with the
-last of its ranks; a transfer between processes without a message (`data` edges) is waited for too. Torch waits less:
-its sends are finished at the end of a step. So a plan that does not hang here does not hang there.
+last of its ranks. A process also waits for a transfer without a message (`data` edges). Torch waits less: its sends are
+finished at the end of a step. So a plan that does not hang here does not hang there.
 
 A process stands for ranks that do the same. If a pipeline coordinate has several processes, they are assumed to share
 every group within it, and every connection out of it, which is stricter than the truth.

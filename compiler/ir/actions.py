@@ -53,8 +53,8 @@ class Payload(StrEnum):
 
 @record
 class Cadence(Record):
-    """The steps in which an exchange takes place: every so many (0: by the clock, not by steps), after step `after`,
-    and up to step `until` if there is one (0: in none).
+    """The steps in which an exchange takes place: every `every` steps (0: by the clock, not by steps), after step
+    `after`, and up to step `until` if there is one (0: in none).
     """
 
     every: int = 1
@@ -89,7 +89,7 @@ class Action(Record):
     process: int
 
     def is_well_formed(self, axes: Collection[str], *, pipelined: bool) -> bool:
-        """True if the values of the action can be those of one of its kind, in a job with these axes."""
+        """True if an action of this kind can have these values, in a job with these axes."""
         return True
 
 

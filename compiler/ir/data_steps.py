@@ -12,7 +12,8 @@ from dslc.dsl.record import Record, record
 @record
 class SamplerStep(Record):
     """An order of samples that follows from a number of each: its weight (`weighted`), its class (`balanced`), or its
-    length (`by_length`): those of the `.npy` file `file`, or what `python` gives; else they are taken from the samples.
+    length (`by_length`). The numbers are in the `.npy` file `file`, or `python` gives them; else they are taken from
+    the samples.
     """
 
     kind: Literal["weighted", "balanced", "by_length"]
@@ -62,8 +63,8 @@ class PictureStep(Record):
 class DataStep(Record):
     """The samples, and the way an epoch of them is split.
 
-    Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)` (or as they are, or as the `sampler`
-    says, which may visit fewer or more of them: `visited`); global batch `k` of it is entries `k*batch` to
+    Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)`, or as they are, or as the `sampler`
+    says. A sampler may visit fewer or more of them: `visited`; global batch `k` of it is entries `k*batch` to
     `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank takes a contiguous share of each
     global batch, sizes differing by at most one, the larger first; a share is cut into micro-batches in the same way.
     """

@@ -68,8 +68,8 @@ class MachineFacts(Record):
 
 @record
 class Facts(Record):
-    """`made` is a network that could be made and not called, of which the tensors alone are known. `weights` are the
-    tensors of the files that `model.weights` names, if only torch can read them.
+    """`made` is a network that could be made and not called; only its tensors are known. `weights` are the tensors of
+    the files that `model.weights` names, if only torch can read them.
     """
 
     source: SourceFacts | None = None

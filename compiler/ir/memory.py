@@ -86,17 +86,18 @@ class WorkingSet(Record):
 
 @record
 class Halves(Record):
-    """Working memory of a layer whose gradients of inputs and of weights are made apart.
+    """Working memory of a layer that makes the gradients of its inputs and of its weights in separate passes.
 
-    `gradients` stay from one half to the other: those of the results of operations with weights. `passed` is the part
-    of them that is the gradient of the layer's output. `first` is the most that the first half takes beside the saved
-    activations, of which it frees none. The second half goes through the operations with weights in forward order:
-    `moments` has the bytes that are freed before each, `freed` those after the last. `tail` is what the operations
-    after the last with weights keep: the first half frees it, if no later layer of the stage has weights.
+    `gradients` of the results of operations with weights stay from one half to the other. `passed` is the part of them
+    that is the gradient of the layer's output. `first` is the most that the first half takes beside the saved
+    activations. It frees none of these. The second half goes through the operations with weights in forward order:
+    `moments` has the bytes that are freed before each, `freed` the bytes that are freed after the last. `tail` is what
+    the operations after the last with weights keep: the first half frees it, if no later layer of the stage has
+    weights.
 
-    A recomputed layer is recomputed for each of these operations, and torch keeps the results, except those that the
-    operations themselves had kept, until the stage is done: `most` and `left` are the bytes in addition to the memory
-    after the first half, while the second works in the layer and when it has left it; `copied` the numbers of weights
+    A recomputed layer is recomputed for each of these operations. Torch keeps the results until the stage is done,
+    except results that the operations themselves had kept. `most` and `left` are bytes in addition to the memory after
+    the first half: while the second half works in the layer, and when it has left it; `copied` the numbers of weights
     that autocast copies for it.
     """
 
@@ -112,7 +113,7 @@ class Halves(Record):
 
 
 def repeated_bytes(saved: int, operations: int, gradients: int) -> tuple[int, int]:
-    """Estimates `most` and `left` of a recomputed layer with so many operations with weights, by the figures of a
+    """Estimates `most` and `left` of a recomputed layer with `operations` operations with weights, by the figures of a
     transformer block.
     """
     most = int((0.75 * (operations - 1) + 0.3) * saved) if operations else 0
@@ -140,10 +141,10 @@ class Working(Record):
 class LayerMemory(Record):
     """Memory of a layer in one precision, in bytes of one sample.
 
-    `saved` are the tensors that autograd keeps, each piece of memory once, at the first layer that keeps it, without
-    parameters, the model's own input and memory that does not grow with the batch. `selective` is the same under
-    selective recomputation: of a layer that is recomputed, its input and its results of products and attention.
-    `saved_input` is the part of `saved` that is the layer's input.
+    `saved` are the tensors that autograd keeps, each piece of memory once, at the first layer that keeps it.
+    Parameters, the model's own input, and memory that does not grow with the batch are left out. `selective` is the
+    same under selective recomputation: of a layer that is recomputed, its input and its results of products and
+    attention. `saved_input` is the part of `saved` that is the layer's input.
     """
 
     saved: int

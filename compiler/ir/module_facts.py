@@ -1,4 +1,4 @@
-"""Facts of a user's own module from tracing (compiler/trace/trace_model.py), beside those of facts.py.
+"""Facts of a user's own module from tracing (compiler/trace/trace_model.py), in addition to facts.py.
 
 They are a module of their own because `dslc check` without `--trace` needs none, and each class takes time to make.
 """
@@ -54,9 +54,9 @@ class ShareFacts(Record):
     """The model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
 
     `calls` are in order, and so are `summed`, the modules that sum the gradients of their parameters, once for each
-    call. `head` is the cut module whose output is the model's. `work` is, by layer, a rank's forward FLOPs of one
-    sample, `attended` the numbers of keys and values that each call of attention is given there. If the cut model would
-    not compute the same, `fault` gives the reason, and `module` the place.
+    call. `head` is the cut module whose output is the model's. `work` has, by layer, a rank's forward FLOPs of one
+    sample. `attended` has the numbers of keys and values that each call of attention receives there. If the cut model
+    would not compute the same, `fault` gives the reason, and `module` the place.
     """
 
     ranks: int

@@ -67,7 +67,7 @@ class StateFact(Record):
     """One thing that an optimizer keeps for a parameter: a tensor `like` the parameter, a tensor of one `number`, a
     `plain` number of Python, or a tensor of another shape.
 
-    `bytes` are those of one number of a tensor like the parameter, else of all of it.
+    `bytes` count one number of a tensor like the parameter, else the whole of it.
     """
 
     name: str

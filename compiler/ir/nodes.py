@@ -144,7 +144,7 @@ class ModelGraph(Record):
 
     @cached_property
     def names(self) -> ParameterNames:
-        """The names of the parameters, of which tied ones have several."""
+        """The names of the parameters; a tied parameter has several."""
         parameters = [q for layer in self.layers for q in layer.parameters]
         return ParameterNames([q.name for q in parameters], [(q.name, q.tied_to) for q in parameters if q.tied_to])
 

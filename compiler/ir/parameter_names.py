@@ -1,4 +1,4 @@
-"""The names of parameters. A tied parameter is one tensor with several names, each of which stands for the tensor.
+"""The names of parameters. A tied parameter is one tensor with several names, and each name stands for the tensor.
 
 Every field of a job that names parameters asks here: `freeze`, `no_decay`, `groups` and an adapter's `save`. So a
 pattern means the same for each plan, also where a pipeline stage has one of the names alone.
@@ -67,8 +67,8 @@ _OWN = re.compile(r"(.*\.)?lora_[AB]\.default\.weight")
 
 
 def targeted(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Returns a function that is True for the names of modules that one of the patterns is of, whole or at its end, as
-    peft's `target_modules` are: `q_proj` is of `layers.0.q_proj`. `*` is any text.
+    """Returns a function that is True for names of modules that one of the patterns matches, whole or at the end.
+    peft's `target_modules` match so: `q_proj` matches `layers.0.q_proj`. `*` is any text.
     """
     if not patterns:
         return lambda name: False
@@ -87,7 +87,7 @@ def base_name(name: str) -> str:
 
 
 def without_adapters(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Returns what is known of tensors by their names without adapters, but for the adapters' own."""
+    """Returns the values by the names of tensors without adapters, except for the adapters' own tensors."""
     return {base_name(name): value for name, value in tensors.items() if not is_of_adapter(name)}
 
 

@@ -77,7 +77,7 @@ class PlanView(Record):
     """`layers`, `stages`, `ranks` are empty for a user's own network that was not traced; its numbers are None.
 
     `shards` ranks of the data and context axes, neighbours along them, have one copy of the parameters between them.
-    `hash` is that of the plan graph.
+    `hash` is the plan graph's hash.
     """
 
     job: str

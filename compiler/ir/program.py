@@ -1,8 +1,8 @@
 """The rank program: the only thing the runtime receives. Everything in it is decided.
 
 A program is plain data: frozen dataclasses of numbers, text, tuples and mappings, the same on every machine, written as
-JSON and read back by codec.py. The runtime imports these two modules, of which this one has some records from steps.py
-and data_steps.py, and nothing else of the compiler.
+JSON and read back by codec.py. The runtime imports these two modules and nothing else of the compiler. This module
+takes some records from steps.py and data_steps.py.
 
 All programs of a job share everything but `place`: a `RankProgram` is the job's `JobProgram` and this rank's place.
 """
@@ -95,8 +95,8 @@ class ModelStep(Record):
     """The model: `root` with `inits` and `ties`, or `python`, or `transformers`; with an `adapter`, if there is one.
 
     `frozen` are patterns (`fnmatch`, over full names) of parameters that do not train. `reset` asks for a user's own
-    model to be built on the meta device and given its numbers module by module, by `reset_parameters`, because it is
-    too large to be made whole.
+    model to be built on the meta device, because it is too large to be made whole. `reset_parameters` then gives it its
+    numbers, module by module.
     """
 
     root: ModuleStep | None = None
@@ -118,10 +118,10 @@ class LossStep(Record):
     """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
 
     `counts` is the unit: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the elements
-    of the target that are not `ignore`, which the ranks must sum before the first backward; `own`: what the loss itself
-    counts, which the ranks sum after the last backward. `own` as a kind is the loss that the model returns.
-    A loss that compares samples is over those of `together` neighbours along the data axis; 0: each has its own loss.
-    `compiled`: torch.compile compiles it, so that no scores in float32 exist beside those of 16 bits.
+    of the target that are not `ignore`; `own`: what the loss itself counts. The ranks must sum `kept` before the first
+    backward, and `own` after the last. `own` as a kind is the loss that the model returns. A loss that compares samples
+    is over the samples of `together` neighbours along the data axis; 0: each has its own loss. `compiled`:
+    torch.compile compiles it, so that no scores in float32 exist beside the scores in 16 bits.
     """
 
     kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own"]
@@ -148,9 +148,9 @@ class OptimizerStep(Record):
     """A class of `torch.optim` and its arguments, or `python`, a function of the user's; `lr` is already scaled.
 
     `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
-    for each parameter, `counts` those of them that are one number. `fused` are the devices on which torch's fused
-    kernel is taken. `group_state` are the entries of the groups of a user's own that its updates change. `closure`: its
-    `step` evaluates the loss, and may do so several times.
+    for each parameter, `counts` the entries that are one number. `fused` are the devices on which torch's fused kernel
+    is taken. `group_state` are the entries of the groups of a user's own that its updates change. `closure`: its `step`
+    evaluates the loss, and may do so several times.
     """
 
     kind: str
@@ -170,8 +170,8 @@ class OptimizerStep(Record):
 
 @record
 class PlateauStep(Record):
-    """A rate that falls where a metric of the evaluations gets no better; runtime/loop/plateau.py computes it. The
-    arguments are those of torch's ReduceLROnPlateau.
+    """A rate that falls where a metric of the evaluations gets no better; runtime/loop/plateau.py computes it. Torch's
+    ReduceLROnPlateau has the same arguments.
     """
 
     metric: str  # its key in metrics.jsonl
@@ -188,7 +188,7 @@ class LearningRateStep(Record):
     """The factor on `lr` for each step of `steps`; runtime/loop/learning_rate.py has the formulas. Times are in steps.
 
     `python` is a user's own function of (step, steps), which takes the place of all others. `plateau` multiplies the
-    rate by `factor` now and then, down to `floor`. `begin` is the factor of the first step of a warm-up; None: that of
+    rate by `factor` now and then, down to `floor`. `begin` is the factor of the first step of a warm-up; None:
     `1 / warmup`.
     """
 
@@ -266,7 +266,7 @@ class PrecisionStep(Record):
 class ExchangeStep(Record):
     """How the ranks of the data axis agree, where that is no exact sum of gradients; runtime/exchange/ has each `kind`.
 
-    `agrees` is what the members exchange, every so many steps (0: by the clock), after the first `alone` steps, in
+    `agrees` is what the members exchange, every `every` steps (0: by the clock), after the first `alone` steps, in
     which all gradients are summed exactly. A member is a rank, or a node whose `pieces` ranks sum gradients exactly,
     and each exchange a piece of the node's numbers.
     """
@@ -333,8 +333,8 @@ class RecomputeStep(Record):
 class CheckpointStep(Record):
     """The times at which the state of the training is saved, and the folder.
 
-    One is due after a step that is a multiple of `every`, or, with `seconds`, after the first step that ends so long
-    after the last, or, with `best`, after an evaluation that is the best so far; and after the last step, if any of
+    A checkpoint is due after a step that is a multiple of `every`; with `seconds`, after the first step that ends so
+    long after the last; with `best`, after an evaluation that is the best so far; and after the last step, if any of
     these is set. The newest `keep` are kept, and the best. `resume`: `none` (a folder that holds checkpoints is
     refused), `auto` (the newest whole one in `folder`, or the beginning), or the path of a checkpoint or of a folder of
     them, one of which must exist.

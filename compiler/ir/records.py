@@ -19,7 +19,7 @@ from dslc.dsl.record import Record, positional, record
 
 @record
 class Job(Record):
-    """The job's name, and that of its file in messages."""
+    """The job's name, and the name of its file in messages."""
 
     name: str
     file: str
@@ -46,8 +46,8 @@ class Axis(Record):
 class Devices(Record):
     """Identical devices, `processes` on each machine, and the mesh over all of them.
 
-    `gpus` are those of a machine that are named. `capacity` are the bytes of one device, `limit` those that the job
-    lets a rank hold; None: unknown. `threads` are those of one process; 0: as its environment says, or an equal share
+    `gpus` are the named GPUs of a machine. `capacity` is the bytes of one device, `limit` the bytes that the job lets a
+    rank hold; None: unknown. `threads` counts the threads of one process; 0: as its environment says, or an equal share
     of the machine's cores.
     """
 
@@ -101,7 +101,7 @@ class Layer(Record):
 
 @record
 class Network(Record):
-    """The model, and the count of its parameters, of which `trained` train (None: all)."""
+    """The model, and the count of its parameters; `trained` of them train (None: all)."""
 
     layers: tuple[Layer, ...]
     parameters: int
@@ -112,11 +112,11 @@ class Network(Record):
 class Stage(Record):
     """Layers `first` to `last` of the network.
 
-    `held` is the most micro-batches whose activations it holds, `numbers` those of its parameters on a rank of the
-    tensor axis, in rows that are filled up to equal shares; both are None before they are counted. If it is one of
-    several stages, `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype)
-    of each tensor that a rank receives and sends. `kept` are the bytes of a micro-batch's activations that a rank's
-    device keeps: on the tensor and the context axis its own part.
+    `held` is the most micro-batches whose activations it holds. `numbers` counts its parameters on a rank of the tensor
+    axis, in rows that are filled up to equal shares; both are None before they are counted. If it is one of several
+    stages, `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype) of each
+    tensor that a rank receives and sends. `kept` are the bytes of a micro-batch's activations that a rank's device
+    keeps: on the tensor and the context axis its own part.
     """
 
     index: int
@@ -132,7 +132,9 @@ class Stage(Record):
 
 @record
 class Factors(Record):
-    """Matrices whose gradients are exchanged as two factors: their numbers, and those of the first and the second."""
+    """Matrices whose gradients are exchanged as two factors: their numbers, and the numbers of the first and the second
+    factor.
+    """
 
     numbers: int
     first: int
@@ -143,7 +145,7 @@ class Factors(Record):
 class Weights(Record):
     """Parameters of a stage that are gathered together, and whose gradients are summed together.
 
-    `numbers` are those of a rank of the tensor axis, in rows that are filled up to equal shares. Each of `shards`
+    `numbers` counts one rank of the tensor axis, in rows that are filled up to equal shares. Each of `shards`
     neighbours along the data and context axes keeps one share, and gathers the others as `dtype` (None: it keeps them
     all); `freed`: a forward pass frees what was gathered. `trained` of the numbers have a gradient, which other ranks
     have too (None: none has), some of them as `factors`. `pieces`: gradients among them are partial sums on each rank
@@ -162,8 +164,8 @@ class Weights(Record):
 
 @record
 class SharedWeight(Record):
-    """A tied weight that several stages have: the numbers of a rank's share. `summed`: it trains, on several pipeline
-    coordinates, each of which needs the gradients of the others.
+    """A tied weight that several stages have: the numbers of a rank's share. `summed`: it trains on several pipeline
+    coordinates, and each needs the gradients of the others.
     """
 
     numbers: int
@@ -294,8 +296,8 @@ class TrainingNode(Record):
 
 @record
 class PartialPlan(Record):
-    """What is known of the samples and the training while a size is unknown that a run needs, in place of the steps of
-    a program.
+    """What is known of the samples and the training while a size that a run needs is unknown. It takes the place of the
+    steps of a program.
     """
 
     data: DataNode

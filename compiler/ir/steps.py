@@ -54,11 +54,11 @@ class InitStep(Record):
 
 @record
 class StreamStep(Record):
-    """A stream: `shards` read by `lanes`, each of which shuffles its share of `window` samples
+    """A stream: `lanes` read its `shards`, and each lane shuffles its share of `window` samples
     (runtime/data/streams.py).
 
-    `length` is the number of samples of a pass, 0 if it is not known. `held` are the samples of each shard of a stream
-    that is the validation split.
+    `length` is the number of samples of a pass, 0 if it is not known. If the stream is the validation split, `held` has
+    the number of samples of each shard.
     """
 
     shards: int

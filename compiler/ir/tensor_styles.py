@@ -1,7 +1,7 @@
 """The styles of the tensor axis: how a module is cut over the ranks, and what it takes and gives.
 
-A value between modules is `whole` on each rank, or a `piece` of the sequence, or a `share` of the features. The names
-are those of `tensor_plan` and of the rank program; `split` and `gather` come beside the style of a module.
+A value between modules is `whole` on each rank, or a `piece` of the sequence, or a `share` of the features.
+`tensor_plan` and the rank program use these names; `split` and `gather` come beside the style of a module.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def _attended(taken: Sequence[Value], length: int, own: int, head: int, t: Tape)
 
 
 def _of_all_pieces(parts: Value, own: int, t: Tape, *, stacked: bool = False) -> Value:
-    """Returns keys and values of the whole sequence, for a rank of the context axis, which works on a piece: stacked,
-    gathered, and put into the order of the positions. The sizes are those of all ranks' pieces together.
+    """Returns keys and values of the whole sequence, for a rank of the context axis, which works on a piece. They are
+    stacked, gathered, and put into the order of the positions. The sizes cover all ranks' pieces together.
     """
     length, pieces = parts.shape[0], t.around.pieces
     together = parts if stacked else t.operation(parts, gives=parts.new(length, 2 * own))

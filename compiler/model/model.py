@@ -3,12 +3,12 @@
 `build` is arithmetic for layer lists and library networks; nothing of torch is loaded. opaque.py handles models made by
 a function.
 
-Modules of a list are named as `nn.Sequential` names them, `0`, `1`, …, with `repeat` unrolled and the parts of a
-residual as `N.layers.i` and `N.shortcut.i`; library networks have descriptive names (`blocks.3.attention.qkv.weight`).
+Modules of a list are named as `nn.Sequential` names them, `0`, `1`, …, with `repeat` unrolled. The parts of a residual
+are `N.layers.i` and `N.shortcut.i`; library networks have descriptive names (`blocks.3.attention.qkv.weight`).
 
 Layers before all parameters that train, by `freeze`, keep nothing and have no backward pass.
 
-Limits: memory is that of torch's kernels on CPUs (tape.py); LSTMs, which have a workspace of their own, are within a
+Limits: memory follows torch's kernels on CPUs (tape.py); LSTMs, which have a workspace of their own, are within a
 quarter.
 """
 
@@ -125,7 +125,7 @@ def share_out(
     pieces: int,
 ) -> ModelGraph:
     """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, and of a context axis
-    of so many `pieces`.
+    of `pieces` ranks.
     """
     network, found = model.network, dict[str, list[TensorStyle]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
@@ -145,9 +145,9 @@ def share_out(
 
 def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: int) -> ModelGraph:
     """Returns the same for a network that a function makes, by arithmetic: activations and working memory between a
-    column and a row are divided by the ranks, and all else is whole. An upper bound. FLOPs are those of tracing; the
-    backward pass is taken to be divided like the forward pass. Sizes are those of all pieces of a context axis
-    together, on which keys and values are gathered.
+    column and a row are divided by the ranks, and all else is whole. An upper bound. FLOPs come from tracing; the
+    backward pass is taken to be divided like the forward pass. Sizes cover all pieces of a context axis together,
+    because keys and values are gathered along it.
     """
     shape, calls = shape_on_a_rank(plan, ranks), calls_by_layer(graph)
     shares = graph.traced.shares if graph.traced else None
@@ -231,7 +231,7 @@ def _run_list(network: Sequence[Call], x: Value, around: Surroundings) -> Value:
 
 
 def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
-    """Returns the weight of the last layer, and that of the embedding that it shares. Raises LayerInputError."""
+    """Returns the weight of the last layer, and the weight of the embedding that it shares. Raises LayerInputError."""
     tables = [node for node in around.nodes if node.kind == "embedding"]
     for name, shape, spec in around.tied:
         if name != f"{around.nodes[-1].name}.weight" or len(tables) != 1:

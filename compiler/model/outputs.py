@@ -178,7 +178,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _advice(output: tuple[int, ...], target: tuple[int, ...]) -> str:
-    """Returns advice on how to bring the leading dims of the output to those of the target."""
+    """Returns advice on how to give the output the leading dims of the target."""
     if len(output) == 1 and not target:
         return "one answer for a sequence: put `last_step()` or `mean_steps()` before the last layer"
     if len(output) > len(target):

@@ -1,7 +1,7 @@
 """Keys and values that a network of a function's gathers over a context axis: their numbers, and their memory.
 
 Model: every call of attention that tracing saw (compiler/trace/sharding/context_parallel_check.py) gathers its keys and
-values. As for dslc's own layers (attention_layers.py), sizes are those of all ranks' pieces together.
+values. As for dslc's own layers (attention_layers.py), sizes cover all ranks' pieces together.
 """
 
 from __future__ import annotations

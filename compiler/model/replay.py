@@ -1,9 +1,9 @@
 """Working memory of a layer, beside its saved activations, by replaying its operations one after another.
 
 Model: an operation takes values and returns one. Forward, a value lives until its last use, or until the end if an
-operation keeps it. Backward, the operations run in reverse: the gradient of the result lives while that of the input is
-made; then it and the operation's saved values are freed. If a value was used twice its gradients meet, and the later is
-added to the first. The gradient of a weight is made at the operation that uses it.
+operation keeps it. Backward, the operations run in reverse: the gradient of the result lives while the gradient of the
+input is made. Then the former and the operation's saved values are freed. If a value was used twice its gradients meet,
+and the later is added to the first. The gradient of a weight is made at the operation that uses it.
 
 Contract: all sizes are bytes of one sample, gradients of weights apart. `backward` has the moments of the backward pass
 that no other moment exceeds in every figure.

@@ -1,8 +1,9 @@
 """Runs a model on shapes instead of numbers, and records its layers.
 
-Layer functions (layers.py, attention_layers.py, sequence_layers.py) take a `Value` and a `Tape`, record on the tape the
-tensors that autograd would keep and the products that are computed, and return the resulting value. Memory is followed
-piece by piece (`Store`), once in fp32 and once under autocast, so that a tensor that two layers keep is charged once.
+Layer functions (layers.py, attention_layers.py, sequence_layers.py) take a `Value` and a `Tape`, and return the
+resulting value. On the tape they record the tensors that autograd would keep and the products that are computed. Memory
+is followed piece by piece (`Store`), once in fp32 and once under autocast, so that a tensor that two layers keep is
+charged once.
 
 The model of memory: a product or convolution keeps its input, in 16 bits under autocast (a copy, if it was in 32); an
 elementwise function keeps its input or its result as its derivative needs; views share their piece. This is torch on

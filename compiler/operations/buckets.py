@@ -1,4 +1,4 @@
-"""The buckets of gradients: DistributedDataParallel's, and those of exchanges.
+"""The buckets of gradients: DistributedDataParallel's, and the buckets of exchanges.
 
 Model: DistributedDataParallel fills its buckets in the order in which gradients are ready, and broadcasts buffers in
 buckets of their own.

@@ -1,8 +1,8 @@
 """The operations of an exchange that is no exact sum of gradients (docs/exchanges.md).
 
 Model: each bucket of gradients, momenta or weights goes through the collectives of its rule one after another. If the
-exchange is hierarchical a bucket is first summed, or cut, within a node: each of its ranks exchanges a piece of it with
-the ranks at its place in other nodes, and the pieces are gathered in the node. Bytes are those of a rank's input.
+exchange is hierarchical a bucket is first summed, or cut, within a node. Each of the node's ranks exchanges a piece
+with the ranks at its place in other nodes; the pieces are then gathered in the node. Bytes count a rank's input.
 
 Contract: `runtime/exchange/` does these and no others, which tests/training/test_collectives.py compares.
 """

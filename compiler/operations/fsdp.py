@@ -47,7 +47,7 @@ def _sums(
     moment: Moment,
     times: int,
 ) -> Iterator[StepOperation]:
-    """Yields the sums of the gradients of each stage, and before them those of their scale in half precision."""
+    """Yields the sums of the gradients of each stage, and before them the sums of their scale in half precision."""
     dtype, parts = summed_in(place.sharding), place.sharding.shards if kind == "all_reduce" else 1
     trained = {
         stage: {name: w.trained for name, w in weights.items() if w.stage == stage and w.trained}

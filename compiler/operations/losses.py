@@ -1,8 +1,9 @@
 """The operations of a loss that compares samples (runtime/model/cross_sample_losses.py).
 
-Model: a rank sends the outputs of its share, in as many rows as the largest share has, and receives those of all that
-it is compared with. `contrastive` sends embeddings in float32, with classes where those tell the positives, and
-receives back the gradients of its own; a loss of the user's own is sent all that an output and a target consist of.
+Model: a rank sends the outputs of its share, in as many rows as the largest share has, and receives the outputs of all
+ranks that it is compared with. `contrastive` sends embeddings in float32, with classes where classes tell the
+positives, and receives back the gradients of its own; a loss of the user's own is sent all that an output and a target
+consist of.
 """
 
 from __future__ import annotations
@@ -43,6 +44,6 @@ def compared_outputs(place: Coordinate) -> Iterator[StepOperation]:
 
 
 def has_classes(staging: Staging) -> bool:
-    """True if an output is one embedding for each sample, whose positives are those of its class."""
+    """True if an output is one embedding for each sample, whose positives are the embeddings of its class."""
     traced = staging.model.traced
     return len(staging.model.output.shape) == 1 and not (traced is not None and traced.structured)

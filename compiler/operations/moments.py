@@ -58,7 +58,7 @@ AFTER_UPDATE = Moment(kinds=(Update,))
 class RankGroup(Record):
     """The ranks of an operation: `ranks` of them, each `stride` after the one before; both 0 for two pipeline stages.
 
-    `axis` is the one that they lie on, or `all`.
+    `axis` is the axis that they lie on, or `all`.
     """
 
     axis: str

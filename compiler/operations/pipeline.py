@@ -20,7 +20,7 @@ STAGES = RankGroup(axis="pipeline", ranks=0, stride=0)
 
 
 def pipeline_axis(place: Coordinate) -> Iterator[StepOperation]:
-    """Yields the messages of a rank to and from those of other stages."""
+    """Yields the messages of a rank to and from the ranks of other stages."""
     yield from _activations(place)
     yield from _shared_gradients(place)
 
@@ -47,8 +47,8 @@ def _activations(place: Coordinate) -> Iterator[StepOperation]:
 
 
 def _shared_gradients(place: Coordinate) -> Iterator[StepOperation]:
-    """Yields the exchanges of gradients of weights that another coordinate has too: each receives those of the
-    others.
+    """Yields the exchanges of gradients of weights that another coordinate has too: each coordinate receives the
+    gradients of all others.
     """
     shared = {
         q.name: (4 * place.padded(q) // place.sharding.shards, len(place.whole.holders[q.name]) - 1)

@@ -2,10 +2,10 @@
 
 Model: the rules of torch's engines, one file for each, and of dslc's own collectives.
 
-Contract: kind, count and bytes are those that a step really has, on any axes, which tests/training/test_collectives.py
-compares; `dslc run --profile` shows both. The bytes are those of the input: of an all-gather a rank's own part, of a
-reduce-scatter the whole. Logging, evaluation and checkpoints belong to no step. A collective of all ranks belongs to
-their axis, or to `all` if they have several.
+Contract: kind, count and bytes equal a real step's, on any axes, which tests/training/test_collectives.py compares;
+`dslc run --profile` shows both. The bytes count the input: of an all-gather a rank's own part, of a reduce-scatter the
+whole. Logging, evaluation and checkpoints belong to no step. A collective of all ranks belongs to their axis, or to
+`all` if they have several.
 
 Limits: the first steps exchange more, as engines lay out buckets. In a user's own module, gradients are assumed to be
 ready in the reverse order of its layers' calls.

@@ -11,7 +11,7 @@ by style (runtime/parallel/tensor_parallel.py), where T is the module's whole in
     row_of_whole                    as a row; backward, all-gather of T / n
     split                           backward, all-gather of T / n
     gather                          forward, all-gather of G / n
-    sequence                        an all-reduce of each gradient, once those of a step (ZeRO-2 and -3: of a
+    sequence                        an all-reduce of each gradient, once the gradients of a step (ZeRO-2 and -3: of a
                                     micro-batch) are complete
     summed                          backward, for each call, an all-reduce of the gradient of each of its own parameters
 
@@ -19,11 +19,11 @@ There is no backward exchange if nothing before the module trains. The loss over
 all-reduces of one float32 for each target: the largest score, the sum, and the score of the target. If a block is
 recomputed, so are its collectives, up to the last module that saves something: there torch stops.
 
-Contract: kind, count and bytes are those of torch 2.13, which tests/training/test_collectives.py checks.
+Contract: kind, count and bytes equal torch 2.13's, which tests/training/test_collectives.py checks.
 
-Limits: in a user's own module under autocast, the input of a cut module is counted in float32, and a recomputed block
-is assumed to have no module after the last that is cut. If a schedule splits the backward pass (`zero_bubble`, `zbv`,
-`dualpipev`), torch recomputes a layer for each part of it; these collectives are counted once.
+Limits: in a user's own module under autocast, the input of a cut module is counted in float32. A recomputed block is
+assumed to have no module after the last module that is cut. If a schedule splits the backward pass (`zero_bubble`,
+`zbv`, `dualpipev`), torch recomputes a layer for each part of it; these collectives are counted once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _StyledCall(Record):
 
 
 def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
-    """Yields the collectives within the passes, and those of gradients that are complete as partial sums."""
+    """Yields the collectives within the passes, and the collectives of gradients that are complete as partial sums."""
     axis, group = _TensorAxis(place), place.along("tensor")
     last = len(place.stages) - 1
     found: list[_Collective] = []

@@ -1,4 +1,4 @@
-"""The parameters of a rank in groups: those of a group are gathered together, and their gradients summed together.
+"""The parameters of a rank in groups: a group's parameters are gathered together, and their gradients summed together.
 
 Model: a group is a unit of `fully_shard`, a bucket of DistributedDataParallel or of an exchange, or all parameters of a
 stage if no other rank has a copy or a share of them.
@@ -57,9 +57,7 @@ def _groups(place: Coordinate) -> Iterator[Weights]:
 
 
 def _by_bucket(place: Coordinate) -> list[list[ParameterNode]]:
-    """Returns the parameters of each bucket of gradients: DistributedDataParallel's, or those of an exchange which has
-    its own.
-    """
+    """Returns the parameters of each bucket of gradients: DistributedDataParallel's, or an exchange's own buckets."""
     order = in_buckets(place)
     if place.sharding.exchange is not None and RULES[place.sharding.exchange.kind].fixed_buckets:
         named = {q.name: q for q in order}

@@ -16,5 +16,5 @@ def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
 
 
 def crosses_nodes(size: int, stride: int, nodes: int, processes: int) -> bool:
-    """True if some neighbours on an axis, `stride` ranks apart, are on different nodes of so many `processes`."""
+    """True if some neighbours on an axis, `stride` ranks apart, are on different nodes of `processes` ranks."""
     return nodes > 1 and size > 1 and processes % (size * stride) != 0  # groups of size * stride ranks interleave

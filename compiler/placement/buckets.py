@@ -27,7 +27,7 @@ def in_buckets(sizes: Iterable[int], most: int = MOST) -> tuple[range, ...]:
 
 
 def messages(size: int) -> list[int]:
-    """Returns the bytes of the messages in which two ranks send each other so many bytes."""
+    """Returns the bytes of the messages in which two ranks send each other `size` bytes."""
     return [min(LONGEST, size - start) for start in range(0, size, LONGEST)]
 
 

@@ -1,8 +1,8 @@
 """Losses that compare the samples of a batch: over which ranks, and in how many passes.
 
-Model: such a loss is over the samples of all data ranks, or of those of a node. With several micro-batches each step
-begins with a forward pass of all of them without autograd, which makes their outputs ahead; the loss of these gives the
-gradient of each output, with which the passes of each micro-batch follow (GradCache: Gao et al. 2021,
+Model: such a loss is over the samples of all data ranks, or of the data ranks of a node. With several micro-batches
+each step begins with a forward pass of all of them without autograd, which makes their outputs ahead. The loss of these
+gives the gradient of each output, and the passes of each micro-batch use these gradients (GradCache: Gao et al. 2021,
 arXiv:2101.06983).
 
 Limits: on several nodes `over = node` takes for granted that the ranks of a tensor axis are on one of them.

@@ -1,11 +1,11 @@
-"""Finds the global batches that suit an epoch, and those nearest to one that does not.
+"""Finds the global batches that suit an epoch, and the batches nearest to one that does not.
 
 Model: a batch is split evenly over the data-parallel ranks, each share into equal micro-batches. The rest of an epoch
-is dropped or kept; if kept it is a short batch, of which every rank needs a sample and a pipeline needs micro-batches
-of one shape. A training that ends before its first short batch never sees one.
+is dropped or kept; if kept it is a short batch. Every rank needs a sample of a short batch, and a pipeline needs
+micro-batches of one shape. A training that ends before its first short batch never sees one.
 
 An epoch of a mixture: the source that ends it gives all of its samples, once, and the others in proportion to their
-weights. The first to be used up is the one with the fewest samples for its weight; the last, the one with the most.
+weights. The source with the fewest samples for its weight is used up first, the source with the most last.
 """
 
 from __future__ import annotations

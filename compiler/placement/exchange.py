@@ -1,11 +1,11 @@
 """Decides how the ranks of the data axis agree in a step, and among which: the exchange of a job.
 
 Model: an exchange has members. Usually each rank of the data axis is one. If the exchange is hierarchical and there are
-several nodes with several ranks each, a node is: its ranks sum their gradients exactly in each step, and so are alike,
-and each of them exchanges a piece of what the node has to say (`pieces`) with the ranks at its place in other nodes.
+several nodes with several ranks each, a node is a member. Its ranks sum their gradients exactly in each step, and so
+are alike. Each of them exchanges one of the node's `pieces` with the ranks at its place in other nodes.
 
-What is exchanged lies in buckets: those of DistributedDataParallel if it is gradients, else whole parameters in the
-order of the model (compiler/placement/buckets.py), which no step changes.
+What is exchanged lies in buckets. Gradients lie in the buckets of DistributedDataParallel; all else in buckets of whole
+parameters, in the order of the model (compiler/placement/buckets.py), which no step changes.
 
 Contract: the account, the traffic, the plan graph and the program all use this one decision.
 """
@@ -28,8 +28,8 @@ _DECIDED = ("hierarchical", "period", "interval", "warmup", "freeze")  # argumen
 
 @record
 class ExchangePolicy(Record):
-    """`members` exchange what they have, each of `pieces` ranks of a node that hold the same; every so many steps (0:
-    by the clock), after the first `alone` steps, in which gradients are summed exactly over all.
+    """`members` exchange what they have; each consists of `pieces` ranks of a node that hold the same. They do so every
+    `every` steps (0: by the clock), after the first `alone` steps, in which gradients are summed exactly over all.
     """
 
     kind: str

@@ -50,8 +50,8 @@ class Layout(Record):
         return 2 * self.sizes["pipeline"] * self.virtual_stages * self.microbatches
 
     def work(self, layers: int) -> int:
-        """Estimates the work of computing the cost of a network of so many layers, in layers of about 0.2 ms: twice as
-        much if axes cut them, and 8 passes of a pipeline's schedule take as long as a layer.
+        """Estimates the work of computing the cost of a network of `layers` layers, in layers of about 0.2 ms. The work
+        is twice as much if axes cut them, and 8 passes of a pipeline's schedule take as long as a layer.
         """
         cut = self.sizes["tensor"] * self.sizes["context"] > 1
         return layers * (2 if cut else 1) + (self.passes // 8 if self.sizes["pipeline"] > 1 else 0)

@@ -16,8 +16,8 @@ if a send waits for its receive. `verify` proves it again for each plan, from th
 Contract. `lowered` gives the very rows that torch makes of the same table (a test checks that). Stages of one rank pass
 values without a message.
 
-Limits. Torch's own sends do not wait: they are finished at the end of a step. Torch 2.15 also finishes one when its
-gradient has come back, and has an entry for the end of a reduction, after which receives may come one entry later.
+Limits. Torch's own sends do not wait: they are finished at the end of a step. Torch 2.15 also finishes a send when its
+gradient has come back. It has an entry for the end of a reduction, after which receives may come one entry later.
 """
 
 from __future__ import annotations

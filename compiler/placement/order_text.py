@@ -7,8 +7,8 @@ from dslc.dsl.words import plural
 
 
 def order_text(sources: int, sampler: SamplerStep | None, samples: int | None, *, shuffle: bool) -> str:
-    """Returns `shuffled each epoch` and the like, to follow the number of `samples`; `sources` are those of a mixture,
-    0 without one.
+    """Returns `shuffled each epoch` and the like, to follow the number of `samples`; `sources` counts the sources of a
+    mixture, 0 without one.
     """
     if sources:
         return f"{plural(sources, 'source')} {'shuffled together' if shuffle else 'in turn'}"

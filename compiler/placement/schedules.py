@@ -2,8 +2,8 @@
 
 Model. A pipeline of `ranks` ranks holds `ranks * virtual_stages` stages, and `placement` gives the rank of each stage:
 looped (stage s on rank s mod p), or in a V (rank r holds stages r and 2p-1-r) for `zbv` and `dualpipev`. A rank runs
-its row from left to right; a backward is either whole (B) or split into the gradient of the input (I), for which the
-stage before waits, and the gradient of the weights (W), for which nobody waits and which can fill a gap.
+its row from left to right; a backward is either whole (B) or split into two gradients. The stage before waits for the
+gradient of the input (I); nobody waits for the gradient of the weights (W), which can fill a gap.
 
 | name               | work                                                                                          |
 | ------------------ | --------------------------------------------------------------------------------------------- |
@@ -16,8 +16,8 @@ stage before waits, and the gradient of the weights (W), for which nobody waits 
 | `dualpipev`        | DualPipe, DeepSeek-V3 2024, arXiv:2412.19437, cut in half to a V: forwards overlap backwards  |
 
 Contract. `demands` is complete: if it is empty, torch 2.13's schedule class and schedule runtime accept the same
-numbers, and `table` gives the very rows that torch builds, idle slots included (a test checks both). That runtime loads
-the text of `to_csv`. Costs and memory of a table are in compiler/cost/schedule_cost.py.
+numbers. `table` gives the very rows that torch builds, idle slots included (a test checks both). That runtime loads the
+text of `to_csv`. Costs and memory of a table are in compiler/cost/schedule_cost.py.
 
 Limits. One rank needs no schedule, and is refused. Idle slots are the schedule's own, drawn for unit costs; they say
 nothing about real time. Torch cannot split the backward of a stage that went through `torch.compile`

@@ -1,12 +1,12 @@
 """Lays the model over the data axis: chooses torch's engine, and the units that are gathered and scattered together.
 
-Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel; ZeRO-2 and -3, full copies within
-the data axis, every O2 (whose low-precision copy needs `MixedPrecisionPolicy`) and parameters in the host's memory
-(which need `CPUOffloadPolicy`) are `fully_shard`; so is every data axis beside another axis, where torch's
-DistributedDataParallel is unreliable. A unit of `fully_shard` is a module whose parameters are gathered by one
-all-gather and whose gradients are reduced by one reduce-scatter. Where ranks exchange weights or momenta (exchange.py),
-each is by itself within a step (`local`). Units are the model's blocks and every other layer of
-1 MiB or more; the root is a unit of the rest, and of tied weights, which two units cannot share.
+Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel. `fully_shard` implements five cases:
+ZeRO-2 and -3; full copies within the data axis; every O2, whose low-precision copy needs `MixedPrecisionPolicy`;
+parameters in the host's memory, which need `CPUOffloadPolicy`; and every data axis beside another axis, where torch's
+DistributedDataParallel is unreliable. A unit of `fully_shard` is a module: one all-gather gathers its parameters, and
+one reduce-scatter reduces its gradients. Ranks that exchange weights or momenta (exchange.py) are independent within a
+step (`local`). Units are the model's blocks and every other layer of 1 MiB or more; the root is a unit of the rest, and
+of tied weights, which two units cannot share.
 
 Contract: the account, the predicted collectives and the program all use these functions, so that they cannot differ.
 """

@@ -1,7 +1,8 @@
-"""Dealing a count to parts: samples to ranks, a rank's samples to micro-batches, layers to stages, rows to shards.
+"""Divides a count into parts: samples over ranks, a rank's samples over micro-batches, layers over stages, rows over
+shards.
 
 Pieces are contiguous, and their sizes differ by at most one, the larger first. torch's own shards (`torch.chunk`) are
-all as large as the first but for the last ones, which have what is left: `largest` is true of both.
+all as large as the first, except the last ones, which have the remainder. `largest` is true of both.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Staging(Record):
 
     @cached_property
     def with_gradients(self) -> frozenset[str]:
-        """Those of them that have a gradient."""
+        """The parameters that have a gradient."""
         return self.trained - set(self.model.unused)
 
     @cached_property
@@ -100,7 +100,7 @@ def repeated_uses(
     job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
 ) -> dict[int, tuple[str, ...]]:
     """Returns the stages whose backward pass cannot be split, each with an entry of `ModelFacts.repeated`: they use a
-    parameter again after another. torch does not split that of the first stage.
+    parameter again after another. torch does not split the backward pass of the first stage.
     """
     if schedule.name not in SPLITS_BACKWARD or model.traced is None:
         return {}

@@ -1,6 +1,6 @@
 """The order of a stream, and the rules on it: E0330 to E0332, W0330.
 
-Model: the shards of a stream are read by lanes, of which each batch takes equally many samples
+Model: lanes read the shards of a stream, and each batch takes equally many samples from each lane
 (runtime/data/streams.py). Their number follows from the shards and the batch, never from the ranks, so that the order
 of samples does not either.
 """

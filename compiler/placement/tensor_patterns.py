@@ -4,8 +4,9 @@ Model: `parallelism.tensor_plan` names modules by pattern (`fnmatch`, over the n
 any text, dots included), each with a style of `STYLES`. A model of `transformers` brings a plan of its own, whose
 styles are translated (`PUBLISHED`); the job's replaces it. A module that no entry names is whole on every rank.
 
-A dense layer whose features are several things side by side, as queries, keys and values are, is a `column in 3 parts`,
-or `column in parts [4, 1, 1]` if these are of unequal sizes, given by their ratio: each rank has a share of every part.
+A dense layer whose features are several things side by side, as queries, keys and values are, is a `column in 3 parts`.
+It is a `column in parts [4, 1, 1]` if the parts are of unequal sizes, given by their ratio: each rank has a share of
+every part.
 
 Contract: plain Python over the traced facts of the modules. `chosen` returns one style for each module that is cut, in
 the order of the modules, or the reason why an entry cannot be used. compiler/trace/sharding/tensor_parallel_check.py

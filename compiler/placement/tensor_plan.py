@@ -8,7 +8,7 @@ Model: a value between layers is whole on each rank, or a piece of the sequence,
   has `sequence`: norms once instead of on every rank, and their results kept in pieces (Korthikanti et al. 2022).
   Separate projections are columns too, and norms of heads are summed; of a gated network `gate_proj` and `up_proj` are
   columns, `down_proj` a row.
-- Two dense layers with nothing but activations between them are a column and a row.
+- Two dense layers with only activations between them are a column and a row.
 - A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for plain cross
   entropy, and are put together for any other loss.
 - All else is on every rank.
@@ -102,7 +102,7 @@ class TensorPlan:
 
 
 def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
-    """Returns the plan on `ranks` ranks; for a network that a function makes, that of the job, or of its library."""
+    """Returns the plan on `ranks` ranks; for a network that a function makes, the plan of the job or its library."""
     if ranks == 1:
         return TensorPlan()
     if model.root is None:
@@ -295,7 +295,7 @@ def _noise(name: str, pieces: bool, plan: TensorPlan) -> None:
 
 
 def _dense(leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: TensorPlan) -> None:
-    """Cuts pairs of dense layers with nothing but activations between them."""
+    """Cuts pairs of dense layers with only activations between them."""
     number = 0
     while number < len(leaves):
         second = number + 1

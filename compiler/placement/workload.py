@@ -67,7 +67,7 @@ class Workload(Record):
 
     @property
     def endless(self) -> bool:
-        """True for a stream without a length: the sizes of an epoch are those of the whole training."""
+        """True for a stream without a length: the sizes of an epoch are the sizes of the whole training."""
         return self.stream is not None and not self.stream.length
 
     @property
