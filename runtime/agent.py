@@ -132,7 +132,7 @@ class Agent(LocalElasticAgent):
     def _wait(self, handles: list[int], seconds: float) -> None:
         """Waits until a process ends, a rank or another host has reported something, or the progress is due."""
         if self.together is not None:
-            handles = [*handles, *self.together.company.handles]
+            handles = [*handles, *self.together.group.handles]
         ready = multiprocessing.connection.wait(handles, timeout=seconds)
         if self._meeting.news in ready:
             self._meeting.hear()

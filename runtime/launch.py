@@ -18,7 +18,7 @@ which acts as `python -m dslc.runtime.launch`: it reads `program.json` in the ru
 Ranks that fail are started again, as often as the job says (restarts.py): each time as the first, and then
 `launch` returns what the last of them came to.
 
-With a `company` the same happens on each host, and the launchers keep together (hosts/coordination.py).
+With a `group` the same happens on each host, and the launchers keep together (hosts/coordination.py).
 
 Limits: signals are only received in the main thread.
 """
@@ -91,13 +91,13 @@ def launch(
     *,
     screen: TextIO | None = None,
     before: Callable[[], None] | None = None,
-    company: LauncherGroup | None = None,
+    group: LauncherGroup | None = None,
     in_group: bool = False,
     gathered: Gathered = lambda: None,
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
-    `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `company` are
+    `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `group` are
     the launchers of a training on several nodes; this launcher starts the ranks of its own node. `gathered` is called
     when they have met again for a restart, and gives the program for those who are there, if it is another one.
     `in_group`: SIGTERM is sent to this process and its ranks at once. To be called from a process that has not used
@@ -105,16 +105,14 @@ def launch(
     """
     assert program.world_size == len(places)
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
-    if company is None or company.keeps:
-        failure.forget(
-            run_dir, goes_on=program.checkpoint.resume != "none" or (company is not None and company.start > 1)
-        )
-    ranks = company.ranks if company is not None else range(len(places))
-    board = RunControl(len(ranks), ranks.start, alone=company is None)
-    watch = Watch(program, run_dir, board, screen or sys.stdout, goes_on=company is not None and company.start > 1)
-    board.attempt = company.start if company is not None else 1
+    if group is None or group.is_coordinator:
+        failure.forget(run_dir, goes_on=program.checkpoint.resume != "none" or (group is not None and group.start > 1))
+    ranks = group.ranks if group is not None else range(len(places))
+    board = RunControl(len(ranks), ranks.start, alone=group is None)
+    watch = Watch(program, run_dir, board, screen or sys.stdout, goes_on=group is not None and group.start > 1)
+    board.attempt = group.start if group is not None else 1
     restarts = Restarts(program, run_dir, board)
-    launching = _Launch(program, places, run_dir, board, watch, restarts, before, company, in_group)
+    launching = _Launch(program, places, run_dir, board, watch, restarts, before, group, in_group)
     with elastic_log(run_dir), listening(board, AtOnce):
         outcome = Outcome(run_dir=run_dir, steps=0, stopped_at=0)
         try:
@@ -169,33 +167,33 @@ class _Launch:
     watch: Watch
     restarts: Restarts
     before: Callable[[], None] | None
-    company: LauncherGroup | None
+    group: LauncherGroup | None
     in_group: bool
     _left: tuple[int, float] = (0, 0.0)  # the step that was done when the ranks ended, and the time of the clock
     _changed: bool = False  # they are started again because hosts have come or gone
 
     def start(self) -> tuple[Outcome, bool]:
         """Starts the ranks; returns, when none is left, what they came to, and whether they are started again."""
-        program, board, company = self.program, self.board, self.company
+        program, board, group = self.program, self.board, self.group
         own = [place for place in self.places if place.rank in board.ranks]
-        self.watch.delegate_display(company.machines[0] if company is not None and not company.keeps else "")
-        self.restarts.changes = company.changes if company is not None else 0
+        self.watch.delegate_display(group.machines[0] if group is not None and not group.is_coordinator else "")
+        self.restarts.changes = group.changes if group is not None else 0
         _preload(program)
         os.makedirs(failure.log_folder(self.run_dir, board.attempt), exist_ok=True)
         meeting, launcher = StartupChannels(board), os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()  # or each rank would write the rest of the buffers again
         adopted = OrphanReaper()
-        with _store(company) as store:
+        with _store(group) as store:
 
             def rank() -> None:
                 of_it = RankProgram(job=program, place=own[int(os.environ["LOCAL_RANK"])])
                 worker.work(of_it, self.run_dir, meeting, launcher, store, self.before, in_group=self.in_group)
 
             agent = agent_of(program, rank, self.watch, meeting, self.run_dir)
-            if company is not None:
+            if group is not None:
                 steps, wait = program.steps, functools.partial(next_wait, program)
-                agent.together = HostGroup(company, board, steps, wait, self._follow)
+                agent.together = HostGroup(group, board, steps, wait, self._follow)
             try:
                 outcome = _outcome(program, self.run_dir, board, agent.run(), agent)
             finally:
@@ -221,10 +219,10 @@ class _Launch:
 
     def _tell(self, outcome: Outcome, *, change: bool) -> None:
         """Says why the ranks are started again."""
-        company = self.company
+        group = self.group
         if change:
-            assert company is not None
-            company.changes += 1
+            assert group is not None
+            group.changes += 1
         in_words = failure.change_in_words if change else failure.in_words
         said = in_words(outcome.failure) if outcome.failure is not None else "stops for a host that has come"
         note = "" if change else f"restart {self.board.attempt - self.restarts.changes} of {self.program.restarts}"
@@ -232,32 +230,32 @@ class _Launch:
         self.watch.restart(said, note)
 
     def _follow(self, seen: Failure, stopping: bool, lost: bool) -> tuple[bool, Failure]:
-        company, folder = self.company, self.watch.has_folder()
-        if company is not None and company.started_by and lost:
-            return self.restarts.end_with(seen, company.started_by)
-        if company is not None and company.elastic and lost:
+        group, folder = self.group, self.watch.has_folder()
+        if group is not None and group.started_by and lost:
+            return self.restarts.end_with(seen, group.started_by)
+        if group is not None and group.elastic and lost:
             return self.restarts.go_on(seen, stopping=stopping, folder=folder)
-        if company is not None and not company.keeps:
-            return self.restarts.await_keeper(seen, company.hosts[0], stopping=stopping)
+        if group is not None and not group.is_coordinator:
+            return self.restarts.await_coordinator(seen, group.hosts[0], stopping=stopping)
         return self.restarts.follow(seen, stopping=stopping, folder=folder)
 
     def prepare_again(self, outcome: Outcome, gathered: Gathered) -> Outcome:
         """Returns the outcome without its failure when the ranks can be started again; else with the reason."""
-        company, board, attempt = self.company, self.board, self.board.attempt + 1
-        if company is not None:
+        group, board, attempt = self.group, self.board, self.board.attempt + 1
+        if group is not None:
             until = time.monotonic() + self.program.timeout
             try:
-                anew = company.gather(gathered, attempt, until, self.watch.is_stopping)
+                anew = group.gather(gathered, attempt, until, self.watch.is_stopping)
             except RendezvousError as error:
                 step = outcome.failure.step if outcome.failure is not None else outcome.steps
                 seen = Failure(rank=None, step=step, kind="ended", message=str(error))
-                return replace(outcome, failure=self._follow(seen, False, True)[1] if company.lost else seen)
+                return replace(outcome, failure=self._follow(seen, False, True)[1] if group.lost else seen)
             if anew is not None:
                 self.program, self.places = anew
-            attempt = company.start
-        board.start_again(attempt, company.ranks.start if company is not None else 0)
-        if self._changed and company is not None and company.keeps:
-            self.watch.change(self._left, ", ".join(company.hosts))
+            attempt = group.start
+        board.start_again(attempt, group.ranks.start if group is not None else 0)
+        if self._changed and group is not None and group.is_coordinator:
+            self.watch.change(self._left, ", ".join(group.hosts))
         return replace(outcome, failure=None)
 
 
@@ -280,15 +278,15 @@ def _completed(board: RunControl) -> int:
 
 
 @contextlib.contextmanager
-def _store(company: LauncherGroup | None) -> Iterator[RankStore]:
+def _store(group: LauncherGroup | None) -> Iterator[RankStore]:
     """Yields the store through which the ranks find each other."""
-    if company is None:
+    if group is None:
         with shared_file() as store:
             yield store
         return
-    address, port = company.store
-    listening = company.listening.fileno() if company.listening is not None else None
-    yield RankStore(address=address, port=port, listening=listening, interface=company.interface)
+    address, port = group.store
+    listening = group.listening.fileno() if group.listening is not None else None
+    yield RankStore(address=address, port=port, listening=listening, interface=group.interface)
 
 
 # ----------------------------------------------------------------------------------------- in a fresh interpreter

@@ -85,11 +85,11 @@ class Restarts:
             said = f"goes on with the other hosts, {self._from()}" if again else _LASTS
         return again, replace(failure, notes=(*failure.notes, said))
 
-    def await_keeper(self, failure: Failure, keeper: str, *, stopping: bool) -> tuple[bool, Failure]:
+    def await_coordinator(self, failure: Failure, coordinator: str, *, stopping: bool) -> tuple[bool, Failure]:
         """Returns the same, on another host, after the loss of the host that decides."""
         if not self._most or stopping:
             return False, failure
-        said = f"waits for {keeper} to come back, up to {self._program.timeout:g} s (`launch.timeout`)"
+        said = f"waits for {coordinator} to come back, up to {self._program.timeout:g} s (`launch.timeout`)"
         return True, replace(failure, notes=(*failure.notes, said))
 
     def end_with(self, failure: Failure, launcher: str) -> tuple[bool, Failure]:

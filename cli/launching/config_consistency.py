@@ -25,7 +25,7 @@ ANSWER = 60.0  # seconds that a host may take to answer about a folder
 Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report and the run directory: the exit status
 
 
-def share_checkpoints(ready: Ready, company: LauncherGroup) -> None:
+def share_checkpoints(ready: Ready, group: LauncherGroup) -> None:
     """Raises RendezvousError, on all hosts, if one does not see the folder of the checkpoints."""
     from dslc.runtime.checkpoint import files
     from dslc.runtime.hosts.launcher_group import shared
@@ -33,15 +33,15 @@ def share_checkpoints(ready: Ready, company: LauncherGroup) -> None:
 
     if not ready.program.checkpoint.is_enabled:
         return
-    place = files.folder_of(ready.program, company.folder)
-    if company.keeps:
+    place = files.folder_of(ready.program, group.folder)
+    if group.is_coordinator:
         os.makedirs(place, exist_ok=True)
-    _, blind = shared(company, place, ANSWER)
+    _, blind = shared(group, place, ANSWER)
     if blind:
-        hosts = list(dict.fromkeys(company.machines[node] for node in blind))
+        hosts = list(dict.fromkeys(group.machines[node] for node in blind))
         does = "do not see" if len(hosts) > 1 else "does not see"
         raise RendezvousError(
-            f"{' and '.join(hosts)} {does} {place} of {company.machines[0]}: checkpoints need a folder that all hosts "
+            f"{' and '.join(hosts)} {does} {place} of {group.machines[0]}: checkpoints need a folder that all hosts "
             "share, which `checkpoint.dir` or --out names"
         )
 

@@ -2,8 +2,8 @@
 
 Model: hosts meet as for any training of several (hosts.py), and again whenever one comes or goes
 (runtime/hosts/elastic.py). After each meeting every host compiles the job for the hosts that met, and they compare the
-plans. The keeper holds the lock of the run directory, and writes the plan there; when it is lost, the host that keeps
-from then on takes the lock.
+plans. The coordinator holds the lock of the run directory, and writes the plan there; when it is lost, the host that
+keeps from then on takes the lock.
 
 Contract: all hosts see the run directory: whoever keeps writes there.
 """
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
 
 
-def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) -> int:
+def train_elastic(ready: Ready, address: str, out: str | None, then: Then) -> int:
     """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises
     RendezvousError, and FolderInUseError.
 
-    All hosts end after the keeper has written all, and in pods some seconds after it (`_outlive`).
+    All hosts end after the coordinator has written all, and in pods some seconds after it (`_outlive`).
     """
     from dslc.runtime.hosts.elastic import TrainingOverError
     from dslc.runtime.hosts.launcher_group import meet
@@ -60,8 +60,8 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
     counts = tuple(ready.counts)
     with contextlib.ExitStack() as claims:
         training = _ElasticTraining(ready, out, claims)
-        meeting = Rendezvous(
-            rendezvous=rendezvous,
+        rendezvous = Rendezvous(
+            address=address,
             nodes=counts[-1],
             facts=dict(facts_compared(ready, out)),
             timeout=ready.program.timeout,
@@ -74,11 +74,11 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             patient=is_in_pod(ready),
             secret=secret_of(ready, out),
         )
-        warn_of_strangers(ready, meeting)
+        warn_of_strangers(ready, rendezvous)
         if is_in_pod(ready):
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a pod would ignore it
         try:
-            company = meet(meeting)
+            group = meet(rendezvous)
         except TrainingOverError as over:
             _say(f"dslc: {over}")
             if over.stopped:
@@ -87,21 +87,22 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
                 _outlive()
             return GOOD
         try:
-            outcome, report = training.run(company)
+            outcome, report = training.run(group)
             status = then(outcome, report, training.folder)
-            company.dismiss(outcome.steps if outcome.failure is None else None, stopped=outcome.stopped_at is not None)
-            company.let_end()
-            if outcome.failure is not None and company.apart and is_in_pod(ready):
+            group.dismiss(outcome.steps if outcome.failure is None else None, stopped=outcome.stopped_at is not None)
+            group.let_end()
+            if outcome.failure is not None and group.apart and is_in_pod(ready):
                 return WRONG_USAGE  # as from the first meeting: this pod found the others no more, who may go on
-            if outcome.is_complete and is_in_pod(ready) and not company.keeps:
+            if outcome.is_complete and is_in_pod(ready) and not group.is_coordinator:
                 _outlive()
             return status
         finally:
-            company.close()
+            group.close()
 
 
 def _outlive() -> None:
-    """Waits for Kubernetes to end this pod, as it does when that of the keeper has ended, for `_LAST` seconds at most.
+    """Waits for Kubernetes to end this pod, as it does when that of the coordinator has ended, for `_LAST` seconds at
+    most.
 
     If one of the pods was given up and all others ended within a second or so, Kubernetes would see that all have ended
     and one has failed, and say so of the Job, before it looks whether one has ended well.
@@ -124,18 +125,18 @@ class _ElasticTraining:
         self._holds = False
         self._new_folder = ""  # which this launcher has made
 
-    def run(self, company: LauncherGroup) -> tuple[Outcome, dict[str, Any] | None]:
-        """Trains to the end, and returns the outcome and, on the keeper, the contents of report.json."""
+    def run(self, group: LauncherGroup) -> tuple[Outcome, dict[str, Any] | None]:
+        """Trains to the end, and returns the outcome and, on the coordinator, the contents of report.json."""
         until = time.monotonic() + self._job.program.timeout
-        program, places = company.gather(lambda: self.gathered(company), 1, until, lambda: False, met=True)
-        with draw(self.folder) if company.keeps else contextlib.nullcontext():
-            outcome = launch(program, places, self.folder, company=company, gathered=lambda: self.gathered(company))
-        if not company.keeps or outcome.failure is not None or outcome.stopped_at == 0:
+        program, places = group.gather(lambda: self.gathered(group), 1, until, lambda: False, met=True)
+        with draw(self.folder) if group.is_coordinator else contextlib.nullcontext():
+            outcome = launch(program, places, self.folder, group=group, gathered=lambda: self.gathered(group))
+        if not group.is_coordinator or outcome.failure is not None or outcome.stopped_at == 0:
             return outcome, None
         return outcome, report_on(self.ready, self.folder, outcome.steps)
 
     def claim(self, folder: str) -> bool:
-        """Locks the run directory of a training whose keeper is gone; returns whether that was possible."""
+        """Locks the run directory of a training whose coordinator is gone; returns whether that was possible."""
         try:
             self._claims.enter_context(claim_folder(folder, self._job.program, goes_on=True))
         except (FolderInUseError, OSError):
@@ -143,49 +144,49 @@ class _ElasticTraining:
         self._holds = True
         return True
 
-    def gathered(self, company: LauncherGroup) -> tuple[JobProgram, tuple[RankPlace, ...]]:
+    def gathered(self, group: LauncherGroup) -> tuple[JobProgram, tuple[RankPlace, ...]]:
         """Returns the program for the hosts that have met, when all see the run directory and have the same plan.
         Raises RendezvousError, and FolderInUseError.
         """
         from dslc.runtime.hosts.launcher_group import require_same_value, shared
         from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
-        self.ready = ready = self._job.on(len(company.machines))
-        if company.keeps:
-            self._keep(company)
-        company.folder, blind = shared(company, company.folder if company.keeps else "", ANSWER)
-        if is_other_folder(self._out, company.folder):
-            raise RendezvousError(f"{company.hosts[0]} trains in {company.folder}, and --out names {self._out}")
-        self.folder = company.folder
+        self.ready = ready = self._job.on(len(group.machines))
+        if group.is_coordinator:
+            self._keep(group)
+        group.folder, blind = shared(group, group.folder if group.is_coordinator else "", ANSWER)
+        if is_other_folder(self._out, group.folder):
+            raise RendezvousError(f"{group.hosts[0]} trains in {group.folder}, and --out names {self._out}")
+        self.folder = group.folder
         if blind:
-            hosts = " and ".join(dict.fromkeys(company.machines[node] for node in blind))
+            hosts = " and ".join(dict.fromkeys(group.machines[node] for node in blind))
             raise RendezvousError(
-                f"not all hosts see {company.folder} of {company.machines[0]}: {hosts}. An elastic training needs a "
+                f"not all hosts see {group.folder} of {group.machines[0]}: {hosts}. An elastic training needs a "
                 "run directory that all hosts share, which --out names"
             )
-        share_checkpoints(ready, company)
-        require_same_value(company, "the plan", ready.program.plan_hash, ANSWER)
+        share_checkpoints(ready, group)
+        require_same_value(group, "the plan", ready.program.plan_hash, ANSWER)
         return ready.program, ready.places
 
     def _plan_of(self, nodes: int) -> str:
         return plan_on(self._job, nodes)
 
-    def _keep(self, company: LauncherGroup) -> None:
+    def _keep(self, group: LauncherGroup) -> None:
         """Has the run directory, and writes the plan there."""
         program = self.ready.program
-        if company.folder and company.folder not in (self.folder, self._new_folder):
-            check_folder(company.folder, self._out, self._plan_of)
-        if not company.folder:
+        if group.folder and group.folder not in (self.folder, self._new_folder):
+            check_folder(group.folder, self._out, self._plan_of)
+        if not group.folder:
             if self._out is None:
                 tell_of_newest(program.job, self._plan_of)
-            company.folder = self._new_folder = make_folder(program, self._out)
-            company.go_on(starts_before(company.folder, self._plan_of))
-            if company.start == 1:
-                refuse_run(company.folder, program)
+            group.folder = self._new_folder = make_folder(program, self._out)
+            group.go_on(starts_before(group.folder, self._plan_of))
+            if group.start == 1:
+                refuse_run(group.folder, program)
         if not self._holds:
-            goes_on = company.start > 1
-            self._claims.enter_context(claim_folder(company.folder, program, goes_on=goes_on))
+            goes_on = group.start > 1
+            self._claims.enter_context(claim_folder(group.folder, program, goes_on=goes_on))
             self._holds = True
-        write_run_directory(self.ready, company.folder)
+        write_run_directory(self.ready, group.folder)
         if self.folder == "":
-            begin(company.folder, program.steps)
+            begin(group.folder, program.steps)

@@ -2,9 +2,9 @@
 that torchrun or another launcher has started, one for each rank. This is one of them.
 
 Model: every one compiles the job by itself. They meet (runtime/hosts/launcher_group.py) and compare what each knows
-of the job: versions, the texts of the job, the modules and the data that it names, the plan, GPUs. The keeper's run
-directory has everything; a host that sees the same folder writes the logs of its ranks there, another one into a run
-directory of its own.
+of the job: versions, the texts of the job, the modules and the data that it names, the plan, GPUs. The coordinator's
+run directory has everything; a host that sees the same folder writes the logs of its ranks there, another one into a
+run directory of its own.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class HostPaths:
 
 def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     """Trains with those that come to the rendezvous, or that the launcher has started, and returns the exit status that
-    `then` gives for the outcome, the report (on the keeper) and the run directory. Raises RendezvousError, and
+    `then` gives for the outcome, the report (on the coordinator) and the run directory. Raises RendezvousError, and
     FolderInUseError.
 
-    The keeper writes all before another ends: mpirun ends the others soon after one process has ended with an error.
-    Then the others end after it: that of MPICH can lose the exit status of processes that end at the same moment.
+    The coordinator writes all before another ends: mpirun ends the others soon after one process has ended with an
+    error. Then the others end after it: that of MPICH can lose the exit status of processes that end at the same
+    moment.
     """
     from dslc.runtime.hosts.launcher_group import meet
     from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
@@ -80,8 +81,8 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
 
         return train_elastic(ready, where.rendezvous, where.out, then)
     world = ready.world
-    meeting = Rendezvous(
-        rendezvous=where.rendezvous,
+    rendezvous = Rendezvous(
+        address=where.rendezvous,
         nodes=ready.compiled.plan.topology.nodes,
         facts=dict(facts_compared(ready, where.out)),
         timeout=ready.program.timeout,
@@ -93,23 +94,23 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     )
     if world is not None:
         end_with(os.getppid())  # the launcher
-        meeting = _of_processes(meeting, world, where, ready.program.world_size)
-    warn_of_strangers(ready, meeting)
-    company = meet(meeting)
+        rendezvous = _of_processes(rendezvous, world, where, ready.program.world_size)
+    warn_of_strangers(ready, rendezvous)
+    group = meet(rendezvous)
     try:
-        outcome, report, folder = _train(ready, company, where.out)
-        if world is not None and not world.speaks and company.speaks and outcome.failure is not None:
+        outcome, report, folder = _train(ready, group, where.out)
+        if world is not None and not world.speaks and group.speaks and outcome.failure is not None:
             show_failure(outcome)  # in place of rank 0, which is lost
         status = then(outcome, report, folder)
-        company.let_end()
+        group.let_end()
         if status and world is not None and not world.speaks:
             _wait_for_local_speaker(world)
         return status
     except (FolderInUseError, OSError) as error:
-        company.leave(in_words(error) if isinstance(error, OSError) else str(error))
+        group.leave(in_words(error) if isinstance(error, OSError) else str(error))
         raise
     finally:
-        company.close()
+        group.close()
 
 
 def wait_for_speaker(world: World | None) -> None:
@@ -164,81 +165,81 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
 
     with contextlib.suppress(RendezvousError):
         secret = given_secret(where.out)
-        meeting = Rendezvous(where.rendezvous, world.size, facts={}, timeout=ANSWER, fault=fault, secret=secret)
-        meet(_of_processes(meeting, world, where, world.size)).close()
+        rendezvous = Rendezvous(where.rendezvous, world.size, facts={}, timeout=ANSWER, fault=fault, secret=secret)
+        meet(_of_processes(rendezvous, world, where, world.size)).close()
         return True
     return False
 
 
-def _of_processes(meeting: Rendezvous, world: World, where: HostPaths, ranks: int) -> Rendezvous:
+def _of_processes(rendezvous: Rendezvous, world: World, where: HostPaths, ranks: int) -> Rendezvous:
     """Returns the meeting of the processes of a launcher. Raises RendezvousError."""
-    from dslc.runtime.hosts.connection import endpoint
+    from dslc.runtime.hosts.connection import parse_endpoint
     from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 
-    if meeting.rendezvous:
-        door: Endpoint = FixedEndpoint(*endpoint(meeting.rendezvous), one_host=world.local_size == world.size)
+    if rendezvous.address:
+        endpoint: Endpoint = FixedEndpoint(*parse_endpoint(rendezvous.address), one_host=world.local_size == world.size)
     else:
-        door = LAUNCHERS[world.word].join(world, os.environ, where.sibling_prefix)
+        endpoint = LAUNCHERS[world.word].join(world, os.environ, where.sibling_prefix)
     return replace(
-        meeting,
+        rendezvous,
         nodes=world.size,
         processes=ranks // world.size,
         place=world.rank,
         by=world.command,
-        door=door,
+        endpoint=endpoint,
         needs=_FOR_PROCESSES,
-        host=world.host or meeting.host,
+        host=world.host or rendezvous.host,
     )
 
 
-def _train(ready: Ready, company: LauncherGroup, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
+def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
     from dslc.runtime.hosts.launcher_group import shared
 
     def agree_on_folder() -> list[int]:
-        if company.keeps:
-            company.folder = _folder(ready, company, out)
-        company.folder, blind = shared(company, company.folder, ANSWER)
-        share_checkpoints(ready, company)
+        if group.is_coordinator:
+            group.folder = _folder(ready, group, out)
+        group.folder, blind = shared(group, group.folder, ANSWER)
+        share_checkpoints(ready, group)
         return blind
 
-    blind = company.gather(agree_on_folder, 1, time.monotonic() + ready.program.timeout, lambda: False, met=True)
-    world, folder = ready.world, company.folder
+    blind = group.gather(agree_on_folder, 1, time.monotonic() + ready.program.timeout, lambda: False, met=True)
+    world, folder = ready.world, group.folder
     own = partial(
         launch,
-        company=company,
-        gathered=partial(_gathered, ready, company),
+        group=group,
+        gathered=partial(_gathered, ready, group),
         quiet=world is not None and not world.speaks,
         in_group=world is not None,
     )
-    if company.keeps:
-        return *train(ready, folder, own, goes_on=company.start > 1), folder
-    if company.node in blind or is_other_folder(out, folder):
+    if group.is_coordinator:
+        return *train(ready, folder, own, goes_on=group.start > 1), folder
+    if group.node in blind or is_other_folder(out, folder):
         folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
     return own(ready.program, ready.places, folder), None, folder
 
 
-def _folder(ready: Ready, company: LauncherGroup, out: str | None) -> str:
-    """Returns the run directory, on the keeper: the folder of the training that goes on, or a new one."""
+def _folder(ready: Ready, group: LauncherGroup, out: str | None) -> str:
+    """Returns the run directory, on the coordinator: the folder of the training that goes on, or a new one."""
 
     def plan_of(nodes: int) -> str:
         return ready.program.plan_hash if ready.program.restarts else ""
 
-    if company.start > 1 and company.folder:
-        check_folder(company.folder, out, plan_of)
-        return company.folder
+    if group.start > 1 and group.folder:
+        check_folder(group.folder, out, plan_of)
+        return group.folder
 
     if out is None and not (ready.world is not None and ready.world.attempt):
         tell_of_newest(ready.program.job, plan_of)
-    folder = company.folder or folder_of(ready, out)
-    company.go_on(starts_before(folder, plan_of))
-    if company.start == 1:
+    folder = group.folder or folder_of(ready, out)
+    group.go_on(starts_before(folder, plan_of))
+    if group.start == 1:
         refuse_run(folder, ready.program)
     return folder
 
 
-def _gathered(ready: Ready, company: LauncherGroup) -> None:
+def _gathered(ready: Ready, group: LauncherGroup) -> None:
     """Tries the folders again, with the hosts that are there for a restart."""
     from dslc.runtime.hosts.launcher_group import shared
 
-    shared(company, company.folder if company.keeps else "", ANSWER)
-    share_checkpoints(ready, company)
+    shared(group, group.folder if group.is_coordinator else "", ANSWER)
+    share_checkpoints(ready, group)

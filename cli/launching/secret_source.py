@@ -58,12 +58,12 @@ def given_secret(out: str | None) -> RunSecret:
     return RunSecret(token=token)
 
 
-def warn_of_strangers(ready: Ready, meeting: Rendezvous) -> None:
-    """Warns if nothing keeps strangers from the rendezvous."""
+def warn_of_strangers(ready: Ready, rendezvous: Rendezvous) -> None:
+    """Warns if nothing keeps unknown clients from the rendezvous."""
     from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 
-    hands_over = meeting.door is not None and not isinstance(meeting.door, FixedEndpoint)
-    if hands_over or not meeting.secret.is_empty or (ready.world is not None and not ready.world.speaks):
+    hands_over = rendezvous.endpoint is not None and not isinstance(rendezvous.endpoint, FixedEndpoint)
+    if hands_over or not rendezvous.secret.is_empty or (ready.world is not None and not ready.world.speaks):
         return
     report, job = Report(), ready.compiled.analysis.job
     report.add(

@@ -1,17 +1,17 @@
 """Messages between the launchers of several hosts: JSON over TCP, authenticated by the secret of the run.
 
 Model: a `Connection` is one connection. Each message is a JSON object in a frame of authentication.py. Reading and
-sending never wait, so that a launcher can wait for its ranks and its wires at once: what the other side does not take
-is sent at the next read. A message that is sent before the other side has proved that it knows the secret waits for the
-proof.
+sending never wait, so that a launcher can wait for its ranks and its connections at once: what the other side does not
+take is sent at the next read. A message that is sent before the other side has proved that it knows the secret waits
+for the proof.
 
 The systems of both hosts watch the connection (TCP keepalive), also while a launcher is busy: it ends `SILENCE` seconds
 after the other host was heard from last.
 
-Contract: nothing is parsed before it is authenticated, and nothing that is read is unpickled or run. A stranger costs
-as many bytes as a greeting and a proof have. A message of more than `MOST` bytes, or of no kind that messages.py knows,
-ends the connection. So does an error of the system, or a side that has read nothing for `PATIENCE` seconds. `receive`
-then returns what had arrived, and `closed` is true.
+Contract: nothing is parsed before it is authenticated, and nothing that is read is unpickled or run. An unknown client
+costs as many bytes as a greeting and a proof have. A message of more than `MOST` bytes, or of no kind that messages.py
+knows, ends the connection. So does an error of the system, or a side that has read nothing for `PATIENCE` seconds.
+`receive` then returns what had arrived, and `closed` is true.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Selectable(Protocol):
 
 def readable(connections: Iterable[int | Selectable], seconds: float) -> set[int]:
     """Waits up to `seconds` until something arrives, and returns the descriptors that have something to read. It uses
-    `poll`, because `select` takes no descriptor above 1,023, and a keeper of many hosts has some above.
+    `poll`, because `select` takes no descriptor above 1,023, and a coordinator of many hosts has some above.
     """
     poll = select.poll()
     for each in connections:
@@ -143,7 +143,7 @@ class Connection:
             del self._waiting[:GREETING]
 
     def _receive(self) -> None:
-        most = HEADER + MOST if self.authenticated else GREETING + HEADER  # of a stranger no more is held
+        most = HEADER + MOST if self.authenticated else GREETING + HEADER  # of an unknown client no more is held
         try:
             while len(self._waiting) < most:
                 content = self._socket.recv(min(1 << 16, most - len(self._waiting)))
@@ -191,7 +191,7 @@ def _watch(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def endpoint(text: str) -> tuple[str, int]:
+def parse_endpoint(text: str) -> tuple[str, int]:
     """Returns host and port of `HOST[:PORT]`; an IPv6 address stands in brackets before a port. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):
@@ -216,7 +216,7 @@ def no_endpoint(rendezvous: str) -> str:
     """Returns the first of several `HOST[:PORT]`, with commas between, that is none; "" if all are."""
     for each in rendezvous.split(","):
         try:
-            endpoint(each.strip())
+            parse_endpoint(each.strip())
         except ValueError:
             return each.strip()
     return ""

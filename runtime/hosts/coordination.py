@@ -1,22 +1,23 @@
 """Keeps the ranks of several hosts together: they are done together, stop after the same step, and fail with one cause.
 
-Model: every launcher asks its `HostGroup` what to do, a few times a second. The keeper decides for all:
+Model: every launcher asks its `HostGroup` what to do, a few times a second. The coordinator decides for all:
 
     done     when the ranks of every host are done, all may leave
-    failed   a launcher whose ranks fail reports the cause that it sees. The keeper asks the others for theirs, takes
-             the best, and all end with it. A host that is lost is a cause too. The keeper says whether the ranks are
-             started again (restarts.py); who loses the keeper supposes so, and waits for it. If no launcher comes
+    failed   a launcher whose ranks fail reports the cause that it sees. The coordinator asks the others for theirs,
+    takes the best, and all end with it. A host that is lost is a cause too. The coordinator says whether the ranks are
+             started again (restarts.py); who loses the coordinator supposes so, and waits for it. If no launcher comes
              back, the loss of one ends all at once: what has started them soon does
-    changed  hosts have come to an elastic training, or one is lost: the keeper has all stop after a step, as for
+    changed  hosts have come to an elastic training, or one is lost: the coordinator has all stop after a step, as for
              `stop`, or end; they meet again and go on
     stop     Ctrl-C on any host, or the job's time. Memory is not shared between hosts, so ranks cannot look at one
-             board. The keeper chooses a step s that no rank has reached; each launcher writes on its board that ranks
-             wait at the end of s, and reports how far its ranks are. If all are before s, each of them is going to
-             wait there, and the keeper says that they leave. If not, it lets them go on and chooses a later step
+             board. The coordinator chooses a step s that no rank has reached; each launcher writes on its board that
+             ranks wait at the end of s, and reports how far its ranks are. If all are before s, each of them is going
+             to wait there, and the coordinator says that they leave. If not, it lets them go on and chooses a later
+             step
 
 Contract: nothing is done in a step for this: ranks read the board of their own host, as on one host.
 
-Limits: while the keeper is gone nobody decides.
+Limits: while the coordinator is gone nobody decides.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dslc.runtime.process.stop import RunControl
 
 Verdict = Literal["go on", "settle", "part", "end"]
 Follow = Callable[[Failure, bool, bool], tuple[bool, Failure]]  # the failure; a host was asked to stop; one is lost
-_OF_THE_KEEPER = ("settle", "hold", "leave", "release", "part", "end")  # messages that nobody else sends
+_OF_THE_COORDINATOR = ("settle", "hold", "leave", "release", "part", "end")  # messages that nobody else sends
 _OF_OTHERS = ("done", "failed", "held")
 PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
@@ -47,15 +48,15 @@ class HostGroup:
     """
 
     def __init__(
-        self, company: LauncherGroup, board: RunControl, steps: int, next_wait: Callable[[int], int], follow: Follow
+        self, group: LauncherGroup, board: RunControl, steps: int, next_wait: Callable[[int], int], follow: Follow
     ) -> None:
-        self.company, self._board, self._steps, self._next_wait = company, board, steps, next_wait
+        self.group, self._board, self._steps, self._next_wait = group, board, steps, next_wait
         self._follow = follow
         self.cause: Failure | None = None
         self.again = False  # ranks are started again
         self.change = False  # because hosts of an elastic training have come or gone
         self.end = ""  # the last words of rank 0, when all are done
-        self._done: dict[int, str] = {}  # the keeper's: by node
+        self._done: dict[int, str] = {}  # the coordinator's: by node
         self._seen: dict[int, Failure | None] = {}
         self._settles_until = 0.0
         self.reported = False  # what this launcher sees of a failure
@@ -66,26 +67,26 @@ class HostGroup:
 
     def look(self) -> Verdict:
         """Takes what has arrived, and returns what this launcher has to do now."""
-        board, company = self._board, self.company
-        for node, message in company.hear():
+        board, group = self._board, self.group
+        for node, message in group.hear():
             try:
-                if message["kind"] in (_OF_THE_KEEPER if company.keeps else _OF_OTHERS):
+                if message["kind"] in (_OF_THE_COORDINATOR if group.is_coordinator else _OF_OTHERS):
                     raise ValueError("it is not for this launcher")
-                self._hear(node, message)
+                self._receive(node, message)
             except ValueError as error:  # also of the codec: it says what is wrong where
-                company.expel(node, f"its message `{message['kind']}` cannot be taken: {narrow(str(error))}")
-        if company.keeps:
+                group.expel(node, f"its message `{message['kind']}` cannot be taken: {narrow(str(error))}")
+        if group.is_coordinator:
             self._keep()
-        elif company.lost and self.cause is None and self._verdict != "part":
+        elif group.lost and self.cause is None and self._verdict != "part":
             self.again, self.cause = self._follow(self._loss(0), board.stop_requested, True)
-            self.change = company.elastic
+            self.change = group.elastic
             self._verdict = "end"
         if board.all_done and not self._told_done:
             self._told_done = True
-            self._say(company.node, {"kind": "done", "end": board.last_message(0) if company.keeps else ""})
+            self._say(group.node, {"kind": "done", "end": board.last_message(0) if group.is_coordinator else ""})
         if (board.stop_requested or board.time_is_up) and not self._told_stop:
             self._told_stop = True
-            self._say(company.node, {"kind": "stop", "timed": board.time_is_up and not board.stop_requested})
+            self._say(group.node, {"kind": "stop", "timed": board.time_is_up and not board.stop_requested})
         return self._verdict
 
     def failed(self, seen: Failure | None) -> None:
@@ -93,26 +94,26 @@ class HostGroup:
         if self.reported:
             return
         self.reported = True
-        if seen is not None and self.company.place:
-            seen = for_others(seen, self.company.place)
-        self._say(self.company.node, {"kind": "failed", "seen": dataclasses.asdict(seen) if seen else None})
+        if seen is not None and self.group.place:
+            seen = for_others(seen, self.group.place)
+        self._say(self.group.node, {"kind": "failed", "seen": dataclasses.asdict(seen) if seen else None})
         if self._verdict == "settle":
             self._verdict = "go on"
 
     def _say(self, node: int, message: Message) -> None:
-        if self.company.keeps:
-            self._hear(node, message)
+        if self.group.is_coordinator:
+            self._receive(node, message)
         else:
-            self.company.tell(**message)
+            self.group.tell(**message)
 
-    def _tell_all(self, kind: str, **more: Any) -> None:
+    def _broadcast(self, kind: str, **more: Any) -> None:
         """Tells the other hosts, and this one, which keeps."""
-        self.company.tell(kind, **more)
-        self._hear(0, {"kind": kind, **more})
+        self.group.tell(kind, **more)
+        self._receive(0, {"kind": kind, **more})
 
     # ------------------------------------------------------------------------------------------------- what is heard
 
-    def _hear(self, node: int, message: Message) -> None:
+    def _receive(self, node: int, message: Message) -> None:
         match message.get("kind"):
             case "done":
                 self._done[node] = str(message["end"])
@@ -128,7 +129,7 @@ class HostGroup:
                 self._hold.wanted, self._hold.timed, self._hold.changes = True, timed, False
             case "hold":
                 self._board.hold_at(int(message["step"]))
-                self._say(self.company.node, {"kind": "held", "step": message["step"], "at": self._board.furthest})
+                self._say(self.group.node, {"kind": "held", "step": message["step"], "at": self._board.furthest})
             case "held" if int(message["step"]) == self._hold.step:
                 self._hold.at[node] = int(message["at"])
             case "leave":
@@ -142,30 +143,30 @@ class HostGroup:
                 self.cause, self.again = failure_from(message["cause"]), bool(message["again"])
                 self.change, self._verdict = bool(message["change"]), "end"
 
-    # -------------------------------------------------------------------------------------------- what the keeper does
+    # --------------------------------------------------------------------------------------- what the coordinator does
 
     def _keep(self) -> None:
-        nodes = range(len(self.company.hosts))
+        nodes = range(len(self.group.hosts))
         if self._verdict in ("part", "end"):
             return
         if len(self._done) == len(nodes):
             again = self._hold.changes and json.loads(self._done[0])["stopped_at"] is not None
-            self._tell_all("part", end=self._done[0], again=again)
+            self._broadcast("part", end=self._done[0], again=again)
             return
-        lost = [node for node in self.company.lost if node not in self._done]
+        lost = [node for node in self.group.lost if node not in self._done]
         if lost or self._seen:
             self._begin_to_settle("lost")
-            missing = [node for node in nodes if node not in self._seen and node not in self.company.lost]
-            if not missing or time.monotonic() > self._settles_until or (lost and self.company.started_by):
+            missing = [node for node in nodes if node not in self._seen and node not in self.group.lost]
+            if not missing or time.monotonic() > self._settles_until or (lost and self.group.started_by):
                 seen = [each for each in self._seen.values() if each is not None]
                 seen += [self._loss(node) for node in lost]
                 seen = seen or [self._failure(node, "reports a failure, and no cause") for node in self._seen]
                 stopping = self._board.stop_requested or (self._hold.wanted and not self._hold.timed)
                 again, cause = self._follow(better(seen), stopping, bool(lost))
-                change = bool(lost) and self.company.elastic
-                self._tell_all("end", cause=dataclasses.asdict(cause), again=again, change=change)
+                change = bool(lost) and self.group.elastic
+                self._broadcast("end", cause=dataclasses.asdict(cause), again=again, change=change)
             return
-        if not self._hold.wanted and self._board.furthest and self.company.grows:
+        if not self._hold.wanted and self._board.furthest and self.group.grows:
             self._hold.wanted = self._hold.changes = True
         if self._hold.wanted and not self._hold.decided:
             self._stop(len(nodes))
@@ -173,13 +174,13 @@ class HostGroup:
     def _begin_to_settle(self, kind: str) -> None:
         if not self._settles_until:
             self._settles_until = time.monotonic() + PATIENCE
-            self._tell_all("settle", of=kind)
+            self._broadcast("settle", of=kind)
 
     def _loss(self, node: int) -> Failure:
-        return self._failure(node, f"is gone: {self.company.lost[node]}")
+        return self._failure(node, f"is gone: {self.group.lost[node]}")
 
     def _failure(self, node: int, what: str) -> Failure:
-        host, step = self.company.hosts[node], self._board.furthest
+        host, step = self.group.hosts[node], self._board.furthest
         return Failure(rank=None, step=step, kind="ended", message=f"{host} {what}", host=host, time=time.time())
 
     def _stop(self, nodes: int) -> None:
@@ -190,20 +191,20 @@ class HostGroup:
                 hold.decided = True  # they end by themselves
                 return
             hold.at = {}
-            self._tell_all("hold", step=hold.step)
+            self._broadcast("hold", step=hold.step)
         elif len(hold.at) == nodes:
             hold.furthest = max(hold.at.values())
             if hold.furthest < hold.step:
                 hold.decided = True
-                self._tell_all("leave", step=hold.step, timed=hold.timed)
+                self._broadcast("leave", step=hold.step, timed=hold.timed)
             else:
-                self._tell_all("release")
+                self._broadcast("release")
                 hold.step, hold.margin = 0, 2 * hold.margin
 
 
 @dataclasses.dataclass
 class _Hold:
-    """The keeper's search for a step after which all ranks can leave."""
+    """The coordinator's search for a step after which all ranks can leave."""
 
     wanted: bool = False
     timed: bool = False

@@ -1,20 +1,20 @@
 """The hosts of an elastic training: they come and go, and those that are there train.
 
-Model: the keeper has a `JoinQueue`, which is open to the end: a host that comes says hello and waits there until the
-next meeting. At a meeting the keeper takes as many hosts as the job can train on, hosts of the last start first; the
-rest wait at the gate. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the
-hosts of the last start are back, and without one that is not within `BACK` seconds.
+Model: the coordinator has a `JoinQueue`, which is open to the end: a host that comes sends a join request and waits
+there until the next meeting. At a meeting the coordinator takes as many hosts as the job can train on, hosts of the
+last start first; the rest wait at the join queue. The first meeting begins `LAST_CALL` seconds after the last arrival;
+a later one as soon as the hosts of the last start are back, and without one that is not within `BACK` seconds.
 
 Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
-keeps. Each opens a gate at its own place when nobody answers at the places before it for a while. A host that has begun
-to keep a first start gives way to an earlier one. When the keeper is lost, each of the others looks for a gate at the
-addresses of all, which it knows from the last welcome; the next in order opens one, if it can lock the run directory
-(`claim`): the lock is what keeps two groups, which a network has parted, from both going on. A keeper whose gate is not
-at the rendezvous looks for a host that waits there in vain, and sends it on. A keeper that was lost and came back may
-wait there so. A keeper of a first start that finds the run directory locked waits for that, with the hosts that came to
-it.
+keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while. A host that
+has begun to keep a first start gives way to an earlier one. When the coordinator is lost, each of the others looks for
+a join queue at the addresses of all, which it knows from the last join reply; the next in order opens one, if it can
+lock the run directory (`claim`): the lock is what keeps two groups, which a network has parted, from both going on. A
+coordinator whose join queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A
+coordinator that was lost and came back may wait there so. A coordinator of a first start that finds the run directory
+locked waits for that, with the hosts that came to it.
 
-Contract: `meet` and `meet_again` return what this launcher then is, with the gate if it keeps.
+Contract: `meet` and `meet_again` return what this launcher then is, with the join queue if it keeps.
 
 Limits: a host that comes finds the training if something answers at the rendezvous, or at one of several that it is
 given. Of several, names that nobody knows are waited for, as a cluster may get to know them. On a file system without
@@ -29,9 +29,9 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from dslc.runtime.hosts.connection import Connection, endpoint, is_connected, listen, readable
+from dslc.runtime.hosts.connection import Connection, is_connected, listen, parse_endpoint, readable
 from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.rendezvous_address import RendezvousError, address_of
@@ -45,14 +45,15 @@ from dslc.runtime.hosts.rendezvous_protocol import (
     StopRequestedError,
     WaitReporter,
     has_same_facts,
+    join_reply,
+    join_request,
     names_of,
     refusal_error,
-    welcome,
 )
 
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
 SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came
-_TURN = 2.0  # seconds after which the next host in order opens a gate
+_TURN = 2.0  # seconds after which the next host in order opens a join queue
 _LATER = 10.0  # the same for a first start, to which hosts come one by one
 _REACH = 2.0  # seconds that connecting to a host may take
 _CALL = 1.0  # seconds between two looks for hosts at the other places of the rendezvous
@@ -91,7 +92,7 @@ def largest(counts: Sequence[int], hosts: int) -> int:
 def named_in(rendezvous: str) -> list[Place]:
     """Returns the names and ports of `HOST[:PORT]`, or of several with commas between. Raises RendezvousError."""
     try:
-        return [endpoint(each.strip()) for each in rendezvous.split(",")]
+        return [parse_endpoint(each.strip()) for each in rendezvous.split(",")]
     except ValueError as error:
         raise RendezvousError(f"the rendezvous {error}") from error
 
@@ -109,14 +110,14 @@ def _resolvable_addresses(named: Sequence[Place]) -> Iterator[Place]:
     return (place for each in named if (place := _place(*each)) is not None)
 
 
-# --------------------------------------------------------------------------------------------------------- the keeper
+# ---------------------------------------------------------------------------------------------------- the coordinator
 
 
 class JoinQueue:
-    """Where hosts come to: `arrived` are those that wait, each with its hello."""
+    """Where hosts come to: `arrived` are those that wait, each with its join request."""
 
-    def __init__(self, meeting: Rendezvous, listening: socket.socket) -> None:
-        self._meeting, self._secret = meeting, meeting.create_secret()
+    def __init__(self, rendezvous: Rendezvous, listening: socket.socket) -> None:
+        self._rendezvous, self._secret = rendezvous, rendezvous.create_secret()
         self._requests = JoinRequests(listening, self._secret)
         self.place: Place = listening.getsockname()[:2]
         self.arrived: list[tuple[Connection, Message]] = []
@@ -131,7 +132,7 @@ class JoinQueue:
     @property
     def handles(self) -> list[int]:
         """The descriptors to wait for: somebody comes, or says something."""
-        return [*self._requests.handles, *(wire.fileno() for wire in (*self._wires, *self._reached))]
+        return [*self._requests.handles, *(connection.fileno() for connection in (*self._connections, *self._reached))]
 
     @property
     def refusal(self) -> str:
@@ -139,40 +140,40 @@ class JoinQueue:
         return self._requests.refusal
 
     @property
-    def _wires(self) -> list[Connection]:
-        return [wire for wire, _ in self.arrived]
+    def _connections(self) -> list[Connection]:
+        return [connection for connection, _ in self.arrived]
 
     def wait(self, seconds: float) -> None:
         readable(self.handles, seconds)
 
     def look(self) -> None:
-        """Lets in who has come. Raises _Elsewhere if a keeper calls from another place."""
-        for wire, (first, *_) in self._requests.poll(("hello", "elsewhere")):
-            self._hear(wire, first)
+        """Lets in who has come. Raises _Elsewhere if a coordinator calls from another place."""
+        for connection, (first, *_) in self._requests.poll(("join_request", "elsewhere")):
+            self._receive(connection, first)
         for each in list(self.arrived):
-            wire, hello = each
-            stops = any(message.get("kind") == "stop" for message in wire.receive())
-            if stops and hello.get("start") and not self.busy:
+            connection, join_request = each
+            stops = any(message.get("kind") == "stop" for message in connection.receive())
+            if stops and join_request.get("start") and not self.busy:
                 raise StopRequestedError  # one that trained; another one that is asked to stop just leaves
-            if wire.closed:
+            if connection.closed:
                 self.arrived.remove(each)
 
-    def _hear(self, wire: Connection, first: Message) -> None:
+    def _receive(self, connection: Connection, first: Message) -> None:
         if first["kind"] == "elsewhere":
-            wire.close()
-            place = _redirected(self._meeting, first)
+            connection.close()
+            place = _redirected(self._rendezvous, first)
             if self.fresh and place is not None:
                 raise _Elsewhere(place)
-        elif has_same_facts(self._meeting, wire, first):
-            self.arrived.append((wire, first))
+        elif has_same_facts(self._rendezvous, connection, first):
+            self.arrived.append((connection, first))
             self.last = time.monotonic()
             if self.busy:
-                wire.send({"kind": "wait", "why": self.busy})
+                connection.send({"kind": "wait", "why": self.busy})
 
     def call(self) -> None:
-        """Looks for hosts at the other places of the rendezvous: redirects a host that waits there as the keeper of
-        nothing to the training that is kept here. Raises _Elsewhere if nothing is kept here either, and a host waits at
-        a place that is named before this one.
+        """Looks for hosts at the other places of the rendezvous: redirects a host that waits there as the coordinator
+        of nothing to the training that is kept here. Raises _Elsewhere if nothing is kept here either, and a host
+        waits at a place that is named before this one.
         """
         now = time.monotonic()
         for calling, (place, since) in list(self._calls.items()):
@@ -183,12 +184,12 @@ class JoinQueue:
                 self._answered(calling, place)
             else:
                 calling.close()
-        for wire, (place, since) in list(self._reached.items()):
-            wire.receive()
-            if wire.closed or not wire.pending or now - since > _REACH:
-                del self._reached[wire]
-                wire.close()
-            if wire.authenticated and self.fresh:
+        for connection, (place, since) in list(self._reached.items()):
+            connection.receive()
+            if connection.closed or not connection.pending or now - since > _REACH:
+                del self._reached[connection]
+                connection.close()
+            if connection.authenticated and self.fresh:
                 raise _Elsewhere(place)
         if now - self._called < _CALL or self._calls or self._reached:
             return
@@ -203,17 +204,17 @@ class JoinQueue:
 
     def _answered(self, calling: socket.socket, place: Place) -> None:
         try:
-            wire = Connection(calling, self._secret)
+            connection = Connection(calling, self._secret)
         except OSError:  # it is gone already
             calling.close()
             return
-        self._reached[wire] = place, time.monotonic()
+        self._reached[connection] = place, time.monotonic()
         if not self.fresh:
-            wire.send({"kind": "elsewhere", "place": self.place})
+            connection.send({"kind": "elsewhere", "place": self.place})
 
     def _next_places(self) -> list[Place]:
         """Returns the places to look at now: some of the named places each time, as each must be looked up."""
-        named = named_in(self._meeting.rendezvous)
+        named = named_in(self._rendezvous.address)
         if self._own is None:
             self._own = next((n for n, each in enumerate(named) if _place(*each) == self.place), len(named))
         named = named[: self._own] + ([] if self.fresh else named[self._own + 1 :])
@@ -223,80 +224,84 @@ class JoinQueue:
 
     def tell(self, kind: str, **more: object) -> None:
         """Sends a message to those who wait."""
-        for wire in self._wires:
-            wire.send({"kind": kind, **more})
+        for connection in self._connections:
+            connection.send({"kind": kind, **more})
 
     def close(self) -> None:
         self._requests.close()
-        for connection in (self._requests.listening, *self._calls):
+        for opened in (self._requests.listening, *self._calls):
+            opened.close()
+        for connection in (*self._connections, *self._reached):
             connection.close()
-        for wire in (*self._wires, *self._reached):
-            wire.close()
         self.arrived, self._calls, self._reached = [], {}, {}
 
 
-def _keep(meeting: Rendezvous, gate: JoinQueue, before: PreviousStart | None, awaited: set[int]) -> RendezvousResult:
+def _wait_and_select(
+    rendezvous: Rendezvous, join_queue: JoinQueue, before: PreviousStart | None, awaited: set[int]
+) -> RendezvousResult:
     """Waits for hosts and takes those that the job can train on. `awaited`: the nodes of the last start that are
     expected back.
     """
-    waiting, began, gate.busy = WaitReporter(meeting, f"for hosts at {meeting.rendezvous}"), time.monotonic(), ""
-    gate.last = began
+    waiting, began = WaitReporter(rendezvous, f"for hosts at {rendezvous.address}"), time.monotonic()
+    join_queue.busy = ""
+    join_queue.last = began
     try:
         while True:
-            gate.look()
-            hosts = 1 + len(gate.arrived)
-            back = {_node(hello, before) for _, hello in gate.arrived}
-            seconds = time.monotonic() - max(began, gate.last)
+            join_queue.look()
+            hosts = 1 + len(join_queue.arrived)
+            back = {_node(join_request, before) for _, join_request in join_queue.arrived}
+            seconds = time.monotonic() - max(began, join_queue.last)
             patience = LAST_CALL if before is None else 0.0 if awaited <= back else BACK
-            if hosts >= meeting.counts[-1] or (largest(meeting.counts, hosts) and seconds >= patience):
-                holder = meeting.holder() if gate.fresh else ""
+            if hosts >= rendezvous.counts[-1] or (largest(rendezvous.counts, hosts) and seconds >= patience):
+                holder = rendezvous.holder() if join_queue.fresh else ""
                 if not holder:
-                    return _select_hosts(meeting, gate, before)
+                    return _select_hosts(rendezvous, join_queue, before)
                 waiting.turn_to(f"for the training in its run directory, which {holder} keeps", _STOP_IT)
-            gate.call()
-            waiting.why = f"; {gate.refusal}" if gate.refusal else ""
-            waiting.look([str(hello["host"]) for _, hello in gate.arrived])
-            gate.wait(AGAIN)
+            join_queue.call()
+            waiting.why = f"; {join_queue.refusal}" if join_queue.refusal else ""
+            waiting.look([str(join_request["host"]) for _, join_request in join_queue.arrived])
+            join_queue.wait(AGAIN)
     except _Elsewhere as error:
-        gate.tell("elsewhere", place=error.place)
-        gate.close()
+        join_queue.tell("elsewhere", place=error.place)
+        join_queue.close()
         raise
     except StopRequestedError:
-        gate.tell("stopped")
+        join_queue.tell("stopped")
         raise
 
 
-def _node(hello: Message, before: PreviousStart | None) -> int:
+def _node(join_request: Message, before: PreviousStart | None) -> int:
     """Returns the node that a host had in the last start; -1 if it was not of it."""
-    same = before is not None and hello.get("start") == before.start
-    return int(hello.get("node") or -1) if same else -1
+    same = before is not None and join_request.get("start") == before.start
+    return int(join_request.get("node") or -1) if same else -1
 
 
-def _select_hosts(meeting: Rendezvous, gate: JoinQueue, before: PreviousStart | None) -> RendezvousResult:
-    # If this keeper is a new one, the others may know more than it does.
-    last = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in gate.arrived), default=(0, ""))
-    changes = max((int(m.get("changes") or 0) for _, m in gate.arrived), default=0)
+def _select_hosts(rendezvous: Rendezvous, join_queue: JoinQueue, before: PreviousStart | None) -> RendezvousResult:
+    # If this coordinator is a new one, the others may know more than it does.
+    last = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in join_queue.arrived), default=(0, ""))
+    changes = max((int(m.get("changes") or 0) for _, m in join_queue.arrived), default=0)
     start, folder = last if last[0] else (0, "")
     if before is not None:
         start, folder, changes = max(start, before.start), before.folder, max(changes, before.changes)
-    nodes = [_node(hello, before) for _, hello in gate.arrived]
+    nodes = [_node(join_request, before) for _, join_request in join_queue.arrived]
     order = sorted(range(len(nodes)), key=lambda n: (nodes[n] < 0, nodes[n]))
-    taken = largest(meeting.counts, 1 + len(order)) - 1
-    welcomed = [gate.arrived[n] for n in order[:taken]]
-    gate.arrived, gate.fresh = [gate.arrived[n] for n in order[taken:]], False
-    hosts = [meeting.host, *(str(hello["host"]) for _, hello in welcomed)]
-    gate.busy = f"the training goes on with {' and '.join(names_of(hosts, ranks=False))}; this host waits for a place"
-    gate.tell("wait", why=gate.busy)
-    listening = listen(gate.place[0])
-    store = gate.place[0], int(listening.getsockname()[1])
-    addresses = [gate.place[0], *(wire.remote_address for wire, _ in welcomed)]
-    for node, (wire, _) in enumerate(welcomed, 1):
+    taken = largest(rendezvous.counts, 1 + len(order)) - 1
+    accepted = [join_queue.arrived[n] for n in order[:taken]]
+    join_queue.arrived, join_queue.fresh = [join_queue.arrived[n] for n in order[taken:]], False
+    hosts = [rendezvous.host, *(str(join_request["host"]) for _, join_request in accepted)]
+    names = " and ".join(names_of(hosts, ranks=False))
+    join_queue.busy = f"the training goes on with {names}; this host waits for a place"
+    join_queue.tell("wait", why=join_queue.busy)
+    listening = listen(join_queue.place[0])
+    store = join_queue.place[0], int(listening.getsockname()[1])
+    addresses = [join_queue.place[0], *(connection.remote_address for connection, _ in accepted)]
+    for node, (connection, _) in enumerate(accepted, 1):
         said = {"hosts": hosts, "store": store, "start": start + 1, "changes": changes, "addresses": addresses}
-        wire.send({"kind": "welcome", "node": node, **said})
+        connection.send({"kind": "join_reply", "node": node, **said})
     return RendezvousResult(
         node=0,
         machines=hosts,
-        wires=dict(enumerate((wire for wire, _ in welcomed), 1)),
+        connections=dict(enumerate((connection for connection, _ in accepted), 1)),
         store=store,
         start=start + 1,
         changes=changes,
@@ -310,86 +315,85 @@ def _select_hosts(meeting: Rendezvous, gate: JoinQueue, before: PreviousStart | 
 
 
 def _join(
-    meeting: Rendezvous, first: Sequence[Place], before: PreviousStart | None, heir: Callable[[], JoinQueue | None]
+    rendezvous: Rendezvous, first: Sequence[Place], before: PreviousStart | None, heir: Callable[[], JoinQueue | None]
 ) -> RendezvousResult | JoinQueue:
-    """Looks for a gate at these places, and then at the places of the rendezvous, and returns what the keeper answers;
-    or the gate that `heir` has opened.
+    """Looks for a join queue at these places, and then at the places of the rendezvous, and returns what the
+    coordinator answers; or the join queue that `heir` has opened.
     """
-    waiting, named = WaitReporter(meeting, ""), named_in(meeting.rendezvous)
+    waiting, named = WaitReporter(rendezvous, ""), named_in(rendezvous.address)
     while True:
         tried: list[Place] = []
         for place in itertools.chain(first, _resolvable_addresses(named)):
             if place in tried:
                 continue
             tried.append(place)
-            wire = _reached(meeting, place, waiting)
-            if wire is None:
+            connection = _reached(rendezvous, place, waiting)
+            if connection is None:
                 continue
             try:
-                return _request_join(meeting, wire, before, waiting)
+                return _request_join(rendezvous, connection, before, waiting)
             except HostLeftError:
-                wire.close()
+                connection.close()
                 waiting.patient = False
             except _Elsewhere as error:
-                wire.close()
+                connection.close()
                 first = [error.place, *(each for each in first if each != error.place)]
                 break
             except BaseException as error:
                 if isinstance(error, StopRequestedError):
-                    wire.send({"kind": "stop"})
-                wire.close()
+                    connection.send({"kind": "stop"})
+                connection.close()
                 raise
         else:
-            gate = heir()
-            if gate is not None:
-                return gate
+            join_queue = heir()
+            if join_queue is not None:
+                return join_queue
             time.sleep(AGAIN)
-        waiting.what = f"for a host at {' or '.join(dict.fromkeys(place[0] for place in tried)) or meeting.rendezvous}"
+        waiting.what = f"for a host at {' or '.join(dict.fromkeys(place[0] for place in tried)) or rendezvous.address}"
         waiting.why = waiting.why if tried else ": no such name is known, or no way leads there"
         waiting.look([])
 
 
-def _reached(meeting: Rendezvous, place: Place, waiting: WaitReporter) -> Connection | None:
+def _reached(rendezvous: Rendezvous, place: Place, waiting: WaitReporter) -> Connection | None:
     try:
         connection = socket.create_connection(place, timeout=_REACH)
-        secret = meeting.read_secret()
+        secret = rendezvous.read_secret()
         if secret is not None:
             return Connection(connection, secret)
     except OSError as error:
         waiting.why = f": {(error.strerror or str(error)).lower()}"
         return None
     connection.close()
-    waiting.unseen(meeting.secret.path)
+    waiting.unseen(rendezvous.secret.path)
     return None
 
 
-def _redirected(meeting: Rendezvous, message: Message) -> Place | None:
+def _redirected(rendezvous: Rendezvous, message: Message) -> Place | None:
     """Returns the place to which a launcher is sent on; None, if nothing proves who sends it there, for one that the
     rendezvous does not name.
     """
     address, port = message["place"]
     place = str(address), int(port)
-    return (
-        place if not meeting.secret.is_empty or place in _resolvable_addresses(named_in(meeting.rendezvous)) else None
-    )
+    named = not rendezvous.secret.is_empty or place in _resolvable_addresses(named_in(rendezvous.address))
+    return place if named else None
 
 
 def _request_join(
-    meeting: Rendezvous, wire: Connection, before: PreviousStart | None, waiting: WaitReporter
+    rendezvous: Rendezvous, connection: Connection, before: PreviousStart | None, waiting: WaitReporter
 ) -> RendezvousResult:
-    """Says hello to a keeper and returns its answer. Raises HostLeftError if it leaves, and what else it may say."""
-    wire.send(
-        {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
-    )
+    """Sends a join request to a coordinator and returns its answer. Raises HostLeftError if it leaves, and what else
+    it may say.
+    """
+    connection.send(join_request(rendezvous, before))
     waiting.what, waiting.why = "for the other hosts", ""
     since = time.monotonic()
     while True:
-        readable([wire], AGAIN)
-        messages = wire.receive()
+        readable([connection], AGAIN)
+        messages = connection.receive()
         for n, message in enumerate(messages):
             match message.get("kind"):
                 case "refused":
-                    raise refusal_error(meeting, message)
+                    raise refusal_error(rendezvous, message)
                 case "stopped":
                     raise StopRequestedError
                 case "over":
@@ -397,7 +401,7 @@ def _request_join(
                         int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"])
                     )
                 case "elsewhere":
-                    place = _redirected(meeting, message)
+                    place = _redirected(rendezvous, message)
                     raise (
                         _Elsewhere(place)
                         if place is not None
@@ -405,11 +409,11 @@ def _request_join(
                     )
                 case "wait":
                     waiting.patient = True
-                    meeting.say(str(message["why"]))
-                case "welcome":
-                    return welcome(message, wire, messages[n + 1 :])
-        if wire.closed or (not wire.authenticated and time.monotonic() - since > HELLO):
-            waiting.why = f", where one was met: {wire.why}" if wire.strange else ""
+                    rendezvous.say(str(message["why"]))
+                case "join_reply":
+                    return join_reply(message, connection, messages[n + 1 :])
+        if connection.closed or (not connection.authenticated and time.monotonic() - since > HELLO):
+            waiting.why = f", where one was met: {connection.why}" if connection.strange else ""
             raise HostLeftError("the host that keeps the training left")
         waiting.look([])
 
@@ -422,92 +426,93 @@ class PreviousMembership:
     """A launcher's place in the last start; the nodes that it has seen leave, and where the others are."""
 
     before: PreviousStart
-    gate: JoinQueue | None
+    join_queue: JoinQueue | None
     lost: frozenset[int]
     addresses: Sequence[str]
     here: str  # this host's own address
 
 
-def meet(meeting: Rendezvous) -> tuple[RendezvousResult, JoinQueue | None]:
+def meet(rendezvous: Rendezvous) -> tuple[RendezvousResult, JoinQueue | None]:
     """Meets for the first start. The first host of the rendezvous that is there keeps, if nobody else does."""
-    named, began = named_in(meeting.rendezvous), time.monotonic()
-    if len(named) == 1 and not meeting.patient:
+    named, began = named_in(rendezvous.address), time.monotonic()
+    if len(named) == 1 and not rendezvous.patient:
         address_of(named[0][0])
 
     def heir() -> JoinQueue | None:
-        """Opens a gate if it is this host's turn, at its own place."""
+        """Opens a join queue if it is this host's turn, at its own place."""
         for n, each in enumerate(named):
             if n and time.monotonic() - began < _LATER * n:
                 break
             place = _place(*each)
-            gate = _opened(meeting, place) if place is not None else None
-            if gate is not None:
-                return gate
+            join_queue = _opened(rendezvous, place) if place is not None else None
+            if join_queue is not None:
+                return join_queue
         return None
 
-    return keep_first(meeting, heir() or _join(meeting, [], None, heir), heir)
+    return coordinate_first_start(rendezvous, heir() or _join(rendezvous, [], None, heir), heir)
 
 
-def keep_first(
-    meeting: Rendezvous, met: RendezvousResult | JoinQueue, heir: Callable[[], JoinQueue | None]
+def coordinate_first_start(
+    rendezvous: Rendezvous, met: RendezvousResult | JoinQueue, heir: Callable[[], JoinQueue | None]
 ) -> tuple[RendezvousResult, JoinQueue | None]:
-    """Waits for hosts at a gate that this host has opened, until they have met there, or at another place."""
+    """Waits for hosts at a join queue that this host has opened, until they have met there, or at another place."""
     while isinstance(met, JoinQueue):
         try:
             with _closed_on_error(met):
-                return _keep(meeting, met, None, set()), met
+                return _wait_and_select(rendezvous, met, None, set()), met
         except _Elsewhere as error:
-            met = _join(meeting, [error.place], None, heir)
+            met = _join(rendezvous, [error.place], None, heir)
     return met, None
 
 
-def _opened(meeting: Rendezvous, place: Place) -> JoinQueue | None:
-    """Returns a gate at a place; None if that is not one of this host, or taken. Raises RendezvousError."""
+def _opened(rendezvous: Rendezvous, place: Place) -> JoinQueue | None:
+    """Returns a join queue at a place; None if that is not one of this host, or taken. Raises RendezvousError."""
     try:
-        return JoinQueue(meeting, listen(*place))
+        return JoinQueue(rendezvous, listen(*place))
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            raise RendezvousError(f"{meeting.host} cannot listen at {meeting.rendezvous}: {error.strerror}") from error
+            why = f"{rendezvous.host} cannot listen at {rendezvous.address}: {error.strerror}"
+            raise RendezvousError(why) from error
         return None
 
 
-def meet_again(meeting: Rendezvous, was: PreviousMembership) -> tuple[RendezvousResult, JoinQueue | None]:
+def meet_again(rendezvous: Rendezvous, was: PreviousMembership) -> tuple[RendezvousResult, JoinQueue | None]:
     """Meets for another start: with the hosts that are there."""
-    before, port = was.before, named_in(meeting.rendezvous)[0][1]
+    before, port = was.before, named_in(rendezvous.address)[0][1]
     nodes = range(len(was.addresses))
-    if was.gate is not None:
+    if was.join_queue is not None:
         there = {node for node in nodes if node and node not in was.lost}
-        return _keep(meeting, was.gate, before, there), was.gate
+        return _wait_and_select(rendezvous, was.join_queue, before, there), was.join_queue
     others = [node for node in nodes if node != before.node]
     places = [(was.addresses[node], port) for node in others]
     began = time.monotonic()
 
     def heir() -> JoinQueue | None:
-        """Opens a gate if it is this host's turn, at its own address, and the run directory is free."""
+        """Opens a join queue if it is this host's turn, at its own address, and the run directory is free."""
         if time.monotonic() - began < _TURN * (before.node - 1):
             return None
         try:
             listening = listen(was.here, port)
         except OSError:
             return None
-        if meeting.claim(before.folder):
-            gate = JoinQueue(meeting, listening)
-            gate.fresh = False
-            return gate
+        if rendezvous.claim(before.folder):
+            join_queue = JoinQueue(rendezvous, listening)
+            join_queue.fresh = False
+            return join_queue
         listening.close()
         return None
 
-    joined = _join(meeting, places, before, heir)
+    joined = _join(rendezvous, places, before, heir)
     if isinstance(joined, RendezvousResult):
         return joined, None
     with _closed_on_error(joined):
-        return _keep(meeting, joined, before, {node for node in others if node}), joined
+        return _wait_and_select(rendezvous, joined, before, {node for node in others if node}), joined
 
 
 @contextlib.contextmanager
-def _closed_on_error(gate: JoinQueue) -> Iterator[None]:
+def _closed_on_error(join_queue: JoinQueue) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        gate.close()
+        join_queue.close()
         raise

@@ -35,21 +35,21 @@ class JoinRequests:
     def handles(self) -> list[int]:
         """The descriptors to wait for."""
         listening = [] if self._is_full() else [self.listening.fileno()]
-        return [*listening, *(wire.fileno() for wire in self._pending)]
+        return [*listening, *(connection.fileno() for connection in self._pending)]
 
-    def poll(self, kinds: Sequence[str] = ("hello",)) -> list[tuple[Connection, list[Message]]]:
+    def poll(self, kinds: Sequence[str] = ("join_request",)) -> list[tuple[Connection, list[Message]]]:
         """Returns the connections that have begun with a message of these kinds, with all that they have said; drops
         those that say anything else, or nothing for too long.
         """
         self._accept()
         now, arrived = time.monotonic(), []
-        for wire, since in list(self._pending.items()):
-            messages = wire.receive()
+        for connection, since in list(self._pending.items()):
+            messages = connection.receive()
             if messages and messages[0]["kind"] in kinds:
-                del self._pending[wire]
-                arrived.append((wire, messages))
-            elif messages or wire.closed or now - since > HELLO:
-                self._drop(wire)
+                del self._pending[connection]
+                arrived.append((connection, messages))
+            elif messages or connection.closed or now - since > HELLO:
+                self._drop(connection)
         return arrived
 
     def _accept(self) -> None:
@@ -74,13 +74,13 @@ class JoinRequests:
         oldest = next(iter(self._pending.values()), 0.0)
         return len(self._pending) >= PENDING and time.monotonic() - oldest < GRACE
 
-    def _drop(self, wire: Connection) -> None:
-        if wire.strange:
-            self.refusal = f"{wire.remote_address or 'somebody'} was turned away: {wire.why}"
-        del self._pending[wire]
-        wire.close()
+    def _drop(self, connection: Connection) -> None:
+        if connection.strange:
+            self.refusal = f"{connection.remote_address or 'somebody'} was turned away: {connection.why}"
+        del self._pending[connection]
+        connection.close()
 
     def close(self) -> None:
         """Closes the connections; the socket that listens is its owner's."""
-        for wire in list(self._pending):
-            self._drop(wire)
+        for connection in list(self._pending):
+            self._drop(connection)

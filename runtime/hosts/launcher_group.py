@@ -1,20 +1,20 @@
 """The launchers of one training on several hosts: how they meet, what they agree on, and who is still there.
 
 Model: each host compiles the job and then calls `meet` with the address of a rendezvous. The launcher on the host that
-has this address is the keeper, node 0, whose first rank is rank 0; the others are nodes in the order in which they
+has this address is the coordinator, node 0, whose first rank is rank 0; the others are nodes in the order in which they
 arrive. Each sends what it knows of the job: versions, digests of files, GPUs. If two differ, all leave with the same
-message. From then on every launcher has a `LauncherGroup`: the keeper a wire to each other one, the others one to the
-keeper.
+message. From then on every launcher has a `LauncherGroup`: the coordinator a connection to each other one, the others
+one to the coordinator.
 
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
 places and meet at a `Endpoint`, which the one of rank 0 opens.
 
-Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new wires.
-They then have a new port for the store. A host that was lost may come back meanwhile: its launcher, which tries again,
-or a new one, started with the same command, for which the place is free. Each keeps its node. A keeper that was lost
-comes back as any other: the hosts that wait for it say which start was the last, and where the run directory is. Those
-that met at a `Endpoint` keep their wires instead: nobody else comes to it, and the loss of one of them ends the
-training of all.
+Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new
+connections. They then have a new port for the store. A host that was lost may come back meanwhile: its launcher, which
+tries again, or a new one, started with the same command, for which the place is free. Each keeps its node. A
+coordinator that was lost comes back as any other: the hosts that wait for it say which start was the last, and where
+the run directory is. Those that met at a `Endpoint` keep their connections instead: nobody else comes to it, and the
+loss of one of them ends the training of all.
 
 The hosts of an elastic training (`Rendezvous.counts`) come and go: elastic.py.
 
@@ -22,7 +22,7 @@ Contract: one address listens to the end: a host that comes when all places are 
 once, or, if hosts may come back, when no host was lost for a while. A launcher whose connection ends is `lost`
 (connection.py).
 
-Limits: if the training is not elastic, a fixed number of hosts, and a keeper at a fixed address: while it is gone
+Limits: if the training is not elastic, a fixed number of hosts, and a coordinator at a fixed address: while it is gone
 nobody goes on.
 """
 
@@ -42,7 +42,7 @@ from typing import TypeVar
 
 from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.authentication import MOST
-from dslc.runtime.hosts.connection import PATIENCE, Connection, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.connection import PATIENCE, Connection, interface_of, listen, parse_endpoint, readable
 from dslc.runtime.hosts.elastic import JoinQueue
 from dslc.runtime.hosts.join_requests import JoinRequests
 from dslc.runtime.hosts.messages import Message
@@ -58,8 +58,8 @@ from dslc.runtime.hosts.rendezvous_protocol import (
     RendezvousResult,
     StopRequestedError,
     join,
-    keep,
     names_of,
+    wait_for_hosts,
 )
 
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
@@ -74,68 +74,70 @@ class LauncherGroup:
     """
 
     def __init__(
-        self, meeting: Rendezvous, where: RendezvousPlace, met: RendezvousResult, gate: JoinQueue | None = None
+        self, rendezvous: Rendezvous, where: RendezvousPlace, met: RendezvousResult, join_queue: JoinQueue | None = None
     ) -> None:
-        self._meeting, self._where, self._gate = meeting, where, gate
-        listening = where.listening if meeting.door is None else None
-        requests = JoinRequests(listening, meeting.create_secret()) if listening is not None else None
-        self._late = LateJoiners(meeting, requests) if requests is not None else None
-        self.folder = met.folder  # the run directory of the keeper, when it is known
+        self._rendezvous, self._where, self._join_queue = rendezvous, where, join_queue
+        listening = where.listening if rendezvous.endpoint is None else None
+        requests = JoinRequests(listening, rendezvous.create_secret()) if listening is not None else None
+        self._late = LateJoiners(rendezvous, requests) if requests is not None else None
+        self.folder = met.folder  # the run directory of the coordinator, when it is known
         self._take(met)
 
     def _take(self, met: RendezvousResult) -> None:
-        meeting, node, machines = self._meeting, met.node, tuple(met.machines)
+        rendezvous, node, machines = self._rendezvous, met.node, tuple(met.machines)
         self.node, self.machines, self.store, self.start = node, machines, met.store, met.start
         self.changes, self._addresses = met.changes, met.addresses
-        self.hosts = tuple(names_of(machines, ranks=meeting.ranks))
-        self.ranks = range(node * meeting.processes, (node + 1) * meeting.processes)
-        alone = meeting.ranks and len(set(machines)) == 1
-        self.place = "" if alone else self.machines[node] if meeting.ranks else self.hosts[node]  # of a rank's failure
-        self.listening = met.listening  # at the store's address, on the keeper
+        self.hosts = tuple(names_of(machines, ranks=rendezvous.ranks))
+        self.ranks = range(node * rendezvous.processes, (node + 1) * rendezvous.processes)
+        alone = rendezvous.ranks and len(set(machines)) == 1
+        # The place of a rank's failure.
+        self.place = "" if alone else self.machines[node] if rendezvous.ranks else self.hosts[node]
+        self.listening = met.listening  # at the store's address, on the coordinator
         self.lost: dict[int, str] = {}  # nodes, and why
         self.apart = False  # True when the hosts have parted to meet again, and this one has met none
-        self._wires = dict(met.wires)
+        self._connections = dict(met.connections)
         self._early = list(met.early)
 
     @property
     def elastic(self) -> bool:
         """True if hosts may come and go."""
-        return bool(self._meeting.counts)
+        return bool(self._rendezvous.counts)
 
     @property
     def grows(self) -> bool:
-        """True on the keeper of an elastic training if hosts wait with which the job can train on more of them."""
-        if self._gate is None:
+        """True on the coordinator of an elastic training if hosts wait with which the job can train on more of them."""
+        if self._join_queue is None:
             return False
         here = len(self.machines)
-        more = elastic.largest(self._meeting.counts, here + len(self._gate.arrived)) > here
-        return more and time.monotonic() > self._gate.last + elastic.SETTLE
+        more = elastic.largest(self._rendezvous.counts, here + len(self._join_queue.arrived)) > here
+        return more and time.monotonic() > self._join_queue.last + elastic.SETTLE
 
     @property
     def handles(self) -> list[int]:
         """The descriptors of all connections, to wait for a message."""
-        comes = self._gate or self._turns_away
-        return [*(wire.fileno() for wire in self.wires), *(comes.handles if comes is not None else ())]
+        comes = self._join_queue or self._turns_away
+        connections = [connection.fileno() for connection in self.connections]
+        return [*connections, *(comes.handles if comes is not None else ())]
 
     @property
     def _turns_away(self) -> LateJoiners | None:
         """Looks at those who come, unless a host is lost and all meet again, where they are looked at."""
-        return None if self.lost and self._meeting.again else self._late
+        return None if self.lost and self._rendezvous.again else self._late
 
     @property
-    def keeps(self) -> bool:
-        """True on the keeper."""
+    def is_coordinator(self) -> bool:
+        """True on the coordinator."""
         return self.node == 0
 
     @property
     def started_by(self) -> str:
         """The command that has started the launchers, all at once, as "mpirun"; "" if they came by themselves."""
-        return self._meeting.by
+        return self._rendezvous.by
 
     @property
     def speaks(self) -> bool:
-        """True on the keeper and, if it is lost, on the next one."""
-        return self.keeps or (self.node == 1 and 0 in self.lost)
+        """True on the coordinator and, if it is lost, on the next one."""
+        return self.is_coordinator or (self.node == 1 and 0 in self.lost)
 
     @property
     def interface(self) -> str:
@@ -145,50 +147,52 @@ class LauncherGroup:
     @property
     def _local_address(self) -> str:
         """The address of this host."""
-        return self._gate.place[0] if self._gate is not None else next(iter(self._wires.values())).local_address
+        if self._join_queue is not None:
+            return self._join_queue.place[0]
+        return next(iter(self._connections.values())).local_address
 
     @property
-    def wires(self) -> list[Connection]:
+    def connections(self) -> list[Connection]:
         """The connections that are open."""
-        return [wire for node, wire in self._wires.items() if node not in self.lost]
+        return [connection for node, connection in self._connections.items() if node not in self.lost]
 
     def leave(self, why: str) -> None:
         """Tells the others why this launcher cannot train; they leave, if they wait for it."""
         self.tell("leaves", why=why[: MOST // 8])
 
     def tell(self, kind: str, **more: object) -> None:
-        """Sends a message: the keeper to all others, another host to the keeper."""
-        for wire in self.wires:
-            wire.send({"kind": kind, **more})
+        """Sends a message: the coordinator to all others, another host to the coordinator."""
+        for connection in self.connections:
+            connection.send({"kind": kind, **more})
 
     def hear(self) -> list[tuple[int, Message]]:
         """Returns the messages that have arrived, with the node that sent each, and notes who is lost. Lets in who
         comes to an elastic training.
         """
-        if self._gate is not None:
-            self._gate.look()
-            self._gate.call()
+        if self._join_queue is not None:
+            self._join_queue.look()
+            self._join_queue.call()
         if self._turns_away is not None:
             self._turns_away.look(self.hosts)
         found, self._early = self._early, []
-        for node, wire in self._wires.items():
+        for node, connection in self._connections.items():
             if node not in self.lost:
-                found += [(node, message) for message in wire.receive()]
-                if wire.closed:
-                    self.lost[node] = wire.why
+                found += [(node, message) for message in connection.receive()]
+                if connection.closed:
+                    self.lost[node] = connection.why
         return found
 
     def expel(self, node: int, why: str) -> None:
         """Gives a host up that says what no launcher says: it counts as lost."""
-        self._wires[node].close()
+        self._connections[node].close()
         self.lost[node] = why
 
     def wait_for(self, kind: str, timeout: float) -> dict[int, Message]:
-        """Returns the message of this kind from each host at a wire, waiting for it. Raises RendezvousError."""
+        """Returns the message of this kind from each host at a connection, waiting for it. Raises RendezvousError."""
         found: dict[int, Message] = {}
         others: list[tuple[int, Message]] = []
         until = time.monotonic() + timeout
-        while missing := [node for node in self._wires if node not in found]:
+        while missing := [node for node in self._connections if node not in found]:
             for node, message in self.hear():
                 if message.get("kind") == "leaves":
                     raise RendezvousError(f"{self.hosts[node]} left: {message['why']}")
@@ -203,25 +207,25 @@ class LauncherGroup:
                 raise HostLeftError(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
             if time.monotonic() > until:
                 raise HostLeftError(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
-            if len(found) < len(self._wires):
-                readable(self.wires, AGAIN)
+            if len(found) < len(self._connections):
+                readable(self.connections, AGAIN)
         self._early = others
         return found
 
     def go_on(self, starts: int) -> None:
-        """Takes the training to be one that was cut off after `starts` starts of its ranks, if any; on the keeper,
+        """Takes the training to be one that was cut off after `starts` starts of its ranks, if any; on the coordinator,
         which tells the others (`shared`). None of them counts as a restart.
         """
         if starts:
             self.start, self.changes = starts + 1, starts
 
     def let_end(self) -> None:
-        """Returns on the keeper, and elsewhere when the keeper has closed its connections, as it has written all, or
-        does not within `PATIENCE` seconds; in an elastic training within those for which hosts are waited for.
+        """Returns on the coordinator, and elsewhere when the coordinator has closed its connections, as it has written
+        all, or does not within `PATIENCE` seconds; in an elastic training within those for which hosts are waited for.
         """
-        until = time.monotonic() + (max(PATIENCE, self._meeting.timeout) if self.elastic else PATIENCE)
-        while not self.keeps and not self.apart and self.wires and time.monotonic() < until:
-            readable(self.wires, AGAIN)
+        until = time.monotonic() + (max(PATIENCE, self._rendezvous.timeout) if self.elastic else PATIENCE)
+        while not self.is_coordinator and not self.apart and self.connections and time.monotonic() < until:
+            readable(self.connections, AGAIN)
             self.hear()
 
     def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
@@ -233,32 +237,33 @@ class LauncherGroup:
             self._stay(start, until, stopped)
             return
         lost = frozenset(self.lost)
-        if self._gate is not None:
-            self._gate.busy = ""  # those who come back are no hosts that wait for a place
+        if self._join_queue is not None:
+            self._join_queue.busy = ""  # those who come back are no hosts that wait for a place
         parted = time.monotonic() + PARTING
-        while self.keeps and self.wires and time.monotonic() < parted:  # or they might lose what it has said
-            readable(self.wires, AGAIN)
+        # Or they might lose what it has said.
+        while self.is_coordinator and self.connections and time.monotonic() < parted:
+            readable(self.connections, AGAIN)
             self.hear()
         here = self._local_address
         self._part()
         self.apart = True
-        meeting = replace(self._meeting, until=until, stopped=stopped)
+        rendezvous = replace(self._rendezvous, until=until, stopped=stopped)
         before = PreviousStart(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
         if self.elastic:
             was = elastic.PreviousMembership(
-                before=before, gate=self._gate, lost=lost, addresses=self._addresses, here=here
+                before=before, join_queue=self._join_queue, lost=lost, addresses=self._addresses, here=here
             )
-            met, self._gate = elastic.meet_again(meeting, was)
+            met, self._join_queue = elastic.meet_again(rendezvous, was)
             self._take(met)
-        elif self.keeps:
+        elif self.is_coordinator:
             awaited = frozenset(range(1, len(self.machines))) - lost
-            self._take(keep(meeting, self._where, start, self._late, awaited))
+            self._take(wait_for_hosts(rendezvous, self._where, start, self._late, awaited))
         else:
-            self._take(join(meeting, self._where, before))
+            self._take(join(rendezvous, self._where, before))
 
     def _stay(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
-        """Does the same for those that keep their wires. Raises HostLeftError if one of them is lost."""
-        if self.keeps:
+        """Does the same for those that keep their connections. Raises HostLeftError if one of them is lost."""
+        if self.is_coordinator:
             ready = self.wait_for("ready", until - time.monotonic())
             self._early = []  # what they have said of the start before
             self._listen_anew()
@@ -292,23 +297,23 @@ class LauncherGroup:
                     self.meet_again(start, until, stopped)
                 return work()
             except HostLeftError as error:
-                if not (self._meeting.again or self.elastic):
+                if not (self._rendezvous.again or self.elastic):
                     raise
                 met = False
-                if self.keeps:
-                    self._meeting.say(f"{error}: the hosts meet again")
+                if self.is_coordinator:
+                    self._rendezvous.say(f"{error}: the hosts meet again")
                     self.tell("again")
 
     def _part(self) -> None:
-        for wire in self._wires.values():
-            wire.close()
+        for connection in self._connections.values():
+            connection.close()
         if self.listening is not None:
             self.listening.close()
 
     def close(self) -> None:
         """Closes all connections, and what listens."""
         self._part()
-        for comes in (self._gate, self._late):
+        for comes in (self._join_queue, self._late):
             if comes is not None:
                 comes.close()
         if self._where.listening is not None:
@@ -318,35 +323,35 @@ class LauncherGroup:
         """Tells the hosts that wait to take part that the training is over, or was `stopped`, after `steps`; None if it
         failed.
         """
-        if self._gate is None:
+        if self._join_queue is None:
             return
         if steps is None:
-            self._gate.tell("refused", why="the training failed")
+            self._join_queue.tell("refused", why="the training failed")
         else:
-            self._gate.tell("over", steps=steps, host=self.machines[0], stopped=stopped)
+            self._join_queue.tell("over", steps=steps, host=self.machines[0], stopped=stopped)
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
 
 
-def meet(meeting: Rendezvous) -> LauncherGroup:
-    """Returns the company of all hosts, when all have come and agree. Raises RendezvousError, and TrainingOverError if
+def meet(rendezvous: Rendezvous) -> LauncherGroup:
+    """Returns the group of all hosts, when all have come and agree. Raises RendezvousError, and TrainingOverError if
     it is elastic.
     """
     try:
-        if meeting.counts:
-            met, gate = elastic.meet(meeting)
-            return LauncherGroup(meeting, RendezvousPlace(meeting.rendezvous, lambda: None), met, gate)
-        return _meet_at(meeting.door, meeting) if meeting.door is not None else _meet(meeting)
+        if rendezvous.counts:
+            met, join_queue = elastic.meet(rendezvous)
+            return LauncherGroup(rendezvous, RendezvousPlace(rendezvous.address, lambda: None), met, join_queue)
+        return _meet_at(rendezvous.endpoint, rendezvous) if rendezvous.endpoint is not None else _meet(rendezvous)
     except StopRequestedError:
-        if meeting.counts:
+        if rendezvous.counts:
             raise elastic.TrainingOverError(stopped=True) from None
         raise RendezvousError("another host was asked to stop while the hosts met") from None
 
 
-def _meet(meeting: Rendezvous) -> LauncherGroup:
+def _meet(rendezvous: Rendezvous) -> LauncherGroup:
     try:
-        name, port = endpoint(meeting.rendezvous)
+        name, port = parse_endpoint(rendezvous.address)
     except ValueError as error:
         raise RendezvousError(f"the rendezvous {error}") from error
     address = address_of(name)
@@ -355,76 +360,76 @@ def _meet(meeting: Rendezvous) -> LauncherGroup:
         listening = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            raise RendezvousError(_unheard(f"{name}:{port}", meeting, error)) from error
+            raise RendezvousError(_unheard(f"{name}:{port}", rendezvous, error)) from error
         where = replace(where, taken=error.errno == errno.EADDRINUSE)
-        return LauncherGroup(meeting, where, join(meeting, where))
-    return _start_coordinator(meeting, replace(where, listening=listening), listening)
+        return LauncherGroup(rendezvous, where, join(rendezvous, where))
+    return _start_coordinator(rendezvous, replace(where, listening=listening), listening)
 
 
-def _meet_at(door: Endpoint, meeting: Rendezvous) -> LauncherGroup:
-    if meeting.fault:
-        meeting = replace(meeting, timeout=min(meeting.timeout, _TURNED_AWAY))
+def _meet_at(endpoint: Endpoint, rendezvous: Rendezvous) -> LauncherGroup:
+    if rendezvous.fault:
+        rendezvous = replace(rendezvous, timeout=min(rendezvous.timeout, _TURNED_AWAY))
     try:
-        where = RendezvousPlace(door.name, door.find)
-        if meeting.place:
-            return LauncherGroup(meeting, where, join(meeting, where))
+        where = RendezvousPlace(endpoint.name, endpoint.find)
+        if rendezvous.place:
+            return LauncherGroup(rendezvous, where, join(rendezvous, where))
         try:
-            listening = door.open()
+            listening = endpoint.open()
         except OSError as error:
-            raise RendezvousError(_unheard(door.name, meeting, error)) from error
-        return _start_coordinator(meeting, replace(where, listening=listening), listening)
+            raise RendezvousError(_unheard(endpoint.name, rendezvous, error)) from error
+        return _start_coordinator(rendezvous, replace(where, listening=listening), listening)
     finally:
-        door.close()
+        endpoint.close()
 
 
-def _unheard(name: str, meeting: Rendezvous, error: OSError) -> str:
+def _unheard(name: str, rendezvous: Rendezvous, error: OSError) -> str:
     remedy = {
         errno.EADDRNOTAVAIL: "rank 0 is on this host, and that is no address of it: leave `--rendezvous` out",
         errno.EADDRINUSE: "another program listens there: `--rendezvous HOST:PORT` names another port",
         errno.EACCES: "only root listens at ports below 1024: `--rendezvous HOST:PORT` names another",
     }.get(error.errno or 0, "")
-    return f"{meeting.host} cannot listen at {name}: {error.strerror}" + (f"\nhelp: {remedy}" if remedy else "")
+    return f"{rendezvous.host} cannot listen at {name}: {error.strerror}" + (f"\nhelp: {remedy}" if remedy else "")
 
 
-def _start_coordinator(meeting: Rendezvous, where: RendezvousPlace, listening: socket.socket) -> LauncherGroup:
+def _start_coordinator(rendezvous: Rendezvous, where: RendezvousPlace, listening: socket.socket) -> LauncherGroup:
     with contextlib.ExitStack() as until_met:
         until_met.enter_context(listening)
-        company = LauncherGroup(meeting, where, keep(meeting, where))
-        if meeting.again or meeting.door is None:
-            until_met.pop_all()  # the company closes it
-        return company
+        group = LauncherGroup(rendezvous, where, wait_for_hosts(rendezvous, where))
+        if rendezvous.again or rendezvous.endpoint is None:
+            until_met.pop_all()  # the group closes it
+        return group
 
 
 # ------------------------------------------------------------------------------------------------- a folder of all
 
 
-def shared(company: LauncherGroup, folder: str, timeout: float) -> tuple[str, list[int]]:
-    """Returns the keeper's `folder`, which exists, and the launchers that do not see it: each reads a file that the
-    keeper writes there. All learn the number of the start. Called by all. Raises RendezvousError, and OSError on the
-    keeper.
+def shared(group: LauncherGroup, folder: str, timeout: float) -> tuple[str, list[int]]:
+    """Returns the coordinator's `folder`, which exists, and the launchers that do not see it: each reads a file that
+    the coordinator writes there. All learn the number of the start. Called by all. Raises RendezvousError, and OSError
+    on the coordinator.
     """
-    if not company.keeps:
-        asked = company.wait_for("folder", timeout)[0]
-        company.start = int(asked["start"])
-        company.tell("sees", content=_nonce_in(str(asked["folder"]), str(asked["file"])))
-        told = company.wait_for("blind", timeout)[0]
-        return str(asked["folder"]), [int(node) for node in told["nodes"] if node < len(company.machines)]
+    if not group.is_coordinator:
+        asked = group.wait_for("folder", timeout)[0]
+        group.start = int(asked["start"])
+        group.tell("sees", content=_nonce_in(str(asked["folder"]), str(asked["file"])))
+        told = group.wait_for("blind", timeout)[0]
+        return str(asked["folder"]), [int(node) for node in told["nodes"] if node < len(group.machines)]
     name, nonce = f".dslc-{secrets.token_hex(8)}", secrets.token_hex(16)
     path = os.path.join(folder, name)
     with open(path, "x", encoding="utf-8") as file:
         file.write(nonce)
     try:
-        company.tell("folder", folder=folder, file=name, start=company.start)
-        answers = company.wait_for("sees", timeout)
+        group.tell("folder", folder=folder, file=name, start=group.start)
+        answers = group.wait_for("sees", timeout)
     finally:
         os.remove(path)
     blind = [node for node, message in sorted(answers.items()) if message["content"] != nonce]
-    company.tell("blind", nodes=blind)
+    group.tell("blind", nodes=blind)
     return folder, blind
 
 
 def _nonce_in(folder: str, name: str) -> str:
-    """Returns what a file that the keeper has made in a folder holds; "" if it is not seen, or is no such file."""
+    """Returns what a file that the coordinator has made in a folder holds; "" if it is not seen, or is no such file."""
     if not _NONCE_FILE.fullmatch(name) or not os.path.isabs(folder) or "\0" in folder:
         return ""
     try:
@@ -435,16 +440,16 @@ def _nonce_in(folder: str, name: str) -> str:
         return file.read(64).decode(errors="replace") if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
 
 
-def require_same_value(company: LauncherGroup, what: str, value: str, timeout: float) -> None:
-    """Raises RendezvousError, on all hosts, if one has another `value` than the keeper. Called by all."""
-    if company.keeps:
-        answers = company.wait_for("value", timeout)
+def require_same_value(group: LauncherGroup, what: str, value: str, timeout: float) -> None:
+    """Raises RendezvousError, on all hosts, if one has another `value` than the coordinator. Called by all."""
+    if group.is_coordinator:
+        answers = group.wait_for("value", timeout)
         told = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
         wrong = next((node for node, each in told.items() if each != value), None)
-        why = "" if wrong is None else f"{company.hosts[wrong]} has not the same as {company.hosts[0]}"
-        company.tell("alike", why=why)
+        why = "" if wrong is None else f"{group.hosts[wrong]} has not the same as {group.hosts[0]}"
+        group.tell("alike", why=why)
     else:
-        company.tell("value", value=value)
-        why = str(company.wait_for("alike", timeout)[0]["why"])
+        group.tell("value", value=value)
+        why = str(group.wait_for("alike", timeout)[0]["why"])
     if why:
-        raise RendezvousError(f"the hosts differ in {what}: {why}; {company.hosts[company.node]} has {value}")
+        raise RendezvousError(f"the hosts differ in {what}: {why}; {group.hosts[group.node]} has {value}")

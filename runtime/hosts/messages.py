@@ -22,7 +22,7 @@ _PLACE = (str, int)
 
 # A tuple is an array of these values, a list an array of one type, a dict an object. `?` may be left out.
 KINDS: Mapping[str, Mapping[str, Any]] = {
-    "hello": {
+    "join_request": {
         "host": str,
         "facts": {str: str},
         "place?": int,
@@ -35,7 +35,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "heard": {},
     "refused": {"why": str, "fact?": str},
     "stopped": {},
-    "welcome": {
+    "join_reply": {
         "node": int,
         "hosts": [str],
         "store": _PLACE,

@@ -1,6 +1,6 @@
-"""Where launchers meet that know their places: the first opens a door, and the others look for it.
+"""Where launchers meet that know their places: the first opens an endpoint, and the others look for it.
 
-A door is a socket at one address. How the others learn the address depends on who has started them
+A endpoint is a socket at one address. How the others learn the address depends on who has started them
 (runtime/launchers): `FixedEndpoint` is at an address that all are given, `FileEndpoint` at one that stands in a file.
 """
 
@@ -39,7 +39,7 @@ class Endpoint(Protocol):
         """Returns the address of that socket, for the others; None if it is not known yet. Raises RendezvousError."""
 
     def close(self) -> None:
-        """Removes what shows the door; called by all when they have met, or not."""
+        """Removes what shows the endpoint; called by all when they have met, or not."""
 
 
 class FixedEndpoint:
@@ -70,7 +70,7 @@ class FixedEndpoint:
 
 
 class FileEndpoint:
-    """A door whose address the first writes to a file that all see, with the secret of the run: this user alone can
+    """A endpoint whose address the first writes to a file that all see, with the secret of the run: this user alone can
     read it. `one_host`: all are on one.
     """
 

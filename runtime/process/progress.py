@@ -31,7 +31,7 @@ LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and 
 
 
 class Watch:
-    """Follows one training from the launcher; `keeper` is the host that shows it, if that is another one. If it
+    """Follows one training from the launcher; `coordinator` is the host that shows it, if that is another one. If it
     `goes_on`, what was noted before has been shown elsewhere.
     """
 
@@ -41,7 +41,7 @@ class Watch:
         run_dir: str,
         board: RunControl,
         screen: TextIO,
-        keeper: str = "",
+        coordinator: str = "",
         *,
         goes_on: bool = False,
     ) -> None:
@@ -54,8 +54,8 @@ class Watch:
         self._last: dict[str, Record] = {}
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
-        self._warned, self._keeper, self._trains = False, keeper, job.is_training
-        self._beat = Heartbeat(run_dir, job.steps, keeps=not keeper and self._trains)
+        self._warned, self._coordinator, self._trains = False, coordinator, job.is_training
+        self._beat = Heartbeat(run_dir, job.steps, keeps=not coordinator and self._trains)
         self._left: tuple[int, float] | None = None  # before a change of hosts
         self._hosts = ""
         self._noted = 0  # bytes of the lines on the board that are shown
@@ -124,9 +124,9 @@ class Watch:
             if self._display is not None:
                 self._display.restart(note)
 
-    def delegate_display(self, keeper: str) -> None:
-        """Leaves the display and the state of the run to the host `keeper` from now on; "": this one has them."""
-        self._keeper, self._beat.keeps = keeper, not keeper and self._trains
+    def delegate_display(self, coordinator: str) -> None:
+        """Leaves the display and the state of the run to the host `coordinator` from now on; "": this one has them."""
+        self._coordinator, self._beat.keeps = coordinator, not coordinator and self._trains
 
     def change(self, left: tuple[int, float], hosts: str) -> None:
         """Has the cost of a change of hosts shown when the ranks go on: `left` is the step that was done before, and
@@ -252,9 +252,9 @@ class Watch:
     def _summary(self, outcome: Outcome) -> str:
         train = self._last.get("train")
         folder = readable(path_text(self._run_dir))
-        if self._keeper:
+        if self._coordinator:
             head = "trained" if outcome.stopped_at is None else "stopped after"
-            where = f"metrics and weights are on {self._keeper}, the logs of this host in {folder}/logs"
+            where = f"metrics and weights are on {self._coordinator}, the logs of this host in {folder}/logs"
             return f"{head} {outcome.steps} steps; {where}"
         if outcome.stopped_at == 0:
             return f"ended at once, without weights; the logs are in {folder}/logs"

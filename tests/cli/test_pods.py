@@ -72,12 +72,12 @@ def test_a_training_that_has_ended_is_done_only_if_it_is_of_the_plan(tmp_path: P
     assert longer is not None and not is_training_done(longer, out)
 
 
-class Keeper:
+class Coordinator:
     """Notes what it is told."""
 
-    def __init__(self, *, apart: bool = False, keeps: bool = True) -> None:
+    def __init__(self, *, apart: bool = False, is_coordinator: bool = True) -> None:
         self.order: list[Any] = []
-        self.apart, self.keeps = apart, keeps
+        self.apart, self.is_coordinator = apart, is_coordinator
 
     def dismiss(self, steps: int | None, *, stopped: bool) -> None:
         self.order.append((steps, stopped))
@@ -100,30 +100,30 @@ class Keeper:
 def test_those_who_wait_are_dismissed_when_all_is_written(
     monkeypatch: pytest.MonkeyPatch, outcome: Outcome, told: tuple[int, bool]
 ) -> None:
-    """Kubernetes ends all pods when the first has ended with 0: it must be no other than the keeper."""
-    keeper = Keeper()
+    """Kubernetes ends all pods when the first has ended with 0: it must be no other than the coordinator."""
+    coordinator = Coordinator()
 
     def written(*_: object) -> int:
-        keeper.order.append("written")
+        coordinator.order.append("written")
         return 0
 
-    monkeypatch.setattr(launcher_group, "meet", lambda meeting: keeper)
-    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (outcome, None))
+    monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: coordinator)
+    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, written) == 0
-    assert keeper.order == ["written", told, "lets end", "closes"]
+    assert coordinator.order == ["written", told, "lets end", "closes"]
 
 
 @pytest.mark.parametrize("stopped, status", [(False, 0), (True, 130)])
 def test_who_waited_for_a_place_leaves_as_the_training_ended(
     monkeypatch: pytest.MonkeyPatch, stopped: bool, status: int
 ) -> None:
-    """A pod that ended with 0 when the others were only stopped would end the Job; it leaves after the keeper."""
+    """A pod that ended with 0 when the others were only stopped would end the Job; it leaves after the coordinator."""
     waited = list[float]()
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
 
     def over(_: object) -> None:
-        raise TrainingOverError(7, "keeper", stopped=stopped)
+        raise TrainingOverError(7, "coordinator", stopped=stopped)
 
     monkeypatch.setattr(launcher_group, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -131,23 +131,23 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
     assert len(waited) == (not stopped)
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_the_keeper_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+@pytest.mark.parametrize("is_coordinator", [False, True])
+def test_the_coordinator_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, is_coordinator: bool) -> None:
     waited = list[float]()
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
-    monkeypatch.setattr(launcher_group, "meet", lambda meeting: Keeper(keeps=keeps))
-    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (Outcome(run_dir="", steps=400), None))
+    monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: Coordinator(is_coordinator=is_coordinator))
+    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (Outcome(run_dir="", steps=400), None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 0) == 0
-    assert len(waited) == (not keeps)
+    assert len(waited) == (not is_coordinator)
 
 
 @pytest.mark.parametrize("apart, status", [(False, 3), (True, 2)])
 def test_a_pod_that_is_cut_off_gives_itself_up_alone(monkeypatch: pytest.MonkeyPatch, apart: bool, status: int) -> None:
     """A training that failed ends the Job; one that others may go on with does not."""
     failure = Failure(rank=None, step=7, kind="ended", message="found nobody")
-    monkeypatch.setattr(launcher_group, "meet", lambda meeting: Keeper(apart=apart))
+    monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: Coordinator(apart=apart))
     outcome = Outcome(run_dir="", steps=6, failure=failure)
-    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, company: (outcome, None))
+    monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status

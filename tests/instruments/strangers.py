@@ -22,18 +22,18 @@ _VALUES: tuple[Any, ...] = (
 def hostile_bytes(draw: random.Random) -> bytes:
     """Returns what a stranger sends, who knows the protocol and not the secret."""
     greeting = Session(b"", accepts=False).greeting
-    hello = json.dumps({"kind": "hello", "host": "x", "facts": {}, "fault": "none"}).encode()
+    join_request = json.dumps({"kind": "join_request", "host": "x", "facts": {}, "fault": "none"}).encode()
     kinds = (
         b"",
         draw.randbytes(draw.randrange(1, 200)),
         b"GET / HTTP/1.0\r\n\r\n",
         struct.pack("!I", len(DEEP)) + DEEP,
-        struct.pack("!I", len(hello)) + hello,
+        struct.pack("!I", len(join_request)) + join_request,
         struct.pack("!I", 0xFFFFFFFF),
         greeting[: draw.randrange(1, len(greeting))],
         greeting,
         greeting + draw.randbytes(36),
-        greeting + struct.pack("!I", 0) + draw.randbytes(32) + hello,
+        greeting + struct.pack("!I", 0) + draw.randbytes(32) + join_request,
         greeting + struct.pack("!I", len(DEEP)) + draw.randbytes(32) + DEEP,
         greeting + greeting,
     )

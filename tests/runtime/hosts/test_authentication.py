@@ -32,7 +32,7 @@ from dslc.runtime.hosts.run_secret import RunSecret, SecretError, token_in
 from dslc.runtime.process.stop import RunControl
 
 SECRET = RunSecret(token=b"the secret of this run")
-HELLO: Message = {"kind": "hello", "host": "member", "facts": {"a": "1"}}
+HELLO: Message = {"kind": "join_request", "host": "member", "facts": {"a": "1"}}
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def connected() -> tuple[Session, Session]:
     return one, other
 
 
-# ----------------------------------------------------------------------------------------------------------- one frame
+# ---------------------------------------------------------------------------------------------------------- one frame
 
 
 @pytest.mark.parametrize("secrets", [(b"a", b"b"), (b"", b"b"), (b"a", b"")])
@@ -121,7 +121,7 @@ def test_a_frame_that_is_cut_short_is_awaited_and_one_too_large_is_not() -> None
         new.open((1).to_bytes(4, "big") + bytes(HEADER))  # before the proof nothing may have a content
 
 
-# --------------------------------------------------------------------------------------------------------- one message
+# -------------------------------------------------------------------------------------------------------- one message
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_brackets_in_a_text_are_not_nested() -> None:
     assert parse_message(json.dumps(message).encode()) == message
 
 
-# ----------------------------------------------------------------------------------------------------------- strangers
+# ---------------------------------------------------------------------------------------------------- unknown clients
 
 
 def coming(port: int, host: str, nodes: int = 2, *, counts: tuple[int, ...] = (), timeout: float = 20) -> Rendezvous:
@@ -175,20 +175,20 @@ def test_strangers_neither_end_nor_delay_a_meeting(port: int, seed: int, counts:
     """Before the hosts have met, and while they train."""
     draw = random.Random(seed)
     with ThreadPoolExecutor(2) as pool, ExitStack() as around:
-        keeper = pool.submit(meet, coming(port, "keeper", counts=counts))
+        coordinator = pool.submit(meet, coming(port, "coordinator", counts=counts))
         around.enter_context(reach(port))
         strangers = [around.enter_context(stranger(draw, port)) for _ in range(20)]
         other = meet(coming(port, "other", counts=counts))
-        company = keeper.result()
-        assert company.machines == other.machines == ("keeper", "other")
+        group = coordinator.result()
+        assert group.machines == other.machines == ("coordinator", "other")
         strangers += [around.enter_context(stranger(draw, port)) for _ in range(20)]
         other.tell("release")
         messages: list[tuple[int, Message]] = []
         while not messages:
-            readable(company.handles, 0.1)
-            messages += company.hear()
-        assert messages == [(1, {"kind": "release"})] and not company.lost
-        company.close()
+            readable(group.handles, 0.1)
+            messages += group.hear()
+        assert messages == [(1, {"kind": "release"})] and not group.lost
+        group.close()
         other.close()
 
 
@@ -197,18 +197,18 @@ def test_connections_without_end_cost_a_bounded_number_of_files(port: int, monke
     monkeypatch.setattr(join_requests, "GRACE", 0.01)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ThreadPoolExecutor(1) as pool, ExitStack() as around:
-        keeper = pool.submit(meet, coming(port, "keeper"))
+        coordinator = pool.submit(meet, coming(port, "coordinator"))
         around.enter_context(reach(port))
         idle = [around.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(600)]
         open_files = {int(name) for name in os.listdir("/proc/self/fd")}
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_files) + PENDING + 16, limits[1]))
         try:
             other = meet(coming(port, "other"))
-            assert keeper.result().machines == ("keeper", "other")
+            assert coordinator.result().machines == ("coordinator", "other")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert sum(is_closed(each) for each in idle) >= len(idle) - PENDING
-        for each in (keeper.result(), other):
+        for each in (coordinator.result(), other):
             each.close()
 
 
@@ -216,23 +216,26 @@ def test_of_many_hosts_that_come_at_once_none_is_dropped() -> None:
     """Three times as many as may be pending, as when a cluster starts all of them."""
     count = 3 * PENDING
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool, ExitStack() as around:
-        wires = [Connection(socket.create_connection(listening.getsockname()), SECRET.token) for _ in range(count)]
-        for wire in wires:
-            around.callback(wire.close)
-            wire.send(HELLO)
-        keeper = pool.submit(
-            rendezvous_protocol.keep, coming(0, "keeper", 1 + count), RendezvousPlace("", lambda: None, listening)
+        address = listening.getsockname()
+        connections = [Connection(socket.create_connection(address), SECRET.token) for _ in range(count)]
+        for connection in connections:
+            around.callback(connection.close)
+            connection.send(HELLO)
+        coordinator = pool.submit(
+            rendezvous_protocol.wait_for_hosts,
+            coming(0, "coordinator", 1 + count),
+            RendezvousPlace("", lambda: None, listening),
         )
         kinds: list[str] = []
-        while kinds.count("welcome") < count:
-            readable(wires, 0.1)
-            kinds += [message["kind"] for wire in wires for message in wire.receive()]
-            assert not any(wire.closed for wire in wires)
-        met = keeper.result()
-        assert met.listening is not None and len(met.wires) == count
+        while kinds.count("join_reply") < count:
+            readable(connections, 0.1)
+            kinds += [message["kind"] for connection in connections for message in connection.receive()]
+            assert not any(connection.closed for connection in connections)
+        met = coordinator.result()
+        assert met.listening is not None and len(met.connections) == count
         met.listening.close()
-        for wire in met.wires.values():
-            wire.close()
+        for connection in met.connections.values():
+            connection.close()
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -247,14 +250,14 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_a_launcher_without_the_secret_is_told_and_the_others_meet(port: int) -> None:
     with ThreadPoolExecutor(1) as pool:
-        keeper = pool.submit(meet, coming(port, "keeper"))
+        coordinator = pool.submit(meet, coming(port, "coordinator"))
         reach(port).close()
         for secret in (RunSecret(), RunSecret(token=b"the secret of another run")):
             with pytest.raises(RendezvousError, match=r"does not know the secret of this run.*\n.*DSLC_RUN_TOKEN"):
                 meet(replace(coming(port, "stranger"), secret=secret))
         other = meet(coming(port, "other"))
-        assert keeper.result().machines == ("keeper", "other")
-        for each in (keeper.result(), other):
+        assert coordinator.result().machines == ("coordinator", "other")
+        for each in (coordinator.result(), other):
             each.close()
 
 
@@ -270,7 +273,7 @@ def test_a_host_that_does_not_see_the_secret_says_so(
         return replace(coming(port, name, counts=counts), secret=in_folder(folder))
 
     with ThreadPoolExecutor(1) as pool:
-        keeper = pool.submit(meet, host("keeper", tmp_path))
+        coordinator = pool.submit(meet, host("coordinator", tmp_path))
         reach(port).close()
         unseen = (
             rf"apart waited .* whose secret {tmp_path}/other/.dslc-secret is not seen here\n.*DSLC_RUN_TOKEN on all"
@@ -278,23 +281,23 @@ def test_a_host_that_does_not_see_the_secret_says_so(
         with pytest.raises(RendezvousError, match=unseen):
             meet(host("apart", tmp_path / "other"))
         other = meet(host("other", tmp_path))
-        assert keeper.result().machines == ("keeper", "other")
-        for each in (keeper.result(), other):
+        assert coordinator.result().machines == ("coordinator", "other")
+        for each in (coordinator.result(), other):
             each.close()
 
 
-# ------------------------------------------------------------------------------------------ forged members and keepers
+# ------------------------------------------------------------------------------------ forged members and coordinators
 
 
-def forged(port: int, draw: random.Random, hello: bool = True) -> Connection:
+def forged(port: int, draw: random.Random, join_request: bool = True) -> Connection:
     """Returns the connection of a member that knows the secret, and says what no launcher says."""
-    wire = Connection(reach(port), SECRET.token)
-    if hello:
-        wire.send(HELLO)
-    while not wire.authenticated and not wire.closed:
-        readable([wire], 1)
-        wire.receive()
-    return wire
+    connection = Connection(reach(port), SECRET.token)
+    if join_request:
+        connection.send(HELLO)
+    while not connection.authenticated and not connection.closed:
+        readable([connection], 1)
+        connection.receive()
+    return connection
 
 
 LONG = [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 300))]
@@ -304,28 +307,28 @@ LONG = [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10,
 def test_a_member_that_says_nonsense_is_lost_with_the_reason(port: int, seed: int) -> None:
     draw = random.Random(seed)
     with ThreadPoolExecutor(1) as pool:
-        keeper = pool.submit(meet, coming(port, "keeper"))
+        coordinator = pool.submit(meet, coming(port, "coordinator"))
         member = forged(port, draw)
-        company = keeper.result()
+        group = coordinator.result()
         board = RunControl(1)
-        together = HostGroup(company, board, 100, lambda step: step, lambda failure, *_: (False, failure))
+        together = HostGroup(group, board, 100, lambda step: step, lambda failure, *_: (False, failure))
         together.look()
         for _ in range(20):
             with suppress(AssertionError):  # it is longer than any message
                 member.send(malformed_message(draw))
         for _ in range(20):
-            readable(company.handles, 0.01)
+            readable(group.handles, 0.01)
             together.look()
         member.close()
         together.failed(None)  # as this launcher does when its ranks have ended
         while together.look() != "end":
-            readable(company.handles, 0.01)
+            readable(group.handles, 0.01)
         assert together.cause is not None and together.cause.message
-        company.close()
+        group.close()
 
 
 @pytest.mark.parametrize("seed", LONG)
-def test_a_keeper_that_says_nonsense_ends_in_a_message(seed: int) -> None:
+def test_a_coordinator_that_says_nonsense_ends_in_a_message(seed: int) -> None:
     draw = random.Random(seed)
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
         port = listening.getsockname()[1]
@@ -333,17 +336,17 @@ def test_a_keeper_that_says_nonsense_ends_in_a_message(seed: int) -> None:
         joined: Future[object] = (
             pool.submit(elastic.meet, host)
             if host.counts
-            else pool.submit(join, host, RendezvousPlace("the keeper", lambda: ("127.0.0.1", port)))
+            else pool.submit(join, host, RendezvousPlace("the coordinator", lambda: ("127.0.0.1", port)))
         )
         while not joined.done():
             if not readable([listening], 0.1):
                 continue
-            wire = Connection(listening.accept()[0], SECRET.token, accepts=True)
-            while not wire.receive() and not wire.closed:
-                readable([wire], 1)
+            connection = Connection(listening.accept()[0], SECRET.token, accepts=True)
+            while not connection.receive() and not connection.closed:
+                readable([connection], 1)
             for _ in range(5):
-                wire.send(malformed_message(draw))
-            wire.close()
+                connection.send(malformed_message(draw))
+            connection.close()
         error = joined.exception()
         assert error is None or isinstance(error, RendezvousError | StopRequestedError | TrainingOverError), error
         if error is None:
@@ -352,69 +355,72 @@ def test_a_keeper_that_says_nonsense_ends_in_a_message(seed: int) -> None:
 
 def close(met: object) -> None:
     for each in met if isinstance(met, tuple) else (met,):
-        for wire in getattr(each, "wires", {}).values():
-            wire.close()
+        for connection in getattr(each, "wires", {}).values():
+            connection.close()
 
 
-def test_a_keeper_without_the_secret_learns_nothing() -> None:
+def test_a_coordinator_without_the_secret_learns_nothing() -> None:
     """It gets a greeting and a proof, and no host believes what it says."""
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
         port = listening.getsockname()[1]
-        joined = pool.submit(join, coming(port, "host"), RendezvousPlace("the keeper", lambda: ("127.0.0.1", port)))
-        wire = Connection(listening.accept()[0], b"", accepts=True)
-        wire.send({"kind": "refused", "why": "go away"})
+        joined = pool.submit(
+            join, coming(port, "host"), RendezvousPlace("the coordinator", lambda: ("127.0.0.1", port))
+        )
+        connection = Connection(listening.accept()[0], b"", accepts=True)
+        connection.send({"kind": "refused", "why": "go away"})
         heard: list[Message] = []
         while not joined.done():
-            readable([wire], 0.1)
-            heard += wire.receive()
+            readable([connection], 0.1)
+            heard += connection.receive()
         assert heard == [] and "go away" not in str(joined.exception())
-        wire.close()
+        connection.close()
 
 
 @pytest.mark.parametrize("secret", [RunSecret(), SECRET], ids=["open", "secret"])
 def test_only_who_knows_a_secret_sends_a_host_to_a_place_that_nobody_named(port: int, secret: RunSecret) -> None:
     waits = replace(coming(port, "host", counts=(1, 2)), secret=secret)
-    gate = JoinQueue(waits, listen("127.0.0.1", port))
+    join_queue = JoinQueue(waits, listen("127.0.0.1", port))
     caller = Connection(socket.create_connection(("127.0.0.1", port)), secret.token)
     caller.send({"kind": "elsewhere", "place": ["127.0.0.9", port]})
     try:
         with pytest.raises(elastic._Elsewhere) if secret is SECRET else nullcontext():
             while not caller.closed:
                 caller.receive()
-                gate.look()
+                join_queue.look()
     finally:
-        gate.close()
+        join_queue.close()
         caller.close()
 
 
-# ------------------------------------------------------------------------------------------- facts, folders and secrets
+# ----------------------------------------------------------------------------------------- facts, folders and secrets
 
 
 def test_a_refusal_names_the_fact_and_no_value(port: int) -> None:
     logged: list[str] = []
     with listen("127.0.0.1", port) as listening, ThreadPoolExecutor(1) as pool:
         facts = {"the file job.plt": "280 bytes, cafe0123"}
-        meeting = replace(coming(port, "keeper"), facts=facts, say=logged.append)
-        keeper = pool.submit(rendezvous_protocol.keep, meeting, RendezvousPlace("", lambda: None, listening), 2)
-        wire = Connection(reach(port), SECRET.token)
-        wire.send({**HELLO, "facts": {"the file job.plt": "1 bytes, 00000000"}})
+        rendezvous = replace(coming(port, "coordinator"), facts=facts, say=logged.append)
+        place = RendezvousPlace("", lambda: None, listening)
+        coordinator = pool.submit(rendezvous_protocol.wait_for_hosts, rendezvous, place, 2)
+        connection = Connection(reach(port), SECRET.token)
+        connection.send({**HELLO, "facts": {"the file job.plt": "1 bytes, 00000000"}})
         heard: list[Message] = []
-        while not wire.closed:
-            readable([wire], 1)
-            heard += wire.receive()
+        while not connection.closed:
+            readable([connection], 1)
+            heard += connection.receive()
         refusal = heard[-1]
         assert refusal["kind"] == "refused" and "the hosts differ in the file job.plt" in refusal["why"]
         assert "cafe0123" not in json.dumps(heard), "the value stays on its host"
         assert any("cafe0123" in line for line in logged)
         other = Connection(reach(port), SECRET.token)
         other.send({**HELLO, "facts": facts})
-        while not keeper.done():
+        while not coordinator.done():
             readable([other], 0.1)
             other.receive()
-        met = keeper.result()
+        met = coordinator.result()
         assert met.listening is not None
         met.listening.close()
-        for each in (wire, other, *met.wires.values()):
+        for each in (connection, other, *met.connections.values()):
             each.close()
 
 
@@ -422,7 +428,7 @@ def test_a_refusal_names_the_fact_and_no_value(port: int) -> None:
 def pair(port: int) -> Iterator[list[LauncherGroup]]:
     with ThreadPoolExecutor(2) as pool:
         companies = [each.result() for each in [pool.submit(meet, coming(port, f"host{n}")) for n in range(2)]]
-    yield sorted(companies, key=lambda company: company.node)
+    yield sorted(companies, key=lambda group: group.node)
     for each in companies:
         each.close()
 
@@ -430,17 +436,17 @@ def pair(port: int) -> Iterator[list[LauncherGroup]]:
 @pytest.mark.parametrize(
     "file", ["secret.txt", "../secret.txt", "/etc/hostname", ".dslc-0123456789abcdef", ".dslc-00000000000000ff"]
 )
-def test_a_keeper_cannot_ask_what_is_on_another_host(pair: list[LauncherGroup], tmp_path: Path, file: str) -> None:
+def test_a_coordinator_cannot_ask_what_is_on_another_host(pair: list[LauncherGroup], tmp_path: Path, file: str) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     os.mkfifo(tmp_path / ".dslc-0123456789abcdef")
     (tmp_path / ".dslc-00000000000000ff").symlink_to("/etc/hostname")
-    keeper, other = pair
+    coordinator, other = pair
     with ThreadPoolExecutor(1) as pool:
         seen = pool.submit(shared, other, "", 20)
-        keeper.tell("folder", folder=str(tmp_path), file=file, start=1)
-        answer = keeper.wait_for("sees", 20)[1]
+        coordinator.tell("folder", folder=str(tmp_path), file=file, start=1)
+        answer = coordinator.wait_for("sees", 20)[1]
         assert answer["content"] == ""
-        keeper.tell("blind", nodes=[1, 1 << 40])
+        coordinator.tell("blind", nodes=[1, 1 << 40])
         assert seen.result() == (str(tmp_path), [1])
 
 

@@ -66,20 +66,20 @@ def test_those_who_are_left_go_on_in_their_order(three: list[LauncherGroup]) -> 
     ]
 
 
-def test_the_next_in_order_keeps_when_the_keeper_is_lost(three: list[LauncherGroup]) -> None:
+def test_the_next_in_order_keeps_when_the_coordinator_is_lost(three: list[LauncherGroup]) -> None:
     last = three[1].machines[1:]
     three[0].close()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(again, (three[2], three[1])))
-    assert three[1].keeps and three[1].folder == "run" and three[1].start == 2
+    assert three[1].is_coordinator and three[1].folder == "run" and three[1].start == 2
     assert three[2].node == 1 and three[2].machines == three[1].machines == last
 
 
 def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[LauncherGroup]) -> None:
-    """As by the keeper that a network has parted from the others."""
+    """As by the coordinator that a network has parted from the others."""
     three[0].close()
     for each in three[1:]:
-        each._meeting = replace(each._meeting, claim=lambda folder: False)
+        each._rendezvous = replace(each._rendezvous, claim=lambda folder: False)
     with ThreadPoolExecutor(2) as pool:
         rest = [pool.submit(again, each, 3) for each in three[1:]]
     assert all(isinstance(each.exception(), RendezvousError) for each in rest), rest
@@ -90,21 +90,21 @@ def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[Launc
 
 def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
     """The training is kept elsewhere by now: whoever keeps it there calls."""
-    gate = JoinQueue(coming(port, "keeper", 1, 2), listen("127.0.0.2", port))
-    gate.busy, gate.fresh = "the training goes on; this host waits for a place", False
+    join_queue = JoinQueue(coming(port, "coordinator", 1, 2), listen("127.0.0.2", port))
+    join_queue.busy, join_queue.fresh = "the training goes on; this host waits for a place", False
     said: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(meet, replace(coming(port, "back", 2, 3), say=said.append))
-        while not gate.arrived:
-            gate.wait(0.1)
-            gate.look()
-            gate.call()
-        assert gate.arrived[0][1]["host"] == "back"
-        gate.tell("over", steps=7, host="keeper", stopped=True)
+        while not join_queue.arrived:
+            join_queue.wait(0.1)
+            join_queue.look()
+            join_queue.call()
+        assert join_queue.arrived[0][1]["host"] == "back"
+        join_queue.tell("over", steps=7, host="coordinator", stopped=True)
         error = waits.exception()
-    assert isinstance(error, TrainingOverError) and (error.steps, error.host, error.stopped) == (7, "keeper", True)
-    assert said == [gate.busy]
-    gate.close()
+    assert isinstance(error, TrainingOverError) and (error.steps, error.host, error.stopped) == (7, "coordinator", True)
+    assert said == [join_queue.busy]
+    join_queue.close()
 
 
 @pytest.mark.parametrize("first", ["127.0.0.1", "nowhere.invalid"], ids=["is not there", "is not known"])
@@ -112,17 +112,17 @@ def test_the_first_of_the_rendezvous_that_is_there_keeps(
     port: int, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     monkeypatch.setattr(elastic, "_opened", lambda _, place: only(place, "127.0.0.2"))
-    named = replace(coming(port, "second", 1), rendezvous=f"{first}:{port},127.0.0.2:{port},127.0.0.3:{port}")
+    named = replace(coming(port, "second", 1), address=f"{first}:{port},127.0.0.2:{port},127.0.0.3:{port}")
     monkeypatch.setattr(elastic, "_LATER", 0.2)
-    met, gate = elastic.meet(named)
-    assert gate is not None and gate.place == ("127.0.0.2", port) and met.machines == ["second"]
-    gate.close()
+    met, join_queue = elastic.meet(named)
+    assert join_queue is not None and join_queue.place == ("127.0.0.2", port) and met.machines == ["second"]
+    join_queue.close()
     assert met.listening is not None
     met.listening.close()
 
 
 def only(place: elastic.Place, address: str) -> JoinQueue | None:
-    """Returns a gate at the address of this host, of the several that this machine has."""
+    """Returns a join queue at the address of this host, of the several that this machine has."""
     return JoinQueue(coming(place[1], "", 1), listen(*place)) if place[0] == address else None
 
 
@@ -130,18 +130,18 @@ def test_who_keeps_a_first_start_gives_way_to_one_that_is_named_before(port: int
     """The third waits with the second when the first comes, and is sent on there."""
     named = f"127.0.0.1:{port},127.0.0.2:{port}"
     with ThreadPoolExecutor(3) as pool:
-        waits = replace(coming(port, "second", 3), rendezvous=named)
-        gate = JoinQueue(waits, listen("127.0.0.2", port))
-        third = pool.submit(meet, replace(coming(port, "third", 3), rendezvous=f"127.0.0.2:{port}"))
-        while not gate.arrived:
-            gate.wait(0.1)
-            gate.look()
-        second = pool.submit(elastic.keep_first, waits, gate, lambda: None)
-        first = meet(replace(coming(port, "first", 3), rendezvous=named))
+        waits = replace(coming(port, "second", 3), address=named)
+        join_queue = JoinQueue(waits, listen("127.0.0.2", port))
+        third = pool.submit(meet, replace(coming(port, "third", 3), address=f"127.0.0.2:{port}"))
+        while not join_queue.arrived:
+            join_queue.wait(0.1)
+            join_queue.look()
+        second = pool.submit(elastic.coordinate_first_start, waits, join_queue, lambda: None)
+        first = meet(replace(coming(port, "first", 3), address=named))
         met, kept = second.result()
-        assert first.keeps and kept is None and sorted([met.node, third.result().node]) == [1, 2]
+        assert first.is_coordinator and kept is None and sorted([met.node, third.result().node]) == [1, 2]
         assert sorted(first.machines) == ["first", "second", "third"]
-        met.wires[0].close()
+        met.connections[0].close()
         for each in (first, third.result()):
             each.close()
 
@@ -152,36 +152,40 @@ def test_a_host_that_finds_the_run_directory_locked_waits_to_be_sent_on(port: in
 
     def holder() -> str:
         asked.set()
-        return "process 1 on keeper"
+        return "process 1 on coordinator"
 
-    gate = JoinQueue(coming(port, "keeper", 2), listen("127.0.0.2", port))
-    gate.fresh = False
+    join_queue = JoinQueue(coming(port, "coordinator", 2), listen("127.0.0.2", port))
+    join_queue.fresh = False
     before = PreviousStart(node=0, start=1, folder="run")
-    was = PreviousMembership(before=before, gate=gate, lost=frozenset(), addresses=["127.0.0.2"], here="127.0.0.2")
+    was = PreviousMembership(
+        before=before, join_queue=join_queue, lost=frozenset(), addresses=["127.0.0.2"], here="127.0.0.2"
+    )
     with ThreadPoolExecutor(1) as pool:
         held = replace(coming(port, "back", 1), holder=holder, say=said.append)
         back = pool.submit(meet, held)
         assert asked.wait(20)
-        met, _ = meet_again(gate._meeting, was)
-        assert met.machines == ["keeper", "back"] and back.result().node == 1
-    assert said[0].startswith("waiting for the training in its run directory, which process 1 on keeper keeps"), said
-    for each in (back.result(), *met.wires.values(), met.listening, gate):
+        met, _ = meet_again(join_queue._rendezvous, was)
+        assert met.machines == ["coordinator", "back"] and back.result().node == 1
+    assert said[0].startswith("waiting for the training in its run directory, which process 1 on coordinator keeps"), (
+        said
+    )
+    for each in (back.result(), *met.connections.values(), met.listening, join_queue):
         assert each is not None
         each.close()
 
 
 def test_a_host_with_other_files_is_refused_alone(port: int) -> None:
     with ThreadPoolExecutor(2) as pool:
-        keeper = pool.submit(meet, coming(port, "keeper", 2))
+        coordinator = pool.submit(meet, coming(port, "coordinator", 2))
         while is_silent(port):
             pass
         with pytest.raises(
-            RendezvousError, match="the hosts differ in a: other has not the same as keeper; other has 2"
+            RendezvousError, match="the hosts differ in a: other has not the same as coordinator; other has 2"
         ):
             meet(replace(coming(port, "other", 2), facts={"a": "2"}))
         right = meet(coming(port, "right", 2))
-        assert keeper.result().machines == right.machines == ("keeper", "right")
-        keeper.result().close()
+        assert coordinator.result().machines == right.machines == ("coordinator", "right")
+        coordinator.result().close()
         right.close()
 
 
@@ -205,14 +209,14 @@ def test_hosts_that_a_cluster_brings_are_waited_for_without_end(port: int) -> No
 
 def test_a_first_start_looks_only_at_those_named_before_it_some_at_a_time(port: int) -> None:
     named = [f"127.0.0.{n}:{port}" for n in range(1, 25)]
-    gate = JoinQueue(replace(coming(port, "host", 2), rendezvous=",".join(named)), listen("127.0.0.20", port))
-    looked = [[place[0] for place in gate._next_places()] for _ in range(4)]
+    join_queue = JoinQueue(replace(coming(port, "host", 2), address=",".join(named)), listen("127.0.0.20", port))
+    looked = [[place[0] for place in join_queue._next_places()] for _ in range(4)]
     assert [(each[0], each[-1], len(each)) for each in looked] == [
         ("127.0.0.1", "127.0.0.8", 8),
         ("127.0.0.9", "127.0.0.16", 8),
         ("127.0.0.17", "127.0.0.19", 3),
         ("127.0.0.1", "127.0.0.8", 8),
     ]
-    gate.fresh = False
-    assert len({place for _ in range(3) for place in gate._next_places()}) == 23
-    gate.close()
+    join_queue.fresh = False
+    assert len({place for _ in range(3) for place in join_queue._next_places()}) == 23
+    join_queue.close()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dslc.runtime.hosts import rendezvous_protocol
 from dslc.runtime.hosts.authentication import MOST
-from dslc.runtime.hosts.connection import PORT, Connection, endpoint, interface_of, listen, readable
+from dslc.runtime.hosts.connection import PORT, Connection, interface_of, listen, parse_endpoint, readable
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
@@ -28,7 +28,7 @@ from dslc.runtime.hosts.rendezvous_protocol import (
     RendezvousPlace,
     StopRequestedError,
     _as_many,
-    keep,
+    wait_for_hosts,
 )
 
 Met = Callable[..., list[Future[LauncherGroup]]]
@@ -48,8 +48,8 @@ def met(port: int) -> Iterator[Met]:
 
     def met(*facts: dict[str, str], timeout: float = 20) -> list[Future[LauncherGroup]]:
         for n, each in enumerate(facts):
-            meeting = Rendezvous(f"127.0.0.1:{port}", len(facts), each, timeout, host=f"host{n}")
-            made.append(pool.submit(meet, meeting))
+            rendezvous = Rendezvous(f"127.0.0.1:{port}", len(facts), each, timeout, host=f"host{n}")
+            made.append(pool.submit(meet, rendezvous))
         return made
 
     with ThreadPoolExecutor(8) as pool:
@@ -60,7 +60,7 @@ def met(port: int) -> Iterator[Met]:
 
 
 def test_hosts_meet_whatever_the_numbers_of_their_descriptors(met: Met) -> None:
-    """As at a keeper of more than a thousand hosts."""
+    """As at a coordinator of more than a thousand hosts."""
     held = [os.open(os.devnull, os.O_RDONLY)]
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 1200), before[1]))
@@ -68,11 +68,11 @@ def test_hosts_meet_whatever_the_numbers_of_their_descriptors(met: Met) -> None:
         while held[-1] < 1050:
             held.append(os.dup(held[0]))
         companies = [each.result() for each in met({"a": "1"}, {"a": "1"}, {"a": "1"})]
-        assert min(wire.fileno() for each in companies for wire in each.wires) > 1024
+        assert min(connection.fileno() for each in companies for connection in each.connections) > 1024
         assert sorted(each.node for each in companies) == [0, 1, 2]
         for each in companies:
             each.tell("release")
-        assert all(each.wait_for("release", 20).keys() == each._wires.keys() for each in companies)
+        assert all(each.wait_for("release", 20).keys() == each._connections.keys() for each in companies)
     finally:
         for descriptor in held:
             os.close(descriptor)
@@ -83,35 +83,35 @@ def test_hosts_meet_in_any_order_and_know_each_other(met: Met) -> None:
     companies = [each.result() for each in met({"a": "1"}, {"a": "1"}, {"a": "1"})]
     assert sorted(each.node for each in companies) == [0, 1, 2]
     assert len({each.hosts for each in companies}) == len({each.store for each in companies}) == 1
-    assert len(set(companies[0].hosts)) == 3 and [each.ranks for each in companies if each.keeps] == [range(1)]
-    assert [each.keeps for each in companies].count(True) == 1
-    keeper = next(each for each in companies if each.keeps)
-    assert keeper.listening is not None and keeper.listening.getsockname() == keeper.store
+    assert len(set(companies[0].hosts)) == 3 and [each.ranks for each in companies if each.is_coordinator] == [range(1)]
+    assert [each.is_coordinator for each in companies].count(True) == 1
+    coordinator = next(each for each in companies if each.is_coordinator)
+    assert coordinator.listening is not None and coordinator.listening.getsockname() == coordinator.store
 
 
 def test_of_hosts_that_come_at_once_as_many_are_taken_as_the_job_takes(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as listening:
-        meeting = Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="keeper")
+        rendezvous = Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="coordinator")
         callers = [Connection(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
-        for n, wire in enumerate(callers):
-            wire.send({"kind": "hello", "host": f"host{n}", "facts": {}})
+        for n, connection in enumerate(callers):
+            connection.send({"kind": "join_request", "host": f"host{n}", "facts": {}})
         strangers = [
-            (Connection(listening.accept()[0], accepts=True), {"kind": "hello", "host": f"host{n}", "facts": {}})
+            (Connection(listening.accept()[0], accepts=True), {"kind": "join_request", "host": f"host{n}", "facts": {}})
             for n in range(3)
         ]
-        hellos: list[Message] = []
-        while len(hellos) < 3:
-            hellos += [message for wire, _ in strangers for message in wire.receive()]
+        join_requests: list[Message] = []
+        while len(join_requests) < 3:
+            join_requests += [message for connection, _ in strangers for message in connection.receive()]
             assert not [message for each in callers for message in each.receive()]
-        (taken,) = _as_many(meeting, list(strangers))
-        assert taken[1]["host"] == "host0" and [wire.closed for wire, _ in strangers] == [False, True, True]
+        (taken,) = _as_many(rendezvous, list(strangers))
+        assert taken[1]["host"] == "host0" and [connection.closed for connection, _ in strangers] == [False, True, True]
         heard: list[Message] = []
         while not heard:
             heard = callers[2].receive()
     assert heard[0]["kind"] == "refused" and "host2 comes too late: the job takes 2" in heard[0]["why"]
-    assert "trains with keeper and host0" in heard[0]["why"]
-    for wire in (*callers, taken[0]):
-        wire.close()
+    assert "trains with coordinator and host0" in heard[0]["why"]
+    for connection in (*callers, taken[0]):
+        connection.close()
 
 
 @pytest.mark.parametrize("elastic", [False, True])
@@ -125,14 +125,14 @@ def test_a_host_that_is_lost_before_the_first_start_may_come_back(
         counts = (3,) if elastic else ()
         return Rendezvous(f"127.0.0.1:{port}", 3, {}, 20, host=f"host{n}", again=True, counts=counts)
 
-    def gathered(company: LauncherGroup, dies: bool) -> LauncherGroup:
+    def gathered(group: LauncherGroup, dies: bool) -> LauncherGroup:
         if dies:
-            company.close()
-            company = meet(coming(9))
-        until, work = time.monotonic() + 20, lambda: shared(company, str(tmp_path), 20)
-        company.folder, blind = company.gather(work, 1, until, lambda: False, met=True)
-        assert company.folder == str(tmp_path) and blind == []
-        return company
+            group.close()
+            group = meet(coming(9))
+        until, work = time.monotonic() + 20, lambda: shared(group, str(tmp_path), 20)
+        group.folder, blind = group.gather(work, 1, until, lambda: False, met=True)
+        assert group.folder == str(tmp_path) and blind == []
+        return group
 
     with ThreadPoolExecutor(3) as pool:
         first = [each.result() for each in [pool.submit(meet, coming(n)) for n in range(3)]]
@@ -147,8 +147,8 @@ def test_a_host_that_is_lost_before_the_first_start_may_come_back(
 def test_what_differs_is_named_on_every_host(met: Met) -> None:
     told = [str(each.exception()) for each in met({"a": "1", "the plan": "x"}, {"a": "2", "the plan": "y"})]
     assert all("the hosts differ in a: " in each for each in told)
-    keeper = next(each for each in told if " has 1" in each and " has 2" in each)
-    (other,) = [each for each in told if each is not keeper]
+    coordinator = next(each for each in told if " has 1" in each and " has 2" in each)
+    (other,) = [each for each in told if each is not coordinator]
     assert (" has 1" in other) != (" has 2" in other), "nobody learns the value of another host"
 
 
@@ -171,7 +171,7 @@ def test_strangers_are_no_hosts(port: int, met: Met) -> None:
                 assert stranger.recv(1) == b""  # it is put out
 
     with ThreadPoolExecutor(1) as pool:
-        keeper = pool.submit(meet, Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="keeper"))
+        coordinator = pool.submit(meet, Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="coordinator"))
         waiting = threading.Thread(target=disturb)
         while not waiting.ident:
             try:
@@ -181,8 +181,8 @@ def test_strangers_are_no_hosts(port: int, met: Met) -> None:
                 continue
         waiting.join()
         other = meet(Rendezvous(f"127.0.0.1:{port}", 2, {}, 20, host="other"))
-        assert keeper.result().hosts == other.hosts == ("keeper", "other")
-        keeper.result().close()
+        assert coordinator.result().hosts == other.hosts == ("coordinator", "other")
+        coordinator.result().close()
         other.close()
 
 
@@ -201,7 +201,7 @@ def test_another_program_at_the_port_is_said(port: int) -> None:
 def test_a_folder_of_all_is_found_out(met: Met, tmp_path: Path) -> None:
     companies = [each.result() for each in met({}, {})]
     with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(shared, each, str(tmp_path) if each.keeps else "", 20) for each in companies]
+        found = [pool.submit(shared, each, str(tmp_path) if each.is_coordinator else "", 20) for each in companies]
     assert [each.result() for each in found] == [(str(tmp_path), [])] * 2
     assert not list(tmp_path.iterdir())
 
@@ -270,7 +270,7 @@ def test_a_launcher_with_other_files_is_refused_alone(port: int, three: list[Lau
     new.result().close()
 
 
-def test_a_new_keeper_learns_where_the_training_stands(port: int, three: list[LauncherGroup]) -> None:
+def test_a_new_coordinator_learns_where_the_training_stands(port: int, three: list[LauncherGroup]) -> None:
     three[0].close()
     with ThreadPoolExecutor(3) as pool:
         new, *rest = pool.submit(meet, coming(port, "new")), *(pool.submit(again, three[n]) for n in (1, 2))
@@ -287,11 +287,11 @@ def test_who_does_not_come_back_is_waited_for_only_so_long(three: list[LauncherG
     assert all(isinstance(each, RendezvousError) for each in told), told
 
 
-def hear(keeper: LauncherGroup, holds: Callable[[], object]) -> None:
-    """Has the keeper listen, as it does while ranks train, until something holds."""
+def hear(coordinator: LauncherGroup, holds: Callable[[], object]) -> None:
+    """Has the coordinator listen, as it does while ranks train, until something holds."""
     while not holds():
-        readable(keeper.handles, 0.1)
-        keeper.hear()
+        readable(coordinator.handles, 0.1)
+        coordinator.hear()
 
 
 def test_a_host_too_many_leaves_when_none_is_lost(
@@ -318,34 +318,35 @@ def test_a_host_too_many_waits_until_it_is_known_that_none_is_lost(port: int, th
 
 def test_a_host_too_many_takes_no_place_of_one_that_comes_back() -> None:
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
-        meeting = Rendezvous("", 2, {}, 20, host="keeper", again=True)
-        kept = pool.submit(keep, meeting, RendezvousPlace("", lambda: None, listening), 2, None, frozenset({1}))
+        rendezvous = Rendezvous("", 2, {}, 20, host="coordinator", again=True)
+        place = RendezvousPlace("", lambda: None, listening)
+        kept = pool.submit(wait_for_hosts, rendezvous, place, 2, None, frozenset({1}))
         new, back = (Connection(socket.create_connection(listening.getsockname())) for _ in range(2))
-        new.send({"kind": "hello", "host": "new", "facts": {}})
+        new.send({"kind": "join_request", "host": "new", "facts": {}})
         heard = answers(new, 1)
-        back.send({"kind": "hello", "host": "back", "facts": {}, "node": 1, "start": 1})
+        back.send({"kind": "join_request", "host": "back", "facts": {}, "node": 1, "start": 1})
         of_back = answers(back, 1)
         met = kept.result()
-        assert met.machines == ["keeper", "back"]
-        assert [*of_back, *answers(back, 2 - len(of_back))][1]["kind"] == "welcome"
+        assert met.machines == ["coordinator", "back"]
+        assert [*of_back, *answers(back, 2 - len(of_back))][1]["kind"] == "join_reply"
         assert "new comes too late: the job takes 2" in [*heard, *answers(new, 2 - len(heard))][1]["why"]
     assert met.listening is not None
-    for each in (new, back, met.listening, met.wires[1]):
+    for each in (new, back, met.listening, met.connections[1]):
         each.close()
 
 
-def answers(wire: Connection, count: int) -> list[Message]:
+def answers(connection: Connection, count: int) -> list[Message]:
     found: list[Message] = []
     while len(found) < count:
-        readable([wire], 1)
-        found += wire.receive()
+        readable([connection], 1)
+        found += connection.receive()
     return found
 
 
-def waits(keeper: LauncherGroup) -> bool:
-    """True if a host waits at the keeper for a place."""
-    assert keeper._late is not None
-    return bool(keeper._late._arrived)
+def waits(coordinator: LauncherGroup) -> bool:
+    """True if a host waits at the coordinator for a place."""
+    assert coordinator._late is not None
+    return bool(coordinator._late._arrived)
 
 
 @pytest.mark.parametrize("asked", [0, 2])
@@ -361,11 +362,11 @@ def test_a_request_to_stop_ends_the_wait_on_all_hosts(three: list[LauncherGroup]
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[list[LauncherGroup]]:
-    """Yields three launchers that have met at a door, in the order of their places."""
+    """Yields three launchers that have met at an endpoint, in the order of their places."""
 
     def at_door(place: int) -> LauncherGroup:
-        door = FileEndpoint(str(tmp_path / "door"), one_host=True)
-        return meet(Rendezvous("", 3, {}, 20, door=door, place=place, by="mpirun"))
+        endpoint = FileEndpoint(str(tmp_path / "door"), one_host=True)
+        return meet(Rendezvous("", 3, {}, 20, endpoint=endpoint, place=place, by="mpirun"))
 
     with ThreadPoolExecutor(3) as pool:
         companies = list(pool.map(at_door, range(3)))
@@ -436,16 +437,16 @@ def _pair() -> tuple[Connection, Connection]:
 
 @given(st.integers(1, 65_535))
 def test_an_endpoint_is_read(number: int) -> None:
-    assert endpoint(f"host1:{number}") == ("host1", number)
-    assert endpoint(f"[fd00::1]:{number}") == ("fd00::1", number)
-    assert endpoint("fd00::1") == ("fd00::1", PORT)
-    assert endpoint("10.0.0.1") == ("10.0.0.1", PORT)
+    assert parse_endpoint(f"host1:{number}") == ("host1", number)
+    assert parse_endpoint(f"[fd00::1]:{number}") == ("fd00::1", number)
+    assert parse_endpoint("fd00::1") == ("fd00::1", PORT)
+    assert parse_endpoint("10.0.0.1") == ("10.0.0.1", PORT)
 
 
 @pytest.mark.parametrize("text", ["", ":1", "host:", "host:0", "host:65536", "host:x"])
 def test_no_endpoint(text: str) -> None:
     with pytest.raises(ValueError, match="is not HOST or HOST:PORT"):
-        endpoint(text)
+        parse_endpoint(text)
 
 
 def test_the_interface_of_an_address_is_found() -> None:
