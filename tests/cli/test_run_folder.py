@@ -13,28 +13,17 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import DSLC, dslc
+from helpers.job_texts import job_text
 from helpers.launcher import Command
 
 from dslc.python_api import functions
 from dslc.runs.run_folder import FolderInUseError, claim_folder
 
-JOB = """
-model {
-  network = [flatten(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source = synthetic(samples = 32, shape = [4], classes = 10)
-  batch  = 8
-}
-train {
-  steps     = 2
-  optimizer = sgd(lr = 0.1)
-}
-log {
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    data={"source": "synthetic(samples = 32, shape = [4], classes = 10)", "batch": 8},
+    train={"steps": 2},
+    log={"every": None},
+)
 # A data set whose samples wait, in a training, for as long as someone has `gate` open to write into it.
 OWN = """
 import os

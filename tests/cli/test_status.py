@@ -10,32 +10,17 @@ from pathlib import Path
 import pytest
 from helpers.commands import dslc
 from helpers.hosts import local_command, started
+from helpers.job_texts import job_text
 from helpers.launcher import Command
 from helpers.waiting import until
 
 from dslc.runtime.process.run_status import NAME, RunStatus, read_status, silence, write_status
 
-JOB = """
-model {
-  network = [flatten(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source = synthetic(samples = 320, shape = [4], classes = 10)
-  batch  = 8
-}
-train {
-  steps     = 1000000
-  optimizer = sgd(lr = 0.1)
-}
-checkpoint {
-  every = 500_000 steps
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    data={"source": "synthetic(samples = 320, shape = [4], classes = 10)", "batch": 8},
+    train={"steps": 1000000},
+    checkpoint={"every": "500_000 steps"},
+)
 
 
 @pytest.fixture

@@ -9,37 +9,19 @@ from typing import Any
 
 import pytest
 from helpers.commands import dslc
+from helpers.job_texts import job_text
 
 from dslc.launching import slurm_requeue
 from dslc.runtime.process.run_status import RunStatus, write_status
 
-JOB = """
-model {
-  network = [flatten(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source  = synthetic(samples = 320, shape = [4], classes = 10)
-  batch   = 48
-  workers = 2
-}
-devices {
-  nodes = 2
-  gpus  = 8
-  kind  = h100
-}
-train {
-  steps     = 100
-  optimizer = sgd(lr = 0.1)
-}
-checkpoint {
-  every = 20 steps
-}
-launch {
-  with     = slurm(partition = "gpu", time = 26h, options = ["--exclusive", "--mem=0"])
-  restarts = 3
-}
-"""
+JOB = job_text(
+    data={"source": "synthetic(samples = 320, shape = [4], classes = 10)", "batch": 48, "workers": 2},
+    devices={"nodes": 2, "gpus": 8, "kind": "h100"},
+    train={"steps": 100},
+    checkpoint={"every": "20 steps"},
+    launch={"with": 'slurm(partition = "gpu", time = 26h, options = ["--exclusive", "--mem=0"])', "restarts": 3},
+    log=None,
+)
 
 
 def submit(folder: Path, text: str, *more: str) -> tuple[int, str, str]:

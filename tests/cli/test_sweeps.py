@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import dslc
 from helpers.hosts import local_command, reach, started
+from helpers.job_texts import job_text
 
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.run_status import RunStatus, write_status
@@ -35,38 +36,13 @@ class Trap:
         if here == "lr=0.03,batch=24" and context.step == 2:
             raise ValueError("broken")
 '''
-JOB = """
-model {
-  network = [flatten(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = synthetic(samples = 64, shape = [4], classes = 10)
-  validation = 25%
-  batch      = 8
-}
-train {
-  steps     = 6
-  optimizer = sgd(lr = 0.1)
-  hooks     = python("own:Trap")
-}
-evaluate {
-  metrics = [accuracy()]
-  every   = 2 steps
-}
-checkpoint {
-  every        = 2 steps
-  asynchronous = false
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-sweep {
-  train.optimizer.lr = [0.01, 0.02, 0.03]
-  data.batch         = [8, 16, 24]
-}
-"""
+JOB = job_text(
+    data={"source": "synthetic(samples = 64, shape = [4], classes = 10)", "validation": "25%", "batch": 8},
+    train={"steps": 6, "hooks": 'python("own:Trap")'},
+    evaluate={"metrics": "[accuracy()]", "every": "2 steps"},
+    checkpoint={"every": "2 steps", "asynchronous": "false"},
+    sweep={"train.optimizer.lr": "[0.01, 0.02, 0.03]", "data.batch": "[8, 16, 24]"},
+)
 
 
 AT_ONCE = ("--parallel", "2") if len(os.sched_getaffinity(0)) > 1 else ()

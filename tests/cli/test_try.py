@@ -7,29 +7,16 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
+from helpers.job_texts import job_text
 
-JOB = """
-model {
-  network = python("net:network")
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 64
-  validation = 10%
-}
-devices {
-  cpus = 2
-}
-train {
-  steps     = 200
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-checkpoint {
-  every = 50 steps
-  dir   = "kept"
-}
-"""
+JOB = job_text(
+    model={"network": 'python("net:network")'},
+    data={"source": "digits()", "batch": 64, "validation": "10%"},
+    devices={"cpus": 2},
+    train={"steps": 200, "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
+    checkpoint={"every": "50 steps", "dir": '"kept"'},
+    log=None,
+)
 NET = """
 from torch import nn
 

@@ -7,23 +7,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 
 from dslc.main import build_parser
 
-JOB = """
-model {
-  network = NETWORK
-  loss    = LOSS
-}
-data {
-  source = SOURCE
-  batch  = 8
-}
-train {
-  steps     = 1
-  optimizer = sgd()
-}
-"""
+JOB = job_text(
+    model={"network": "NETWORK", "loss": "LOSS"},
+    data={"source": "SOURCE", "batch": 8},
+    train={"steps": 1, "optimizer": "sgd()"},
+    log=None,
+)
 NET = """
 from torch import nn
 from torch.nn import functional as F

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import dslc
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.made_programs import images, places, program
 
@@ -24,23 +25,13 @@ from dslc.runtime.measure.observe import Observation, StepObservation
 from dslc.verification.comparison import Rounding, Verdict, compare, compare_resumed
 from dslc.verification.variants import shrink_job
 
-JOB = """
-model {
-  network = python("own:net")
-  loss    = python("own:loss")
-}
-data {
-  source = python("own:data")
-  batch  = 8
-}
-devices {
-  cpus = 2
-}
-train {
-  steps     = 10
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own:net")', "loss": 'python("own:loss")'},
+    data={"source": 'python("own:data")', "batch": 8},
+    devices={"cpus": 2},
+    train={"steps": 10, "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
+    log=None,
+)
 # `{…}` is where a test breaks it.
 OWN = """
 import os
@@ -97,24 +88,13 @@ class Heavy(torch.optim.Optimizer):
                 kept.mul_(0.9).add_(p.grad + group["weight_decay"] * p)
                 p.add_(kept, alpha=-group["lr"])
 """
-LIBRARY = """
-model {
-  network = gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true, dropout = 0.1)
-  loss    = cross_entropy()
-}
-data {
-  source = stdlib()
-  batch  = 10
-}
-devices {
-  cpus = 2
-}
-train {
-  steps     = 20
-  optimizer = adamw(lr = 1e-3)
-  clip      = 1.0
-}
-"""
+LIBRARY = job_text(
+    model={"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true, dropout = 0.1)"},
+    data={"source": "stdlib()", "batch": 10},
+    devices={"cpus": 2},
+    train={"steps": 20, "optimizer": "adamw(lr = 1e-3)", "clip": "1.0"},
+    log=None,
+)
 
 
 def verify(folder: Path, text: str, *settings: str, **broken: str) -> subprocess.CompletedProcess[str]:
@@ -237,23 +217,18 @@ def test_of_tensors_without_dims_the_one_that_differs_is_named(tmp_path: Path) -
 
 
 # A training of one process, and `dslc verify` of it in a process with a changed runtime.
-DECAYED = """
-model {
-  network = [linear(16), relu(), dropout(0.2), linear(4)]
-  loss    = cross_entropy()
-}
-data {
-  source = synthetic(samples = 64, shape = [6], classes = 4)
-  batch  = 16
-}
-train {
-  steps       = 10
-  optimizer   = adamw(lr = 1e-2, weight_decay = 0.1)
-  lr_schedule = warmup_cosine(warmup = 2 steps)
-  no_decay    = ["*.bias"]
-  clip        = 0.5
-}
-"""
+DECAYED = job_text(
+    model={"network": "[linear(16), relu(), dropout(0.2), linear(4)]"},
+    data={"source": "synthetic(samples = 64, shape = [6], classes = 4)", "batch": 16},
+    train={
+        "steps": 10,
+        "optimizer": "adamw(lr = 1e-2, weight_decay = 0.1)",
+        "lr_schedule": "warmup_cosine(warmup = 2 steps)",
+        "no_decay": '["*.bias"]',
+        "clip": "0.5",
+    },
+    log=None,
+)
 FAULTY = """
 import dataclasses, sys
 from dslc.runtime.loop import learning_rate
@@ -340,27 +315,14 @@ def test_a_training_that_fails_is_a_failure(tmp_path: Path) -> None:
     assert "no loss today" in run.stderr
 
 
-CANCELS = """
-model {
-  network = mlp(widths = [5, 5, 5], activation = tanh, classes = 2)
-  loss    = l1()
-}
-data {
-  source = synthetic(samples = 64, shape = [6], targets = [2])
-  batch  = 24
-}
-devices {
-  cpus = 2
-}
-parallelism {
-  microbatches = 4
-}
-train {
-  steps     = 4
-  optimizer = adamw(lr = 1e-3)
-  seed      = 11
-}
-"""
+CANCELS = job_text(
+    model={"network": "mlp(widths = [5, 5, 5], activation = tanh, classes = 2)", "loss": "l1()"},
+    data={"source": "synthetic(samples = 64, shape = [6], targets = [2])", "batch": 24},
+    devices={"cpus": 2},
+    parallelism={"microbatches": 4},
+    train={"steps": 4, "optimizer": "adamw(lr = 1e-3)", "seed": 11},
+    log=None,
+)
 
 
 @pytest.mark.slow

@@ -9,33 +9,18 @@ from pathlib import Path
 
 import pytest
 from helpers.hosts import TOOL, local_command, namespaces, started, why_none
+from helpers.job_texts import job_text
 from helpers.trained import write_job_with_helper
 
 pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none())
 
-JOB = """
-model {
-  network = [flatten(), linear(600), relu(), linear(601), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 32
-}
-devices {
-  nodes = 2
-  cpus  = 1
-}
-train {
-  steps     = 20
-  optimizer = sgd(lr = 0.05)
-  hooks     = python("counters:SettledCounters", ranks = all)
-}
-log {
-  every       = 20 steps
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(600), relu(), linear(601), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 32},
+    devices={"nodes": 2, "cpus": 1},
+    train={"steps": 20, "optimizer": "sgd(lr = 0.05)", "hooks": 'python("counters:SettledCounters", ranks = all)'},
+    log={"every": "20 steps"},
+)
 CATALOGUE = '[cpu]\nfp32 = "0.1TFLOPS"\nlink = "10GBps"\nnetwork = "1Gbps"\n'
 FIRST, LAST = 8, 16  # whole periods of every exchange, and no step that is logged
 EXCHANGES = (

@@ -85,3 +85,41 @@ log {{
   tensorboard = false
 }}
 """
+
+
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "model": {"network": "[flatten(), linear(10)]", "loss": "cross_entropy()"},
+    "train": {"optimizer": "sgd(lr = 0.1)"},
+    "log": {"every": "1 step", "tensorboard": "false"},
+}
+_BLOCKS = (
+    "model",
+    "data",
+    "devices",
+    "parallelism",
+    "memory",
+    "train",
+    "evaluate",
+    "checkpoint",
+    "launch",
+    "log",
+    "expect",
+    "sweep",
+)
+_FIRST = ("network", "loss", "steps", "epochs", "optimizer")
+
+
+def job_text(**blocks: dict[str, object] | None) -> str:
+    """Returns a job by its blocks, each a dict of entries; defaults stand for what `model`, `train` and `log` leave
+    out. None leaves out an entry, or a block that has defaults.
+    """
+    lines = [""]
+    for name in _BLOCKS:
+        given = blocks.get(name, {})
+        entries = {} if given is None else {k: v for k, v in (_DEFAULTS.get(name, {}) | given).items() if v is not None}
+        if not entries:
+            continue
+        ordered = sorted(entries, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
+        width = max(map(len, ordered))
+        lines += [f"{name} {{", *(f"  {key:<{width}} = {entries[key]}" for key in ordered), "}"]
+    return "\n".join(lines) + "\n"

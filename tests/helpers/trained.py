@@ -23,24 +23,17 @@ from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, prepare, report_o
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
 from dslc.runtime.process.vision_library import let_torchvision_load
+from helpers.job_texts import job_text
 from helpers.launcher import LIBRARIES, Launcher
 from helpers.paths import HELPERS
 
 # A job whose network is a user's, of the module `net` beside it.
-OWN_JOB = """
-model {
-  network = python("net:network")
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 8
-}
-train {
-  steps     = 1
-  optimizer = sgd()
-}
-"""
+OWN_JOB = job_text(
+    model={"network": 'python("net:network")'},
+    data={"source": "digits()", "batch": 8},
+    train={"steps": 1, "optimizer": "sgd()"},
+    log=None,
+)
 METRICS = ("loss", "accuracy", "top_k")
 
 

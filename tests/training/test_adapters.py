@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.job_texts import SENTENCES
+from helpers.job_texts import SENTENCES, job_text
 from helpers.launcher import Launcher
 from helpers.measured_memory import measure
 from helpers.tiny_llama import save_llama
@@ -21,30 +21,16 @@ from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import prepare
 from dslc.main import main
 
-JOB = """
-model {
-  network = transformers("saved")
-  loss    = cross_entropy()
-  weights = "saved"
-  adapter = lora(4, ["q_proj", "o_proj", "*.0.mlp.*_proj"], alpha = 8, save = "lm_head")
-}
-data {
-  source  = python("sentences:Sentences")
-  batch   = 8
-  shuffle = false
-}
-train {
-  steps     = 4
-  optimizer = adamw(lr = 1e-2)
-}
-checkpoint {
-  every = 2 steps
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={
+        "network": 'transformers("saved")',
+        "weights": '"saved"',
+        "adapter": 'lora(4, ["q_proj", "o_proj", "*.0.mlp.*_proj"], alpha = 8, save = "lm_head")',
+    },
+    data={"source": 'python("sentences:Sentences")', "batch": 8, "shuffle": "false"},
+    train={"steps": 4, "optimizer": "adamw(lr = 1e-2)"},
+    checkpoint={"every": "2 steps"},
+)
 TWO, FOUR = "devices.cpus=2", "devices.cpus=4"
 PLANS = {
     "zero 0": (TWO,),

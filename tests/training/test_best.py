@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, ready, train
 
@@ -14,35 +15,13 @@ from dslc.runs.checkpoints import NoCheckpoint, select_weights
 from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress, look
 
 # The loss falls, so that its highest value is that of the first evaluation, and the training ends after step 8.
-JOB = """
-model {
-  network = mlp(widths = [8])
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 64
-  validation = 20%
-}
-train {
-  steps          = 20
-  optimizer      = sgd(lr = 0.1)
-  early_stopping = highest(loss, patience = 3)
-}
-evaluate {
-  every   = 2 steps
-  metrics = [accuracy]
-}
-checkpoint {
-  every = 4 steps
-  best  = highest(loss)
-  keep  = 1
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "mlp(widths = [8])"},
+    data={"source": "digits()", "batch": 64, "validation": "20%"},
+    train={"steps": 20, "early_stopping": "highest(loss, patience = 3)"},
+    evaluate={"every": "2 steps", "metrics": "[accuracy]"},
+    checkpoint={"every": "4 steps", "best": "highest(loss)", "keep": 1},
+)
 ONE, TWO = ("devices.cpus=1",), ("devices.cpus=2", "parallelism.zero=3")
 REASON = "loss has not risen above 2.3"
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import exchanges_as_planned, filled
 
-GPT = """
-model {
-  network = gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)
-  loss    = cross_entropy(ignore = IGNORE)
-  freeze  = FREEZE
-}
-data {
-  source = stdlib()
-  batch  = 16
-}
-"""
+GPT = job_text(
+    model={
+        "network": "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
+        "loss": "cross_entropy(ignore = IGNORE)",
+        "freeze": "FREEZE",
+    },
+    data={"source": "stdlib()", "batch": 16},
+    train=None,
+    log=None,
+)
 NESTED = GPT.replace(
     "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
     "[embedding(256, 8), residual([attention(heads = 2)]), transformer_block(heads = 2), linear(256)]",
@@ -29,31 +29,24 @@ LLAMA = GPT.replace(
 )
 DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
 TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
-WIDE = """
-model {
-  network = [flatten(), linear(600), relu(), linear(700), relu(), linear(650), linear(10)]
-  loss    = cross_entropy()
-  freeze  = FREEZE
-}
-data {
-  source = digits()
-  batch  = 16
-}
-"""
+WIDE = job_text(
+    model={
+        "network": "[flatten(), linear(600), relu(), linear(700), relu(), linear(650), linear(10)]",
+        "freeze": "FREEZE",
+    },
+    data={"source": "digits()", "batch": 16},
+    train=None,
+    log=None,
+)
 # 17 rows, of which two ranks have 9 and 8.
 ODD = TIED.replace("vocab = 256", "vocab = 17").replace("stdlib()", "synthetic(vocab = 17)")
 LAYERS = WIDE.replace("relu(), linear(650), linear(10)", "residual([linear(700)]), linear(10)")
-VIT = """
-model {
-  network = vit(layers = 2, width = 16, heads = 2, patch = 4, dropout = DROPOUT)
-  loss    = cross_entropy()
-  freeze  = FREEZE
-}
-data {
-  source = digits()
-  batch  = 16
-}
-"""
+VIT = job_text(
+    model={"network": "vit(layers = 2, width = 16, heads = 2, patch = 4, dropout = DROPOUT)", "freeze": "FREEZE"},
+    data={"source": "digits()", "batch": 16},
+    train=None,
+    log=None,
+)
 CONV = """
 model {
   network = [
@@ -101,16 +94,9 @@ log {
   tensorboard = false
 }
 """
-OWN = """
-model {
-  network = python("own_nets:KIND")
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 16
-}
-"""
+OWN = job_text(
+    model={"network": 'python("own_nets:KIND")'}, data={"source": "digits()", "batch": 16}, train=None, log=None
+)
 EMBEDDINGS = WIDE.replace("cross_entropy()", "contrastive(over = all)")
 WHOLE = WIDE.replace("cross_entropy()", 'python("own_nets:apart", over = all)')
 VIEWS = VIT.replace("cross_entropy()", "contrastive(over = all)").replace(

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train
 from instruments.pairwise import Choice, pairwise
@@ -20,16 +21,12 @@ from instruments.pairwise import Choice, pairwise
 from dslc.compiler.ir.codec import to_json
 
 STEPS = 20
-GPT = """
-model {
-  network = gpt(layers = 3, width = 32, heads = 2, context = 16, vocab = 256, tie = TIE)
-  loss    = cross_entropy()
-}
-data {
-  source = stdlib()
-  batch  = 16
-}
-"""
+GPT = job_text(
+    model={"network": "gpt(layers = 3, width = 32, heads = 2, context = 16, vocab = 256, tie = TIE)"},
+    data={"source": "stdlib()", "batch": 16},
+    train=None,
+    log=None,
+)
 CONVNET = """
 model {
   network = [

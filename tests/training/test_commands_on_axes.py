@@ -10,32 +10,20 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import dslc
+from helpers.job_texts import job_text
 from helpers.paths import HELPERS
 from safetensors.torch import load_file
 from test_evaluate import run_of
 from test_tensor_plans import OWN, PLAN
 
-JOB = """
-model {
-  network = NETWORK
-  loss    = cross_entropy()
-}
-data {
-  source     = synthetic(samples = 61, vocab = 256, context = 16)
-  batch      = 8
-  validation = 13/61
-}
-train {
-  steps     = 4
-  optimizer = adamw(lr = 1e-3)
-}
-evaluate {
-  metrics = [loss, accuracy, f1, python("own_metrics:Spread")]
-}
-checkpoint {
-  every = 4 steps
-}
-"""
+JOB = job_text(
+    model={"network": "NETWORK"},
+    data={"source": "synthetic(samples = 61, vocab = 256, context = 16)", "batch": 8, "validation": "13/61"},
+    train={"steps": 4, "optimizer": "adamw(lr = 1e-3)"},
+    evaluate={"metrics": '[loss, accuracy, f1, python("own_metrics:Spread")]'},
+    checkpoint={"every": "4 steps"},
+    log=None,
+)
 TRANSFORMER = 'python("own_transformer:network")'
 GPT = "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true)"
 TENSOR, PIPELINE = ("parallelism.tensor=2",), ("parallelism.pipeline=2", "parallelism.microbatches=2")

@@ -12,51 +12,27 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import dslc
+from helpers.job_texts import job_text
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dslc.runtime.loop.predictions import PredictionPart, join
 
-CONVNET = """
-model {
-  network = [conv2d(6, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 100
-  validation = 203/1797
-}
-train {
-  epochs    = 1
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-}
-evaluate {
-  metrics = [loss, accuracy]
-}
-checkpoint {
-  every = 5 steps
-  keep  = 9
-}
-"""
-GPT = """
-model {
-  network = gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true)
-  loss    = cross_entropy()
-}
-data {
-  source     = synthetic(samples = 100, vocab = 256)
-  batch      = 8
-  validation = 10%
-}
-train {
-  steps     = 3
-  optimizer = adamw(lr = 1e-3)
-}
-checkpoint {
-  every = 3 steps
-}
-"""
+CONVNET = job_text(
+    model={"network": "[conv2d(6, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]"},
+    data={"source": "digits()", "batch": 100, "validation": "203/1797"},
+    train={"epochs": 1, "optimizer": "sgd(lr = 0.05, momentum = 0.9)"},
+    evaluate={"metrics": "[loss, accuracy]"},
+    checkpoint={"every": "5 steps", "keep": 9},
+    log=None,
+)
+GPT = job_text(
+    model={"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true)"},
+    data={"source": "synthetic(samples = 100, vocab = 256)", "batch": 8, "validation": "10%"},
+    train={"steps": 3, "optimizer": "adamw(lr = 1e-3)"},
+    checkpoint={"every": "3 steps"},
+    log=None,
+)
 
 
 @pytest.fixture(scope="module")
@@ -256,20 +232,9 @@ class Data(torch.utils.data.Dataset):
             raise OSError("the disk is gone")
         return torch.ones(4), torch.tensor(number % 2)
 """
-OWN_DATA = """
-model {
-  network = [linear(2)]
-  loss    = cross_entropy()
-}
-data {
-  source = python("broken:Data")
-  batch  = 4
-}
-train {
-  steps     = 1
-  optimizer = sgd(lr = 0.1)
-}
-"""
+OWN_DATA = job_text(
+    model={"network": "[linear(2)]"}, data={"source": 'python("broken:Data")', "batch": 4}, train={"steps": 1}, log=None
+)
 
 
 @pytest.mark.slow

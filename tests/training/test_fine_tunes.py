@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.trained import Trained, agree, train_job
@@ -21,27 +22,16 @@ from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.model.transformers_model import build_transformers
 
 STEPS, BATCH, RATE = 4, 8, 0.05
-JOB = """
-model {
-  network = transformers("CONFIG", task = TASK)
-  loss    = own()
-  weights = WEIGHTS
-}
-data {
-  source  = python("fine_tunes:Sentences", task = "TASK")
-  collate = python("fine_tunes:COLLATE)
-  batch   = 8
-  shuffle = false
-}
-train {
-  steps     = 4
-  optimizer = sgd(lr = 0.05)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": 'transformers("CONFIG", task = TASK)', "loss": "own()", "weights": "WEIGHTS"},
+    data={
+        "source": 'python("fine_tunes:Sentences", task = "TASK")',
+        "collate": 'python("fine_tunes:COLLATE)',
+        "batch": 8,
+        "shuffle": "false",
+    },
+    train={"steps": 4, "optimizer": "sgd(lr = 0.05)"},
+)
 BERT = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40,
     "intermediate_size": 24, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,

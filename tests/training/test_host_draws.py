@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import own_forward_passes as own
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train_job, write_job_with_helper
 from torch import nn
@@ -21,27 +22,12 @@ from dslc.runtime.data.sampler import micro_batches
 from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.process import random_numbers
 
-JOB = """
-model {
-  network = python("own_forward_passes:Path")
-  loss    = cross_entropy()
-}
-data {
-  source = synthetic(samples = 48, shape = [6], classes = 3)
-  batch  = 12
-}
-devices {
-  cpus = 2
-}
-train {
-  steps     = 5
-  optimizer = sgd(lr = 0.3, momentum = 0.9)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_forward_passes:Path")'},
+    data={"source": "synthetic(samples = 48, shape = [6], classes = 3)", "batch": 12},
+    devices={"cpus": 2},
+    train={"steps": 5, "optimizer": "sgd(lr = 0.3, momentum = 0.9)"},
+)
 LAYERS = 'model.network=python("own_forward_passes:LayerDrop")'
 NUMPY = "model.network.how=numpy"
 SYSTEM = "model.network.how=secrets"

@@ -14,33 +14,17 @@ from pathlib import Path
 import pytest
 from helpers.commands import dslc
 from helpers.hosts import TOOL, free_port, local_command, logged, namespaces, ranks_of, reach, started, tool, why_none
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
 from instruments.strangers import stranger
 
-JOB = """
-model {
-  network = [flatten(), linear(16), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 48
-  validation = 10%
-}
-devices {
-  nodes = 2
-  cpus  = 1
-}
-train {
-  steps     = 12
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(16), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 48, "validation": "10%"},
+    devices={"nodes": 2, "cpus": 1},
+    train={"steps": 12, "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
+)
 ALONE = ("devices.nodes=1", "devices.cpus=1")
 ENDLESS = ("--set", "train.steps=100000")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.hosts import TOOL, free_port, logged, namespaces, reach, reach_checkpoint, started, why_none
+from helpers.job_texts import job_text
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
 from helpers.waiting import until
@@ -18,36 +19,14 @@ from helpers.waiting import until
 from dslc.compiler.plan_file import read_plan
 from dslc.runtime.process.records import read_metrics
 
-JOB = """
-model {
-  network = [flatten(), linear(16), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 48
-  validation = 10%
-}
-devices {
-  cpus    = 2
-  backend = gloo
-}
-train {
-  steps     = 12
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-  scale_lr  = linear(base_batch = 24)
-}
-checkpoint {
-  every = 4 steps
-}
-launch {
-  with = torchrun()
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(16), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 48, "validation": "10%"},
+    devices={"cpus": 2, "backend": "gloo"},
+    train={"steps": 12, "optimizer": "sgd(lr = 0.05, momentum = 0.9)", "scale_lr": "linear(base_batch = 24)"},
+    checkpoint={"every": "4 steps"},
+    launch={"with": "torchrun()"},
+)
 ALONE = ("launch.with=local()", "devices.cpus=1")
 
 

@@ -6,34 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import agree, exchanges_as_planned, ready, train_job, write_job_with_helper
 
-JOB = """
-model {
-  network = python("own_forward_passes:Moving", how = "most")
-  loss    = cross_entropy()
-}
-data {
-  source     = synthetic(samples = 48, shape = [6], classes = 3)
-  batch      = 12
-  validation = 25%
-}
-devices {
-  cpus = 2
-}
-train {
-  steps     = 5
-  optimizer = sgd(lr = 0.3)
-}
-evaluate {
-  every = 2 steps
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_forward_passes:Moving", how = "most")'},
+    data={"source": "synthetic(samples = 48, shape = [6], classes = 3)", "batch": 12, "validation": "25%"},
+    devices={"cpus": 2},
+    train={"steps": 5, "optimizer": "sgd(lr = 0.3)"},
+    evaluate={"every": "2 steps"},
+)
 NORM = "model.network.norm=true"  # batch norm, whose statistics are synchronised, beside it
 MEAN = "model.network.how=mean"
 CALLS = "model.network.how=calls"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.commands import dslc
 from helpers.gang import gang
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, ready, train
 from safetensors.numpy import load_file
@@ -28,25 +29,11 @@ from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import assemble
 
-JOB = """
-model {
-  network = [linear(16), relu(), linear(16), relu(), linear(4)]
-  loss    = cross_entropy()
-}
-data {
-  source  = arrays("samples.npz")
-  batch   = 8
-  shuffle = false
-}
-train {
-  steps     = 10
-  optimizer = adamw(lr = 1e-2)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[linear(16), relu(), linear(16), relu(), linear(4)]"},
+    data={"source": 'arrays("samples.npz")', "batch": 8, "shuffle": "false"},
+    train={"steps": 10, "optimizer": "adamw(lr = 1e-2)"},
+)
 PLANS: dict[str, tuple[str, ...]] = {
     "one process": ("devices.cpus=1",),
     "ddp": ("devices.cpus=2",),

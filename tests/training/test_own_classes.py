@@ -5,30 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import beside_own_networks, ready
 
-JOB = """
-model {
-  network = python("own_networks:network", inputs = 64, outputs = 10)
-  loss    = cross_entropy()
-}
-data {
-  source  = python("own_networks:labelled", wrong = 13)
-  batch   = 8
-  shuffle = false
-}
-devices {
-  cpus = 2
-}
-train {
-  steps     = 4
-  optimizer = sgd(lr = 0.1)
-}
-log {
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_networks:network", inputs = 64, outputs = 10)'},
+    data={"source": 'python("own_networks:labelled", wrong = 13)', "batch": 8, "shuffle": "false"},
+    devices={"cpus": 2},
+    train={"steps": 4},
+    log={"every": None},
+)
 OWN = 'model.loss=python("own_networks:class_loss")'
 RANDOM = ("data.shuffle=true", "data.validation=0.2")
 STAGES = ("parallelism.pipeline=2", "parallelism.microbatches=2")

@@ -8,36 +8,21 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, beside_own_networks, exchanges_as_planned, train_job
 
 # Of the sequences of a batch some have no target that counts, others all.
-JOB = """
-model {
-  network = python("own_networks:Decoder", vocab = 32, blocks = 2)
-  loss    = python("own_networks:token_loss")
-}
-data {
-  source  = python("own_networks:padded")
-  batch   = 8
-  shuffle = false
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 4
-  optimizer = sgd(lr = 0.1)
-}
-evaluate {
-  every   = 2 steps
-  metrics = [loss, accuracy]
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={
+        "network": 'python("own_networks:Decoder", vocab = 32, blocks = 2)',
+        "loss": 'python("own_networks:token_loss")',
+    },
+    data={"source": 'python("own_networks:padded")', "batch": 8, "shuffle": "false"},
+    devices={"cpus": 1},
+    train={"steps": 4},
+    evaluate={"every": "2 steps", "metrics": "[loss, accuracy]"},
+)
 TWO = ("devices.cpus=2", "parallelism.microbatches=2")
 STAGES = (*TWO, "parallelism.pipeline=2")
 OF_THE_LIBRARY = "model.loss=cross_entropy()"

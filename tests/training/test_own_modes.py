@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, beside_own_networks, exchanges_as_planned, ready, train_job
 
@@ -13,31 +14,13 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import prepare
 
-JOB = """
-model {
-  network = python("own_networks:noisy")
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 32
-  validation = 0.2
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 4
-  optimizer = sgd(lr = 0.1)
-}
-evaluate {
-  every = 2 steps
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_networks:noisy")'},
+    data={"source": "digits()", "batch": 32, "validation": "0.2"},
+    devices={"cpus": 1},
+    train={"steps": 4},
+    evaluate={"every": "2 steps"},
+)
 EVAL = "model.network.mode=eval"
 TWO = ("devices.cpus=2",)
 SHARDED = (*TWO, "parallelism.zero=3")

@@ -6,28 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.trained import agree, filled, train_job
 
-JOB = """
-model {
-  network = python("own_parts:NETWORK)
-  loss    = python("own_parts:LOSS")
-}
-data {
-  source  = python("own_parts:SOURCE)
-  batch   = 4
-  shuffle = false
-}
-train {
-  steps     = 5
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-log {
-  every = 1 step
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_parts:NETWORK)', "loss": 'python("own_parts:LOSS")'},
+    data={"source": 'python("own_parts:SOURCE)', "batch": 4, "shuffle": "false"},
+    train={"steps": 5, "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
+    log={"tensorboard": None},
+)
 POINTS = 'Points", named = true'
 
 

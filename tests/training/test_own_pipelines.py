@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.tiny_llama import write_llama
@@ -36,30 +37,12 @@ NETWORKS = {
     "gpt2": (GPT2, "stdlib(context = 16)", 0.1),
     "llama": ('transformers("tiny")', "stdlib(context = 16)", 0.1),
 }
-JOB = """
-model {
-  network = NETWORK
-  loss    = cross_entropy()
-}
-data {
-  source     = SOURCE
-  batch      = 16
-  validation = 0.2%
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 8
-  optimizer = sgd(lr = RATE, momentum = 0.9)
-  clip      = 1.0
-  no_decay  = ["*0.*"]
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "NETWORK"},
+    data={"source": "SOURCE", "batch": 16, "validation": "0.2%"},
+    devices={"cpus": 1},
+    train={"steps": 8, "optimizer": "sgd(lr = RATE, momentum = 0.9)", "clip": "1.0", "no_decay": '["*0.*"]'},
+)
 
 Run = Callable[..., Trained]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.own_networks import Augmented
 from helpers.trained import Trained, agree, beside_own_networks, ready, train, train_job
@@ -16,30 +17,13 @@ from helpers.trained import Trained, agree, beside_own_networks, ready, train, t
 from dslc.runtime.data.samples import FetchedSamples
 
 # Six steps an epoch.
-JOB = """
-model {
-  network = python("own_networks:network", inputs = 64, outputs = 10)
-  loss    = cross_entropy()
-}
-data {
-  source = python("own_networks:augmented")
-  batch  = 8
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 9
-  optimizer = sgd(lr = 0.1)
-}
-evaluate {
-  every = 3 steps
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_networks:network", inputs = 64, outputs = 10)'},
+    data={"source": 'python("own_networks:augmented")', "batch": 8},
+    devices={"cpus": 1},
+    train={"steps": 9},
+    evaluate={"every": "3 steps"},
+)
 DROPOUT = 'model.network=python("own_networks:noisy")'
 WORKERS = "data.workers=2"
 TWO = "devices.cpus=2"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.tiny_llama import write_llama
 from helpers.trained import agree, ready, train_job
@@ -23,26 +24,11 @@ BERT = (
 )
 LLAMA = 'transformers("tiny", vocab_size = 64)'
 PAD, LONGEST = 3, 12
-JOB = """
-model {
-  network = NETWORK
-  loss    = cross_entropy()
-}
-data {
-  source  = arrays("padded.npz")
-  batch   = 8
-  shuffle = false
-  pad     = 3
-}
-train {
-  steps     = 4
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "NETWORK"},
+    data={"source": 'arrays("padded.npz")', "batch": 8, "shuffle": "false", "pad": 3},
+    train={"steps": 4, "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
+)
 
 
 def sequences(seed: int = 0) -> list[np.ndarray[Any, Any]]:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.paths import ROOT
 from helpers.trained import Trained, agree, ready, staged, train
@@ -32,12 +33,7 @@ SMALL = (
     "evaluate.every=10 steps",
     "checkpoint.every=none",
 )
-MLP = """
-model {
-  network = mlp(widths = [24, 24, 16])
-  loss    = cross_entropy()
-}
-"""
+MLP = job_text(model={"network": "mlp(widths = [24, 24, 16])"}, train=None, log=None)
 CONVNET = """
 model {
   network = [
@@ -117,20 +113,12 @@ def test_a_tied_weight_stays_one(plan: Settings, launched: Run) -> None:
     agree(launched(PIPELINE, *SMALL, TIED, *plan), launched(PIPELINE, *one(TIED)))
 
 
-ODD = """
-model {
-  network = gpt(layers = 2, width = 16, heads = 2, context = 16, vocab = 17, tie = true)
-  loss    = cross_entropy()
-}
-data {
-  source = synthetic(vocab = 17)
-  batch  = 16
-}
-train {
-  steps     = 4
-  optimizer = sgd(lr = 0.5, momentum = 0.9, weight_decay = 0.1)
-}
-"""
+ODD = job_text(
+    model={"network": "gpt(layers = 2, width = 16, heads = 2, context = 16, vocab = 17, tie = true)"},
+    data={"source": "synthetic(vocab = 17)", "batch": 16},
+    train={"steps": 4, "optimizer": "sgd(lr = 0.5, momentum = 0.9, weight_decay = 0.1)"},
+    log=None,
+)
 
 
 def test_a_tied_weight_whose_rows_do_not_divide(tmp_path_factory: pytest.TempPathFactory, launched: Run) -> None:

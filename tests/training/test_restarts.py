@@ -9,45 +9,26 @@ from pathlib import Path
 
 import pytest
 from helpers.hosts import local_command
+from helpers.job_texts import job_text
 from helpers.launcher import Command, Launcher
 from helpers.paths import HELPERS
 from helpers.trained import Trained, ready
 
 from dslc.runtime.process.failure import Outcome, describe
 
-JOB = """
-model {
-  network = [flatten(), linear(16), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 48
-  validation = 10%
-}
-devices {
-  cpus = 2
-}
-train {
-  steps     = 12
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-  hooks     = [python("own_trouble:Trouble", faults = FAULTS, ranks = all)]
-}
-evaluate {
-  every = 5 steps
-}
-checkpoint {
-  every        = 4 steps
-  asynchronous = false
-}
-launch {
-  restarts = 3
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(16), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 48, "validation": "10%"},
+    devices={"cpus": 2},
+    train={
+        "steps": 12,
+        "optimizer": "sgd(lr = 0.1, momentum = 0.9)",
+        "hooks": '[python("own_trouble:Trouble", faults = FAULTS, ranks = all)]',
+    },
+    evaluate={"every": "5 steps"},
+    checkpoint={"every": "4 steps", "asynchronous": "false"},
+    launch={"restarts": 3},
+)
 
 
 def job_with(folder: Path, *faults: str) -> Path:

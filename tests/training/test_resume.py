@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import dslc
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import ready, train
 from safetensors.numpy import load_file
@@ -18,50 +19,23 @@ from safetensors.numpy import load_file
 from dslc.runtime.checkpoint.files import checkpoints_in, read_manifest
 from dslc.runtime.process.records import read_metrics
 
-GPT = """
-model {
-  network = gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true)
-  loss    = cross_entropy()
-}
-data {
-  source = stdlib()
-  batch  = 16
-}
-train {
-  steps       = 20
-  optimizer   = adamw(lr = 1e-3, weight_decay = 0.1)
-  lr_schedule = warmup_cosine(warmup = 5 steps)
-  clip        = 0.5
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+GPT = job_text(
+    model={"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true)"},
+    data={"source": "stdlib()", "batch": 16},
+    train={
+        "steps": 20,
+        "optimizer": "adamw(lr = 1e-3, weight_decay = 0.1)",
+        "lr_schedule": "warmup_cosine(warmup = 5 steps)",
+        "clip": "0.5",
+    },
+)
 # An epoch of 8 steps, the last of which has 38 samples.
-CONVNET = """
-model {
-  network = [conv2d(6, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 200
-  last_batch = keep
-  validation = 20%
-}
-train {
-  steps     = 20
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-}
-evaluate {
-  every = 1 epoch
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+CONVNET = job_text(
+    model={"network": "[conv2d(6, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]"},
+    data={"source": "digits()", "batch": 200, "last_batch": "keep", "validation": "20%"},
+    train={"steps": 20, "optimizer": "sgd(lr = 0.05, momentum = 0.9)"},
+    evaluate={"every": "1 epoch"},
+)
 PLANS = {
     "one process": ("devices.cpus=1",),
     "one process in pieces": ("devices.cpus=1", "parallelism.microbatches=2", "memory.recompute=full"),

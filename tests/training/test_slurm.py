@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import dslc
 from helpers.hosts import logged, reach, started
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.paths import ROOT
 from helpers.trained import Trained, agree, train_job, write_job_with_helper
@@ -25,36 +26,14 @@ from dslc.runtime.launchers.slurm import first_host
 from dslc.runtime.process.records import read_metrics
 
 TOOL = ROOT.parent / "shared" / "tools" / "slurm-cluster"
-JOB = """
-model {
-  network = [flatten(), linear(16), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 48
-  validation = 10%
-}
-devices {
-  nodes = 2
-  cpus  = 1
-}
-train {
-  steps     = 12
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-  scale_lr  = linear(base_batch = 24)
-}
-checkpoint {
-  every = 4 steps
-}
-launch {
-  with = slurm(time = 1h)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(16), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 48, "validation": "10%"},
+    devices={"nodes": 2, "cpus": 1},
+    train={"steps": 12, "optimizer": "sgd(lr = 0.05, momentum = 0.9)", "scale_lr": "linear(base_batch = 24)"},
+    checkpoint={"every": "4 steps"},
+    launch={"with": "slurm(time = 1h)"},
+)
 ALONE = ("launch.with=local()", "devices.nodes=1", "devices.cpus=1")
 
 

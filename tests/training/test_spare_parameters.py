@@ -11,29 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, beside_own_networks, exchanges_as_planned, ready, staged, train, train_job
 
 from dslc.compiler.ir.program import CheckpointStep
 
-JOB = """
-model {
-  network = python("own_networks:Spares")
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 16
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 8
-  optimizer = sgd(lr = 0.1, momentum = 0.9, weight_decay = 0.1)
-  clip      = 0.5
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_networks:Spares")'},
+    data={"source": "digits()", "batch": 16},
+    devices={"cpus": 1},
+    train={"steps": 8, "optimizer": "sgd(lr = 0.1, momentum = 0.9, weight_decay = 0.1)", "clip": "0.5"},
+    log=None,
+)
 PLANS = {
     "data x pipeline": staged("1f1b", 2, 2, 2),
     "data x pipeline, zero 3": staged("interleaved_1f1b", 2, 2, 2, "parallelism.zero=3"),

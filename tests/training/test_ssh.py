@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import dslc
 from helpers.hosts import local_command, logged, namespaces, reach, reach_checkpoint, started, tool
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.sshd import served, why_none
 from helpers.trained import Trained, agree, train_job
@@ -20,36 +21,14 @@ from dslc.runtime.process.records import read_metrics
 
 pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none() or "hosts can be made")
 
-JOB = """
-model {
-  network = [flatten(), linear(16), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 48
-  validation = 10%
-}
-devices {
-  nodes = 2
-  cpus  = 1
-}
-train {
-  steps     = 12
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-  scale_lr  = linear(base_batch = 24)
-}
-checkpoint {
-  every = 6 steps
-}
-launch {
-  with = ssh(hosts = ["host1", "host2"], options = ["-F", "CONFIG"])
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(16), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 48, "validation": "10%"},
+    devices={"nodes": 2, "cpus": 1},
+    train={"steps": 12, "optimizer": "sgd(lr = 0.05, momentum = 0.9)", "scale_lr": "linear(base_batch = 24)"},
+    checkpoint={"every": "6 steps"},
+    launch={"with": 'ssh(hosts = ["host1", "host2"], options = ["-F", "CONFIG"])'},
+)
 ALONE = ("launch.with=local()", "devices.nodes=1", "devices.cpus=1")
 ENDLESS = ("train.steps=100000", "checkpoint.every=50000 steps")
 

@@ -6,33 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train, train_in_parts, train_job, write_job_with_helper
 
 from dslc.runtime.checkpoint import files
 
-JOB = """
-model {
-  network = [linear(8), tanh(), linear(3)]
-  loss    = cross_entropy()
-}
-data {
-  source         = python("own_streams:pair")
-  batch          = 8
-  shuffle_buffer = 20
-}
-train {
-  steps     = 14
-  optimizer = adam(lr = 1e-2)
-}
-evaluate {
-  every = 7 steps
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[linear(8), tanh(), linear(3)]"},
+    data={"source": 'python("own_streams:pair")', "batch": 8, "shuffle_buffer": 20},
+    train={"steps": 14, "optimizer": "adam(lr = 1e-2)"},
+    evaluate={"every": "7 steps"},
+)
 KEEPS = ("checkpoint.every=100 steps", "checkpoint.resume=auto")
 FOUR = ("devices.cpus=4", "parallelism.zero=3", "data.workers=1")
 

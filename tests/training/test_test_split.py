@@ -7,39 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train, train_job, write_job_with_helper
 
 from dslc.main import main
 from dslc.runtime.data.splits import for_test, held_out
 
-JOB = """
-model {
-  network = [flatten(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source     = digits()
-  batch      = 32
-  validation = 5%
-  test       = 10%
-}
-train {
-  steps     = 6
-  optimizer = adam(lr = 1e-2)
-}
-evaluate {
-  every   = 3 steps
-  metrics = [loss, accuracy]
-}
-checkpoint {
-  every  = 3 steps
-  resume = auto
-}
-log {
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    data={"source": "digits()", "batch": 32, "validation": "5%", "test": "10%"},
+    train={"steps": 6, "optimizer": "adam(lr = 1e-2)"},
+    evaluate={"every": "3 steps", "metrics": "[loss, accuracy]"},
+    checkpoint={"every": "3 steps", "resume": "auto"},
+    log={"every": None},
+)
 
 
 @pytest.fixture(scope="module")

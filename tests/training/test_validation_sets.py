@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_in_parts, train_job, write_job_with_helper
 
@@ -17,33 +18,13 @@ from dslc.jobs.check_job import check_one
 from dslc.jobs.prepare_run import prepare
 from dslc.main import main
 
-JOB = """
-model {
-  network = [linear(8), tanh(), linear(3)]
-  loss    = cross_entropy()
-}
-data {
-  source = python("own_streams:sets")
-  batch  = 4
-}
-train {
-  steps          = 8
-  optimizer      = sgd(lr = 0.3)
-  early_stopping = lowest("far.loss", patience = 30)
-}
-evaluate {
-  every   = 2 steps
-  metrics = [loss, accuracy]
-}
-checkpoint {
-  best = highest("clean.accuracy")
-  keep = 1
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[linear(8), tanh(), linear(3)]"},
+    data={"source": 'python("own_streams:sets")', "batch": 4},
+    train={"steps": 8, "optimizer": "sgd(lr = 0.3)", "early_stopping": 'lowest("far.loss", patience = 30)'},
+    evaluate={"every": "2 steps", "metrics": "[loss, accuracy]"},
+    checkpoint={"best": 'highest("clean.accuracy")', "keep": 1},
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.own_comparisons import Net, data, each, spread
 from helpers.trained import Trained, agree, ready, train_job, train_on_nodes, write_job_with_helper
@@ -17,26 +18,11 @@ from torch import Tensor
 
 from dslc.runtime.process.failure import describe
 
-JOB = """
-model {
-  network = python("own_comparisons:NETWORK")
-  loss    = LOSS
-}
-data {
-  source     = python("own_comparisons:data")
-  batch      = 12
-  shuffle    = false
-  last_batch = keep
-}
-train {
-  steps     = 6
-  optimizer = sgd(lr = 0.2, momentum = 0.9)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": 'python("own_comparisons:NETWORK")', "loss": "LOSS"},
+    data={"source": 'python("own_comparisons:data")', "batch": 12, "shuffle": "false", "last_batch": "keep"},
+    train={"steps": 6, "optimizer": "sgd(lr = 0.2, momentum = 0.9)"},
+)
 BATCH, TEMPERATURE = 12, 0.3
 CONTRASTIVE = f"contrastive(over = all, temperature = {TEMPERATURE})"
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.measured_memory import MeasuredMemory, measure
 from helpers.trained import filled
 
-JOB = """
-model {
-  network = vit(layers = 4, width = 64, heads = 2, patch = 2, classes = 16)
-  loss    = LOSS
-}
-data {
-  source = digits()
-  batch  = BATCH
-}
-devices {
-  cpus = RANKS
-}
-parallelism {
-  microbatches = MICROBATCHES
-  zero         = ZERO
-}
-train {
-  steps     = 3
-  optimizer = adamw(lr = 1e-3)
-}
-"""
+JOB = job_text(
+    model={"network": "vit(layers = 4, width = 64, heads = 2, patch = 2, classes = 16)", "loss": "LOSS"},
+    data={"source": "digits()", "batch": "BATCH"},
+    devices={"cpus": "RANKS"},
+    parallelism={"microbatches": "MICROBATCHES", "zero": "ZERO"},
+    train={"steps": 3, "optimizer": "adamw(lr = 1e-3)"},
+    log=None,
+)
 
 
 def held(loss: str, batch: int, ranks: int = 1, microbatches: int = 1, zero: int = 0) -> MeasuredMemory:

@@ -22,31 +22,16 @@ from pathlib import Path
 
 import pytest
 from helpers.hosts import TOOL, logged, namespaces, reach, why_none
+from helpers.job_texts import job_text
 from helpers.launcher import Command
 from helpers.paths import ROOT
 
-JOB = """
-model {
-  network = [flatten(), linear(16), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 48
-}
-devices {
-  nodes = 2
-  cpus  = 1
-}
-train {
-  steps     = 6
-  optimizer = sgd(lr = 0.1)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(16), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 48},
+    devices={"nodes": 2, "cpus": 1},
+    train={"steps": 6},
+)
 ALONE = "{run} --set devices.nodes=1 --set devices.cpus=2"
 MEET = "{run} --rendezvous host1"
 TOKEN = "DSLC_RUN_TOKEN=0123456789abcdef "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes, workspace_bytes
@@ -15,26 +16,13 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load, load_text
 from dslc.dsl.meaning.write import write
 
-JOB = """
-model {
-  network = mlp(widths = [64])
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 64
-}
-devices {
-  gpus      = 2
-  kind      = lab_card
-  catalogue = "cards.toml"
-}
-train {
-  steps     = 10
-  optimizer = sgd()
-  precision = bf16
-}
-"""
+JOB = job_text(
+    model={"network": "mlp(widths = [64])"},
+    data={"source": "digits()", "batch": 64},
+    devices={"gpus": 2, "kind": "lab_card", "catalogue": '"cards.toml"'},
+    train={"steps": 10, "optimizer": "sgd()", "precision": "bf16"},
+    log=None,
+)
 CARDS = """
 [lab_card]
 memory  = "10GB"

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from helpers.job_texts import job_text
+
 from dslc.compiler.compile import compile_plan
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_text
 from dslc.jobs.check_job import inspect, inspect_counts
 
-JOB = """
-model {
-  network = [flatten(), linear(8), relu(), linear(10)]
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 24
-}
-devices {
-  nodes = NODES
-  cpus  = 2
-}
-train {
-  steps     = 50
-  optimizer = adam(lr = 0.01)
-  scale_lr  = linear(base_batch = 12)
-}
-checkpoint {
-  every = 10 steps
-}
-"""
+JOB = job_text(
+    model={"network": "[flatten(), linear(8), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 24},
+    devices={"nodes": "NODES", "cpus": 2},
+    train={"steps": 50, "optimizer": "adam(lr = 0.01)", "scale_lr": "linear(base_batch = 12)"},
+    checkpoint={"every": "10 steps"},
+    log=None,
+)
 
 
 def job(nodes: object, more: str = "") -> str:

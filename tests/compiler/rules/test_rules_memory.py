@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.module_facts import FACTS, analysed, layer
 from helpers.networks_drawn import fact
 
@@ -20,24 +21,13 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language.blocks import MemorySpec
 from dslc.dsl.meaning.load import load
 
-GPT = """
-model {
-  network = gpt(layers = 8, width = 256, heads = 4, context = 128, vocab = 1000)
-  loss    = cross_entropy()
-}
-data {
-  source = synthetic(samples = 10_000, vocab = 1000)
-  batch  = 256
-}
-devices {
-  gpus = 2
-  kind = h100
-}
-train {
-  steps     = 10
-  optimizer = adamw()
-}
-"""
+GPT = job_text(
+    model={"network": "gpt(layers = 8, width = 256, heads = 4, context = 128, vocab = 1000)"},
+    data={"source": "synthetic(samples = 10_000, vocab = 1000)", "batch": 256},
+    devices={"gpus": 2, "kind": "h100"},
+    train={"steps": 10, "optimizer": "adamw()"},
+    log=None,
+)
 
 
 def checked(
