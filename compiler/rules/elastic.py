@@ -26,11 +26,11 @@ _AXES = "E0401"  # devices that the axes do not fit
 def analyse_counts(
     job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse, *, all_of_them: bool
 ) -> tuple[dict[int, Analysis], int]:
-    """Returns the analysis of each count of nodes on which an elastic job can train, and how many counts were analysed:
-    all, or as many as can be in time, beginning with the largest.
+    """Returns the analysis of each count of nodes on which an elastic job can train, and how many counts were analysed.
+    All are analysed, or as many as the time allows, beginning with the largest.
 
-    The report gets what is said of the largest of these, and which counts are skipped; if none can train, what is wrong
-    at every count, or else why each cannot.
+    The report gets the findings for the largest of these, and the counts that are skipped. If no count can train, it
+    gets the faults that every count has, or else the reason at each count.
     """
     nodes = job.devices.nodes
     assert isinstance(nodes, Range)

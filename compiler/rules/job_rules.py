@@ -230,7 +230,7 @@ def check_supported(job: JobSpec, report: Report) -> None:
 
 
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
-    """Yields (feature, span, the one that runs instead)."""
+    """Yields (feature, span, the feature that runs instead)."""
     if job.parallelism.auto:
         yield "`parallelism = auto`", job.parallelism.span, "name the axes: `data = …`"
     if job.devices.backend == "mpi":

@@ -2,9 +2,9 @@
 
 If a job does not fit, the message says when and where its peak is, the largest kind and layer in it, and the changes
 that would make it fit. Each such change is really made to the job, which is analysed again under all the rules; the
-listed changes pass them, fit, and if possible keep the training the same. Prices are those of the account: arithmetic,
-bytes exchanged, and the time of a step if the catalogue has speeds. If no change is enough, pairs are tried; if no pair
-is, one change of each kind is added, each time the one that leaves least.
+listed changes pass them, fit, and if possible keep the training the same. Prices come from the account: arithmetic,
+bytes exchanged, and the time of a step if the catalogue has speeds. If no change is enough, pairs are tried. If no pair
+is enough, one change of each kind is added, each time the change that leaves the lowest peak.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def blame(memory: MemoryNode) -> str:
 
 @record
 class Change(Record):
-    """A change of the job. One `what` may come in several `sizes`, of which the first that helps is taken.
+    """A change of the job. One `what` may come in several `sizes`; the first size that helps is taken.
 
     `rank` orders changes before their price does: 0 leaves the training as it is, 1 changes its precision, 2 needs more
     devices.
@@ -142,7 +142,7 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Reanalysi
 def _combined_remedy(
     analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Reanalysis, known: set[str]
 ) -> _Remedy | None:
-    """Adds changes one by one until the peak is `enough` or none lowers it, those of the lower rank first."""
+    """Adds changes one by one until the peak is `enough` or no change lowers it, changes of lower rank first."""
     joined = None
     for rank in range(3):
         left = [change for change in lighter if change.rank == rank]

@@ -4,8 +4,8 @@
     graph       the actions of one step and the transfers between them (`draw_graph`)
     schedule    the step over time, a row for each pipeline coordinate (`draw_schedule`)
 
-Drawn from the plan alone, and the same text every time. Up to sixteen devices have a box each; more are folded by
-symmetry, so that a thousand are a few boxes.
+The text depends on the plan alone, and is the same every time. Up to sixteen devices have a box each; more are folded
+by symmetry, so that a thousand are a few boxes.
 """
 
 from __future__ import annotations

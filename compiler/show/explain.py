@@ -162,7 +162,7 @@ def _topology(plan: PlanView) -> list[str]:
 
 
 def _elastic(counts: Sequence[int], shown: int) -> str:
-    """Returns what is said of an elastic job, of whose counts of nodes one is shown."""
+    """Returns the lines on an elastic job, for which the plan of one count of nodes is shown."""
     if len(counts) == 1:
         return ""
     return f", of an elastic job on {either(counts)}; `--set devices.nodes=…` shows another"
@@ -426,7 +426,9 @@ def _schedule(plan: PlanView) -> list[str]:
 
 
 def _balance(plan: PlanView, schedule: Schedule) -> list[str]:
-    """Compares the slowest stage with that of a cut into equal numbers of layers, and their bubbles."""
+    """Compares the slowest stage and the bubble with the slowest stage and the bubble of a cut into equal numbers of
+    layers.
+    """
     work = [layer.flops for layer in plan.layers]
     mean = sum(work) / max(1, len(plan.stages))
     if not mean:

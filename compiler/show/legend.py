@@ -142,7 +142,7 @@ def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
 
 
 def legend(canvas: Canvas, plan: PlanView, x: float, y: float, width: float) -> None:
-    """Draws all tables; those of memory and traffic side by side if they fit into the width."""
+    """Draws all tables; the tables of memory and traffic are side by side if they fit into the width."""
     y += axes_table(canvas, plan, x, y) + (16 if plan.world_size > 1 else 0)
     if not plan.ranks:
         canvas.write("unknown", x, y, 400, "memory and traffic: unknown, the network was not traced", size=10)

@@ -1,8 +1,8 @@
 """Paints the SVG that Graphviz writes as a PNG, with Pillow.
 
 It knows only the SVG that Graphviz uses: one shift of the whole, polygons, polylines, ellipses, paths of `M` and `C`,
-dashes, and lines of text set from the left, the middle or the right. Shapes are painted at twice the size and then
-shrunk, which smooths their edges.
+dashes, and lines of text. Text is set from the left, the middle or the right. Shapes are painted at twice the size and
+then shrunk, which smooths their edges.
 
 Letters come from a common sans-serif font of the system, or else from the one inside Pillow, so that there is text on
 any machine.

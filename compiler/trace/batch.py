@@ -56,7 +56,7 @@ def read_example(path: str) -> Example:
 
 
 class Outputs:
-    """A file for outputs like those of a traced module, with targets, by which a loss and metrics are tried."""
+    """A file for outputs like a traced module's, with targets. A loss and metrics are tried with them."""
 
     def __init__(self, path: str, target: TensorFact | Example) -> None:
         self._path, self._target = path, target
@@ -83,7 +83,7 @@ class Outputs:
 
 
 def batch_of(given: TensorFact | Example, samples: int, fake: FakeTensorMode | None) -> Any:
-    """Returns the input of so many samples; in `fake` its tensors have no numbers, else they are an example's, or
+    """Returns the input of `samples` samples; in `fake` its tensors have no numbers, else they are an example's, or
     noise.
     """
     import torch

@@ -4,8 +4,9 @@ Model: a network's code is every file that is neither torch's, numpy's, Python's
 the states of generators before and after a forward pass; only if one has moved, a second pass under `sys.settrace`
 compares them after each line.
 
-Limits: a generator is known if it is Python's or numpy's global one, the operating system's, or held by an attribute of
-a module, by an object or a container in one, or by a variable of a module of the network's code.
+Limits: a generator is known if it is Python's or numpy's global one, or the operating system's. It is also known if an
+attribute of a module holds it, an object or a container in such an attribute, or a variable of a Python module of the
+network's code.
 """
 
 from __future__ import annotations
@@ -169,8 +170,8 @@ class HostDraws:
 
 
 def held_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields the plain attributes of a network's modules, numbers, generators and tensors inside of them, and the
-    variables of the Python files that define the modules.
+    """Yields the plain attributes of a network's modules, and the numbers, generators and tensors inside of these
+    attributes. Then it yields the variables of the Python files that define the modules.
     """
     seen: set[str] = set()
     for path, module in model.named_modules():
@@ -208,7 +209,7 @@ def _inner_values(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]
 
 
 def is_generator(value: Any) -> bool:
-    """True for a generator of Python's or numpy's that has a state; that of the operating system has none."""
+    """True for a generator of Python's or numpy's that has a state; the operating system's generator has none."""
     import numpy.random
 
     kinds = (random.Random, numpy.random.Generator, numpy.random.RandomState)
@@ -216,7 +217,7 @@ def is_generator(value: Any) -> bool:
 
 
 def has_attribute(model: nn.Module, name: str) -> bool:
-    """True for the name of an attribute of a module, or of a value inside; false for that of a variable of a Python
+    """True for the name of an attribute of a module, or of a value inside; false for the name of a variable of a Python
     file.
     """
     modules, parts = dict(model.named_modules()), name.split(".")

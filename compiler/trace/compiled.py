@@ -44,7 +44,7 @@ class _KeptTensors:
 
 
 def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
-    """Returns the bytes that each block of `run`'s module keeps of all its samples, each piece of memory counted at the
+    """Returns the bytes that each block of `run`'s module keeps of all its samples. Each piece of memory counts at the
     first block that keeps it. `saved`, by layer, tells apart blocks of one class that differ.
     """
     import torch

@@ -94,7 +94,7 @@ def _is_uncalled(module: nn.Module) -> bool:
 
 
 def _elements(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the modules that a container holds, with those of containers in it that are never called."""
+    """Yields the modules that a container holds, and the modules of containers in it that are never called."""
     for name, child in module.named_children():
         full = f"{path}.{name}" if path else name
         if _is_uncalled(child):
@@ -124,7 +124,7 @@ def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:
 
 
 def _kind(module: nn.Module) -> object:
-    """Returns a module's class; for a plain container, also those of its parts."""
+    """Returns a module's class; for a plain container, also the classes of its parts."""
     return (type(module), *(_kind(child) for child in module.children())) if _is_plain(module) else type(module)
 
 

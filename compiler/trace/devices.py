@@ -1,8 +1,8 @@
-"""Finds tensors on the CPU that a network or a loss computes with beside those on a GPU; it needs no GPU.
+"""Finds tensors on the CPU that a network or a loss combines with tensors on a GPU; it needs no GPU.
 
 Model: parameters, buffers and batches lie on `cpu:0`, and what code makes without naming a device on `cpu`. To torch's
 fake tensors these are two devices, with the rules of a GPU and the CPU (a number without dimensions and indices may be
-on the CPU), while every kernel is one that a machine without a GPU has.
+on the CPU). Every kernel is a kernel that a machine without a GPU has.
 
 Limits: what follows a number read out of a tensor is not looked at. A device that code names counts as the GPU, also
 `cpu`, which `"cuda" if torch.cuda.is_available() else "cpu"` gives here.
@@ -37,8 +37,8 @@ def named_gpus(job: JobSpec) -> AbstractContextManager[object]:
 
 
 def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> CodePlace | None:
-    """Returns the place where the forward pass of `model` computes with a tensor on the CPU beside those of a GPU; None
-    where it does not, or where it cannot be seen.
+    """Returns the place where the forward pass of `model` combines a tensor on the CPU with tensors on a GPU. None if
+    it never does, or if the place cannot be seen.
     """
     from dslc.compiler.trace.structures import call, map_tensors
 
@@ -49,7 +49,7 @@ def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> Code
 
 
 def cpu_tensor_of_loss(loss: Callable[[Any, Any], Any], output: Any, target: Any) -> CodePlace | None:
-    """Returns the place where `loss` does, of an output and a target on the CPU of which the GPU has copies."""
+    """Returns the place where `loss` does; it is called with GPU copies of an output and a target on the CPU."""
     import torch
 
     from dslc.compiler.trace.structures import map_tensors

@@ -71,7 +71,7 @@ def own_tensors(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def frozen_parameters(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[bool]:
-    """Freezes the parameters of which a pattern matches any name; yields whether some have trained."""
+    """Freezes each parameter if a pattern matches any of its names; yields whether some have trained."""
     ties = _ties(model) if patterns else ()
     names = ParameterNames([name for name, _ in model.named_parameters()], ties).matching(patterns)
     parameters = [p for name, p in model.named_parameters() if name in names and p.requires_grad]

@@ -35,8 +35,8 @@ class Step(NamedTuple):
 
 
 class Walk(Run):
-    """A run that records the live bytes. `first_half`: its backward pass is the first half of one that is split, which
-    frees no saved tensor, and keeps the gradients of results of operations with weights.
+    """A run that records the live bytes. `first_half`: its backward pass is the first half of a split backward pass.
+    This half frees no saved tensor, and keeps the gradients of results of operations with weights.
     """
 
     def __init__(self, *arguments: Any, gradients: bool = True, first_half: bool = False) -> None:
@@ -116,7 +116,7 @@ class Walk(Run):
         return stays
 
     def _is_trained(self, key: int) -> bool:
-        """True if the memory is that of a parameter that trains, or of its copy in 16 bits."""
+        """True if the memory belongs to a parameter that trains, or to its copy in 16 bits."""
         return key in self.trained or (key in self._trained_copies and self._trained_copies[key]() is not None)
 
     def _note_copy(self, args: Any, result: Any) -> None:

@@ -177,7 +177,7 @@ def is_view(tensor: Tensor) -> bool:
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """Returns the tensor of which autograd says that this is a view."""
+    """Returns the tensor that this is a view of, by autograd's records."""
     return tensor._base
 
 
@@ -249,7 +249,7 @@ def schema_of(operator: Operator) -> Any:
 
 
 def overloads_of(operator: Any) -> Any:
-    """Returns the operator of which this is an overload, as `aten.add` of `aten.add.Tensor`, or the function itself."""
+    """Returns the operator that has this overload, as `aten.add` has `aten.add.Tensor`, or the function itself."""
     return getattr(operator, "_overloadpacket", operator)
 
 
@@ -298,7 +298,7 @@ class FakeTensorMode(_TorchFakeTensorMode):
 
 
 def _grouped_shape(a: Tensor, b: Tensor, ends: Tensor | None) -> tuple[int, ...]:
-    """Returns the shape of `torch._grouped_mm`: products of groups, of which `ends` are the last rows or columns."""
+    """Returns the shape of `torch._grouped_mm`: products of groups; `ends` has the last row or column of each group."""
     if a.dim() == b.dim() == 2:
         assert ends is not None
         return ends.shape[0], a.shape[0], b.shape[1]

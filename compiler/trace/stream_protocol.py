@@ -1,6 +1,6 @@
-"""A user's stream as shards: samples that come one after another, of which nothing says the number.
+"""A user's stream as shards: samples that come one after another, in a number that is not known.
 
-Model: three kinds of objects are streams: torch's `IterableDataset`, which is one shard; one of Hugging Face's
+Model: three kinds of objects are streams: torch's `IterableDataset`, which is one shard; a stream of Hugging Face's
 `datasets`, with the shards that it has; any object with a number `shards` and a method `shard(n)`, which returns
 something to iterate over. A stream may have `set_epoch(epoch)`, which is called before each pass.
 

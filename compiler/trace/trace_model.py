@@ -2,14 +2,14 @@
 
 Model: the module is cut into layers (cut.py). Calls between layers, and parameters that belong to no layer or are used
 outside of theirs, belong to the root, whose name is empty. Layers are in the order of their first call. The module is
-run without memory (run.py), with two samples and with four: the first run gives the FLOPs, the difference the saved
-bytes per sample, so that anything that does not grow with the batch is left out. Working memory is in memory.py.
+run without memory (run.py), with two samples and with four. The first run gives the FLOPs, the difference the saved
+bytes per sample; so anything that does not grow with the batch is left out. Working memory is in memory.py.
 
 Contract: the conventions of `LayerNode`; each piece of memory counts once, at the first layer that keeps it.
 
-Limits: tracing follows one path through the module. Where that depends on numbers, the module is run for real on a few
-samples, and others may take other paths, as they may where control flow depends on anything else. Memory that a module
-saves by itself for its backward pass (`torch.utils.checkpoint` its inputs) is not seen.
+Limits: tracing follows one path through the module. Where the path depends on numbers, the module is run for real on a
+few samples. Other samples may take other paths, as they may where control flow depends on anything else. Memory that a
+module saves by itself for its backward pass (`torch.utils.checkpoint` its inputs) is not seen.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def trace_model(
     parameters take no more than `REAL` bytes; `looks` then says where it does.
 
     `loss`, of an output and a target of the example, is the loss, where only its gradient tells which parameters are
-    used; `counted` is one that counts by itself, over pieces of sequences. `outputs` takes outputs like those of the
-    module. `low`: the job runs in 16 bits, so that a module that fails under autocast is at fault; otherwise its
-    float32 bytes stand for those. `compile`: torch compiles its blocks, which then keep less. `tensor`: ranks of a
-    tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `skipped`, blocks that are alike
-    are traced once; it then has those that were left out. `context`: ranks of a context axis. `frozen`: patterns of
-    parameters that the job freezes, so that less is kept; all other facts are those of the module as it is made.
-    `asked` makes libraries read numbers that are known (context_parallel_check.py).
+    used. `counted` is a loss that counts by itself, over pieces of sequences. `outputs` takes outputs like the
+    module's. `low`: the job runs in 16 bits, so that a module that fails under autocast is at fault; otherwise its
+    float32 bytes stand for the bytes under autocast. `compile`: torch compiles its blocks, which then keep less.
+    `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `skipped`,
+    blocks that are alike are traced once; `skipped` then has the skipped blocks. `context`: ranks of a context axis.
+    `frozen`: patterns of parameters that the job freezes, so that less is kept; all other facts describe the module as
+    it is made. `asked` makes libraries read numbers that are known (context_parallel_check.py).
     """
     from dslc.compiler.trace.private_torch import (
         DataDependentOutputException,
@@ -290,8 +290,8 @@ def _place_of_draw(
 
 
 def _run_backward(run: _Count, output: Any, loss: Loss | None, trained: Mapping[str, bool]) -> list[str]:
-    """Runs backward from a module's output, or from the loss of it; returns those of the `trained` parameters that get
-    no gradient.
+    """Runs backward from a module's output, or from the loss of it; returns the `trained` parameters that get no
+    gradient.
     """
     total = total_of(output)
     if loss is not None and isinstance(run.sample, Example):
@@ -537,7 +537,7 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
 
 
 def _keeping(working: Working, more: int) -> Working:
-    """Returns the working memory of a layer that keeps so many bytes more (or less) than it would by itself."""
+    """Returns the working memory of a layer that keeps `more` bytes more (or fewer) than it would by itself."""
     moments = tuple(replace(moment, bytes=max(0, moment.bytes + more)) for moment in working.backward)
     return replace(working, forward=max(0, working.forward + more), backward=moments)
 

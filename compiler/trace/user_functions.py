@@ -186,8 +186,9 @@ def _is_array(part: object) -> bool:
 def _structures(
     train: Any, begin: Callable[[int], None], collate: Collate, whole: bool, example: str
 ) -> tuple[tuple[TreeFact, TreeFact], bool, tuple[str, tuple[int, ...], tuple[int, ...]] | None]:
-    """Returns the facts of input and target, from two batches of the largest sample among the first, whether `collate`
-    draws random numbers, and a place of the input where a batch of the smallest sample has another shape.
+    """Returns the facts of input and target, from two batches of the largest sample among the first, and whether
+    `collate` draws random numbers. Also returns a place of the input where a batch of the smallest sample has another
+    shape.
     """
     import torch
 

@@ -97,7 +97,7 @@ def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: R
 
 
 def _check_saved(adapter: Lora, model: ModelGraph, report: Report) -> None:
-    """Reports a tied weight of which some names alone are of modules to save: peft trains a copy of these."""
+    """Reports a tied weight if only some of its names are in modules to save: peft trains a copy of these modules."""
     saved = targeted(adapter.save)
 
     def trains(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Rules for initial weights: the files are there, and hold the tensors of the network. E0712, E0713, E0724 to E0726.
 
-Pure functions over the headers of the files. Those of `torch.save`, which only torch can read, are known in a run and
-with `--trace`.
+Pure functions over the headers of the files. Only torch can read files of `torch.save`, so their tensors are known only
+in a run and with `--trace`.
 """
 
 from __future__ import annotations

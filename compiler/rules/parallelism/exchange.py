@@ -115,7 +115,7 @@ def _check_biases(job: JobSpec, model: ModelGraph, report: Report) -> None:
 
 
 def check_warmup(job: JobSpec, steps: int, report: Report) -> None:
-    """Warns if an optimizer freezes its second moment too early in a training of so many steps, or never."""
+    """Warns if an optimizer freezes its second moment too early in a training of `steps` steps, or never."""
     optimizer = job.train.optimizer
     if not isinstance(optimizer, Compressed):
         return

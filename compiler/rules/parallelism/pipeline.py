@@ -146,8 +146,8 @@ def check_stages(
     schedule: ScheduleTable,
     report: Report,
 ) -> None:
-    """Checks that each rank has something to train, that each stage sends a tensor with a gradient, and that no rank
-    alone updates a value which several ranks have.
+    """Checks that each rank has something to train, and that each stage sends a tensor with a gradient. No rank alone
+    may update a value that several ranks have.
     """
     span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
     names = trained(job, model)

@@ -107,7 +107,9 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
 
 
 def _heads(facts: ModelFacts, name: str, count: int, ranks: int) -> str:
-    """Returns a note on heads that go together: those of keys and values divide those of queries."""
+    """Returns a note on heads that go together: the count of heads of keys and values divides the count of heads of
+    queries.
+    """
     below, counts = count // ranks * ranks, dict(facts.counts)
     near, queries = [n for n in (below, below + ranks) if n], counts.get(_HEADS[0])
     if name == _HEADS[0]:
@@ -172,7 +174,7 @@ def _place(job: JobSpec) -> Span | None:
 
 
 def _number_span(job: JobSpec, name: str | None) -> Span | None:
-    """Returns the span of a number of the configuration; else that of the network."""
+    """Returns the span of a number of the configuration; else the span of the network."""
     network = job.model.network
     if name and isinstance(network, Call) and network.is_set(name):
         return network.at(name)

@@ -85,7 +85,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
 
 
 def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None, report: Report) -> None:
-    """Reports what puts other weights in the place of those of the optimizer's `eval()`, or keeps parts of them."""
+    """Reports settings that replace the weights of the optimizer's `eval()`, or keep parts of them."""
     sharding = sharding_of(job, layout) if layout is not None else None
     parallelism, found = job.parallelism, list[tuple[str, Span | None, str]]()
     if job.train.ema:

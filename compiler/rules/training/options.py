@@ -77,7 +77,7 @@ def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
 
 
 def _check_tied_groups(job: JobSpec, model: ModelGraph, training: frozenset[str], report: Report) -> None:
-    """Warns of tied parameters, two names of which are in two groups."""
+    """Warns of tied parameters that have names in two groups."""
     groups = [group.parameters for group in job.train.groups]
     for first in (name for name in dict(model.ties).values() if name in training):
         numbers = {

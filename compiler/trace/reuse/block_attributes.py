@@ -1,7 +1,7 @@
 """The attributes of blocks: compared between two blocks, before and after a run, and watched.
 
-Model: what a forward pass of a module does follows from its class, its attributes and what it is given. Two blocks
-whose attributes are equal, up to those that no forward pass reads, do the same.
+Model: what a forward pass of a module does follows from its class, its attributes and what it is given. Two blocks with
+equal attributes, except attributes that no forward pass reads, do the same.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _one(value: Any) -> Any:
 
 
 class Unread:
-    """Attributes of classes that differ between blocks, and those of them that a forward pass has read."""
+    """Attributes of classes that differ between blocks, and the attributes among them that a forward pass has read."""
 
     def __init__(self, attributes: set[tuple[type, str]]) -> None:
         self.watchable = attributes

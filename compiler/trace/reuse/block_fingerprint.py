@@ -1,11 +1,11 @@
 """Records what the blocks of a module do in a forward pass, in terms that are the same for blocks that do the same.
 
-Model: an operation is its function, its plain arguments, and for each tensor where it comes from: the block's input,
-one of its parameters, an operation of it, or anything outside, by identity.
+Model: an operation is its function, its plain arguments, and the origin of each tensor: the block's input, one of its
+parameters, an operation of it, or anything outside, by identity.
 
 Contract: a call is `strange`, and so like no other, if anything happens in or to the block that these terms do not
-hold: it is called twice, it writes into tensors that it has not made, others use what it makes or holds, it is given an
-object that cannot be compared.
+cover. The block is called twice; it writes into tensors that it has not made; other code uses what it makes or holds;
+or it receives an object that cannot be compared.
 """
 
 from __future__ import annotations

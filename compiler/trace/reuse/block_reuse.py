@@ -1,11 +1,11 @@
-"""Traces a module without the blocks in its middle, whose facts are those of others (repeated_blocks.py).
+"""Traces a module without the blocks in its middle, whose facts equal other blocks' facts (repeated_blocks.py).
 
 Model: while the module is traced, a block that is left out gives what it is given: the module is one with fewer blocks.
 The facts of the block that stands for it are then written for it too, in its place in the order.
 
 Contract: the facts are those of tracing each block. `BlocksDifferError` is raised where the blocks in the middle turn
-out to differ: two groups that follow each other have other figures, a block is called in another way than recorded,
-or an attribute is read that differs.
+out to differ: two groups that follow each other have other figures, a block is called in another way than recorded, or
+an attribute that differs is read.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class BlockReuse:
                     raise BlocksDifferError(f"{stand} and {twin} have other figures")
 
     def check_all(self, figures: Mapping[str, Any]) -> None:
-        """Raises BlocksDifferError if figures, by names of modules or parameters, differ between a block that is left
-        out and the one that stands for it.
+        """Raises BlocksDifferError if figures, by names of modules or parameters, differ between a skipped block and
+        its representative.
         """
         if self.middle is None:
             return
@@ -99,7 +99,9 @@ class BlockReuse:
                 raise BlocksDifferError(f"{path} and {stand} are treated differently")
 
     def forbid(self, reason: str) -> None:
-        """Raises BlocksDifferError if blocks are left out: what is told of a fault names the first place of all."""
+        """Raises BlocksDifferError if blocks are skipped, because an error message must name the first place of a
+        fault.
+        """
         if self.middle is not None:
             raise BlocksDifferError(reason)
 
@@ -111,12 +113,12 @@ class BlockReuse:
                     each[path] = each[stand]
 
     def named(self, names: Iterable[str]) -> list[str]:
-        """Returns names in the order of calls, with those of what is left out."""
+        """Returns names in the order of calls, with the names of skipped blocks."""
         return self.inserted(list(names), lambda name: name, lambda name, path: path)
 
     def shared_parameters(self, names: list[str]) -> list[str]:
-        """Returns names of parameters, which hold all of the blocks that are left out, with only those of them that the
-        block that stands for theirs has among `names` too. Raises BlocksDifferError if its twin has others.
+        """Takes `names`, which have all parameters of skipped blocks. Keeps a skipped block's parameter only if its
+        representative's is among `names` too. Raises BlocksDifferError if the second representative differs.
         """
         if self.middle is None:
             return names
@@ -133,8 +135,8 @@ class BlockReuse:
         return kept
 
     def inserted(self, entries: list[T], name: Callable[[T], str], renamed: Callable[[T, str], T]) -> list[T]:
-        """Returns entries that are in the order of calls, with those of the blocks that are left out. `renamed` makes
-        one of another name.
+        """Returns entries in the order of calls, with entries for the skipped blocks. `renamed` copies an entry under
+        another name.
         """
         if self.middle is None:
             return entries
@@ -160,7 +162,7 @@ def _block(name: str, blocks: Iterable[str]) -> str:
 
 
 def _passing(middle: RepeatedBlocks, path: str, stand: str, given: dict[str, Any]) -> Callable[..., Any]:
-    """Returns a forward that gives what it is given, in the form of the block's output."""
+    """Returns a forward that returns its input in the form of the block's output."""
     from dslc.compiler.trace.structures import flatten, unflatten
 
     output = middle.outputs[path]

@@ -1,22 +1,22 @@
-"""Finds the blocks of a module that are so alike that the facts of one are those of the others.
+"""Finds blocks of a module that are alike, so that the facts of one hold for all.
 
-Model: the module runs forward once, without memory, and each operation is recorded, by block: what it is, its plain
-arguments, and where each tensor comes from (the block's input, a parameter of it, an operation of it, or anything
-outside). Blocks are alike if their records are the same and
+Model: the module runs forward once, without memory, and each operation is recorded, by block. The record has the
+operation, its plain arguments, and the origin of each tensor (the block's input, a parameter of it, an operation of it,
+or anything outside). Blocks are alike if their records are the same and
 
 - they have modules of the same classes, with equal attributes, and parameters and buffers of the same shapes. An
   attribute may differ (`layer_idx` does) as long as no forward pass reads it, which is watched (`Unread`);
-- each is called once, directly after the one before, whose output it takes; everything else that it is given is the
-  same object for all of them, or plain and equal;
+- each is called once, directly after the block before, and takes that block's output; its other arguments are the same
+  object for all blocks, or plain and equal;
 - nothing else takes what it makes, it writes into nothing that was there before, and no attribute of the whole module
   changes.
 
-In a row of such blocks, or of groups of them (one with local attention after each five of another kind), the state
-after each is that after the one before. So those in the middle can be left out: `RepeatedBlocks` names them,
-and for each the block that stands for it.
+In a row of such blocks, or of groups of them (one with local attention after each five of another kind), each block
+leaves the same state. So the blocks in the middle can be skipped: `RepeatedBlocks` names them, and the representative
+of each.
 
-Contract: what is found is a proposal. `block_reuse.py` measures two groups in the middle and drops the proposal if they
-differ in anything, or if an attribute was read that differs. Whatever is not understood here makes a block unlike all
+Contract: the result is a proposal. `block_reuse.py` measures two groups in the middle. It drops the proposal if they
+differ in anything, or if an attribute that differs was read. Whatever is not understood here makes a block unlike all
 others.
 """
 
@@ -56,8 +56,8 @@ class RepeatedBlocks:
 def find_repeated_blocks(
     model: nn.Module, cut: ModuleCut, fake: FakeTensorMode, input: TensorFact | Example
 ) -> tuple[RepeatedBlocks | None, bool]:
-    """Returns the blocks that can be left out, None if there are none; and whether running the module has changed it,
-    so that it has to be made again.
+    """Returns the blocks that can be skipped, or None; and whether running the module has changed it, so that it must
+    be made again.
     """
     groups = by_structure(cut)
     if not groups:

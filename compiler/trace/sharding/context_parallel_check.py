@@ -1,20 +1,20 @@
 """Proves, without numbers, that a module on pieces of sequences computes the same as on whole ones.
 
-Model: on a context axis of `ranks` ranks each has one of as many equal pieces of every sequence, and attention, by
-`torch.nn.functional.scaled_dot_product_attention`, is replaced by one that meets the keys and values of all pieces
+Model: on a context axis of `ranks` ranks each rank has one of `ranks` equal pieces of every sequence. Attention by
+`torch.nn.functional.scaled_dot_product_attention` is replaced by attention over the keys and values of all pieces
 (runtime/parallel/context_parallel.py). The module is run without memory (run.py) on the piece of each rank, and on the
 whole. In the whole run the piece of a tensor is followed through the operations from the input on (propagation.py); an
 operation that works across the positions, or is not known, is refused. The runs on pieces must do the same operations
-in the same order, with the same numbers, on tensors of the same shapes but for the length of the piece.
+in the same order, with the same numbers. Their tensors must have the same shapes, except for the length of the piece.
 
 Constants, which follow from no parameter and not from the input (positions, masks), are computed. A constant is a
-piece, or the same on all ranks, if its numbers are; any other, such as positions that each rank counts from 0, may
-decide what the module does, but is refused where it meets other tensors. A module whose `forward` takes `position_ids`
-is given those of the piece. It must do the same, with the same constants, when it is given the whole and no positions,
-as in one process.
+piece, or the same on all ranks, if its numbers are. Any other constant, such as positions that each rank counts from 0,
+may decide what the module does, but is refused where it meets other tensors. A module whose `forward` takes
+`position_ids` receives the positions of the piece. It must do the same, with the same constants, when it is given the
+whole and no positions, as in one process.
 
 All of this holds in training and in evaluation. The ranks have all parameters, and add up the gradients of their
-pieces: nothing has to be known of gradients.
+pieces: the check needs no gradients.
 
 Limits: as in all tracing, one path. Attention that was imported by name before, and is not called as a function of
 `torch.nn.functional`, is refused.
@@ -472,8 +472,8 @@ class _Sequence(Run):
     def _judge(
         self, number: int, constant: ConstantResult, made: list[torch.Tensor], cause: ContextParallelError | None = None
     ) -> None:
-        """Finds out whether constants of the whole are pieces or alike on the ranks, by those of the runs on pieces.
-        `cause` is the fault of a constant that they follow from.
+        """Finds out whether constants of the whole are pieces or alike on the ranks, by the constants of the runs on
+        pieces. `cause` is the fault of a constant that they follow from.
         """
         from dslc.compiler.trace.private_torch import unset_fake_temporarily
 

@@ -103,7 +103,7 @@ def same_positions(plain: TraceRecords, told: TraceRecords) -> None:
 
 
 def piece_among(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> TensorShare | bool:
-    """Returns the share of which `pieces` are the ranks' parts; True if they are alike, False if neither."""
+    """Returns the share whose parts on the ranks are `pieces`; True if the pieces are alike, False if neither."""
     if not pieces:
         return True
     if all(piece.dtype == whole.dtype and piece.equal(whole) for piece in pieces):

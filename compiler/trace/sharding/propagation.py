@@ -2,13 +2,13 @@
 it have?
 
 Model: a share lies along one dim of its tensor, which is `outer` x `size` x the rest, and its pieces are equal parts of
-`size`. The outer part are, for example, samples joined with the heads for a product, or queries, keys and values beside
-one another; the rest is the size of a head in the row that follows. If what lies side by side is of unequal sizes, as
-where keys have fewer heads, `parts` are these sizes, and each is cut. Rules are by the names of torch's operations
-below autograd (`aten`), as they come when a module runs.
+`size`. The outer part is, for example, samples joined with the heads for a product, or queries, keys and values beside
+one another. The rest is the size of a head in the row that follows. If parts that lie side by side have unequal sizes,
+as where keys have fewer heads, `parts` has these sizes, and each part is cut. Rules are by the names of torch's
+operations below autograd (`aten`), as they come when a module runs.
 
 Contract: `follow` returns the share that the result is, as if it had been computed from the whole; it raises
-`ShareError` for an operation that works across the pieces, or is not known. The shapes are those of the whole.
+`ShareError` for an operation that works across the pieces, or is not known. The shapes describe the whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class TensorShare(NamedTuple):
     """A share along `dim`, of size `outer` x `size` x the rest: each rank has an equal part of `size`. With `parts` the
-    dim consists of parts of these sizes, of each of which a rank has an equal piece; `outer` is 1, `size` the whole.
+    dim consists of parts of these sizes, and a rank has an equal piece of each part; `outer` is 1, `size` the whole.
     """
 
     dim: int
@@ -166,7 +166,7 @@ def _expanded(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
 
 
 def _along(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
-    """Operations along one dim or several, which may not be that of the share."""
+    """Operations along one dim or several, which may not be the dim of the share."""
     tensor, share = operation.first_share
     given = operation.arguments.get("dim", operation.arguments.get("dims", _UNSAID.get(operation.name)))
     dims = [given] if isinstance(given, int) else list(given or range(tensor.dim()))
@@ -211,7 +211,7 @@ _FACTORS |= {"bmm": ("self", "mat2"), "baddbmm": ("batch1", "batch2")} | dict.fr
 
 
 def _product(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
-    """Matrix products, of which at least one factor is a share, not along the summed dim; what is added fits it."""
+    """Matrix products with at least one factor that is a share, not along the summed dim; what is added fits it."""
     first, second = (operation.arguments[name] for name in _FACTORS[operation.name])
     a, b = (operation.share(name) for name in _FACTORS[operation.name])
     rows, last = first.dim() - 2, first.dim() - 1
@@ -313,7 +313,7 @@ def _indexed(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
 
 
 def _selected(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
-    """Entries along one dim by their numbers, of which the tensor or the numbers are a share."""
+    """Entries along one dim by their numbers; the tensor or the numbers are a share."""
     share, dim = operation.share("self"), operation.arguments["dim"] % out.dim()
     if share is None:
         return operation.first_share[1]._replace(dim=dim)
@@ -348,8 +348,8 @@ def _scattered(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
 
 
 def _made_like(operation: TensorOperation, out: torch.Tensor) -> TensorShare | None:
-    """Tensors of one number and of sizes that are given. Of the same shape it is a share too; sizes that follow from
-    that of a share otherwise are seen by their shapes.
+    """Tensors of one number and of given sizes. Of the share's shape, the tensor is a share too. Sizes that follow from
+    a share's size in another way are seen by the shapes of the tensors.
     """
     tensor, share = operation.first_share
     return share if out.shape == tensor.shape else None
@@ -396,7 +396,7 @@ def _padded(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
 
 
 def _windowed(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
-    """Windows along a dim, which may not be that of the share."""
+    """Windows along a dim, which may not be the dim of the share."""
     tensor, share = operation.first_share
     if operation.arguments["dimension"] % tensor.dim() == share.dim:
         raise _across(operation)
@@ -426,7 +426,7 @@ def _convolved(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
 
 
 def _sought(operation: TensorOperation, out: torch.Tensor) -> TensorShare:
-    """Compares each number with those of a tensor that is whole."""
+    """Compares each number with the numbers of a tensor that is whole."""
     share = operation.share("elements" if operation.name == "isin" else "self")
     if (
         share is None

@@ -2,14 +2,14 @@
 
 Model: between a column and a row a rank has a *share* of a tensor: one of `ranks` equal pieces along one dim. The
 module is run twice without memory (run.py). In the first run all is whole, and each share is followed through the
-operations from the columns on: the result of an operation is a share if it works on each piece for itself
+operations from the columns on. The result of an operation is a share if the operation works on each piece for itself
 (propagation.py); if not, the plan is refused. In the second run the cut modules have the parameters of one rank. It
-must run the same operations in the same order, with the same numbers, on tensors of the same shapes; only shares are
+must run the same operations in the same order, with the same numbers, on tensors of the same shapes. Only shares are
 smaller, in that dim and by that factor. So its results are the pieces of the results in one process.
 
-Backward, a column sums the gradients of its input, and `summed` modules those of their parameters. The gradients of
-anything else that every rank has whole would differ by rank: if such a tensor meets shares and trains, the plan is
-refused.
+Backward, a column sums the gradients of its input, and `summed` modules sum the gradients of their parameters. The
+gradients of anything else that every rank has whole would differ by rank: if such a tensor meets shares and trains, the
+plan is refused.
 
 Contract: a plan without a fault gives the outputs and the gradients of one process. A fault names the module.
 
