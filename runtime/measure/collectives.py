@@ -1,17 +1,18 @@
 """Records the collectives that a rank really runs in a step, at torch's dispatcher.
 
-Model: `Recorder` is a dispatch mode. Every caller of a collective - Python, the reducer of DistributedDataParallel in
-C++, `fully_shard`, a DTensor, an optimizer, our own batch normalisation - goes through one of the operators of `c10d`
-or `_c10d_functional`, whatever the backend. Each is counted once, by kind and by the size of its group, with the bytes
-of this rank's input: for an all-gather its own part, for a reduce-scatter the whole, for a broadcast the tensor, also
-on a rank that receives it. A message from one rank to another is a `send` on the one and a `receive` on the other.
+Model: `Recorder` is a dispatch mode. Every caller of a collective goes through one of the operators of `c10d` or
+`_c10d_functional`, whatever the backend. Callers are Python, the reducer of DistributedDataParallel in C++,
+`fully_shard`, a DTensor, an optimizer, and our own batch normalisation. Each collective is counted once, by kind and by
+the size of its group, with the bytes of this rank's input: for an all-gather its own part, for a reduce-scatter the
+whole, for a broadcast the tensor, also on a rank that receives it. A message from one rank to another is a `send` on
+the one and a `receive` on the other.
 
-Contract: only the stepper's own collectives count, not those of logging, evaluation and checkpoints. A training that is
-not profiled has no recorder, and pays nothing.
+Contract: only the stepper's own collectives count, not the collectives of logging, evaluation and checkpoints. A
+training that is not profiled has no recorder, and pays nothing.
 
-Limits: the first steps are not recorded, in which DistributedDataParallel lays out its buckets (after one backward
-pass, or two of a static graph) and `fully_shard` learns its order. Within a group of one rank nothing is exchanged, and
-nothing counted.
+Limits: the first steps are not recorded. In these DistributedDataParallel lays out its buckets (after one backward
+pass, or two of a static graph), and `fully_shard` learns its order. Within a group of one rank nothing is exchanged,
+and nothing counted.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _ASIDE = [0]  # nesting depth of `exclude_collectives` in this process
 
 @contextmanager
 def exclude_collectives() -> Iterator[None]:
-    """Excludes the collectives in it, such as those of logging, from the step."""
+    """Excludes the collectives in it, such as logging's, from the step."""
     _ASIDE[0] += 1
     try:
         yield
@@ -79,7 +80,7 @@ def exclude_collectives() -> Iterator[None]:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts collectives while it is entered, also those of the threads of the backward pass."""
+    """Counts collectives while it is entered, also in the threads of the backward pass."""
 
     supports_higher_order_operators = True  # compiled code may use them: they pass through
 

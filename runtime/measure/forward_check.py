@@ -1,12 +1,13 @@
 """Compares the forward passes of the ranks of a data axis over the same samples.
 
-Model: with the same samples and random numbers, all ranks run the same modules and compute the same numbers, unless the
-network depends on the rank, on the name of a host or on an environment variable. So each rank runs it on a few samples
-of the first one, without gradients, and notes the modules that it calls, with sums over their outputs. The ranks
-compare both. Where they differ, more passes tell a rank from a number that nothing seeds: it differs from pass to pass.
+Model: with the same samples and random numbers, all ranks run the same modules and compute the same numbers. They
+differ if the network depends on the rank, on the name of a host or on an environment variable. So each rank runs it on
+a few samples of the first rank, without gradients. It notes the modules that it calls, with sums over their outputs.
+The ranks compare both. Where they differ, more passes tell a rank from a number that nothing seeds: it differs from
+pass to pass.
 
-Contract: a difference is a RankOrderError on all ranks of the axis, which names the parameter or module, the ranks and
-the lines of the user's code. Parameters, buffers, generators and plain attributes are as they were before.
+Contract: a difference is a RankOrderError on all ranks of the axis. It names the parameter or module, the ranks and the
+lines of the user's code. Parameters, buffers, generators and plain attributes are as they were before.
 
 Limits: networks of more than `NUMBERS` parameters on a rank are not compared, as these are copied; nor are stages of a
 pipeline, nor weights that differ by design. The loss is not compared.
@@ -97,7 +98,7 @@ class ForwardCheck:
         self._other_axes = mesh_of(job).group("context", "tensor") if on else None
 
     def compare(self, input: Any) -> None:
-        """Raises RankOrderError if the forward passes of the ranks differ; `input` is that of a micro-batch."""
+        """Raises RankOrderError if the forward passes of the ranks differ; `input` is the input of a micro-batch."""
         if self._group is None:
             return
         eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -175,7 +176,7 @@ class ForwardCheck:
     # ------------------------------------------------------------------------------------------------- between ranks
 
     def _any_differ(self, one: ForwardPass) -> bool:
-        """True if ranks of this data axis differ, or those of one beside it: passes need the ranks of all axes."""
+        """True if ranks of this data axis, or of one beside it, differ: passes need the ranks of all axes."""
         differ = torch.tensor(int(not self._agrees(one)), device=self._parts.device)
         if self._other_axes is not None:
             dist.all_reduce(differ, dist.ReduceOp.MAX, group=self._other_axes)
@@ -231,7 +232,7 @@ class ForwardCheck:
 
 
 def _sums(output: object, device: torch.device) -> Tensor:
-    """Returns the sum of the numbers of an output, and that of their magnitudes."""
+    """Returns the sum of the numbers of an output, and the sum of their magnitudes."""
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for each in tensors(output):
         if each.is_floating_point():

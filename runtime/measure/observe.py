@@ -1,9 +1,13 @@
 """Writes down what each rank did in each step, for `dslc verify`, and reads it back for the comparison.
 
-Model: a training with `observe` records, for each step of each rank, the samples that the order of the data gave it, a
-digest of every sample that its model really saw, the sum of its losses and its divisor, the norm of the gradient, and
-whether the step drew random numbers. Before the first step and after the last each rank writes its part of every tensor
-of the model, with the part's place in the whole.
+Model: a training with `observe` records for each step of each rank:
+
+- the samples that the order of the data gave it, and a digest of every sample that its model really saw;
+- the sum of its losses, its divisor, and the norm of the gradient;
+- whether the step drew random numbers.
+
+Before the first step and after the last each rank writes its part of every tensor of the model. It also writes the
+part's place in the tensor.
 
     observed/rank-N.json                the steps
     observed/start-N.safetensors        the tensors before the first step; `end-N` after the last; `first-N` after the
@@ -183,8 +187,8 @@ def _silence(model: nn.Module) -> None:
 
 
 def _digests(data: DataStep, input: Any, target: Any, samples: int) -> Iterator[str]:
-    """Yields a digest for each of so many samples; "" where a function of the user's puts them together, which may pad
-    them otherwise in another micro-batch.
+    """Yields a digest for each of `samples` samples; "" where a function of the user's puts them together, as it may
+    pad them otherwise in another micro-batch.
     """
     found = tensors(input) + (tensors(target) if target is not input else [])
     if data.collate is not None or (data.structured and any(tensor.shape[:1] != (samples,) for tensor in found)):

@@ -1,21 +1,22 @@
 """Compares, in some steps, the order in which ranks come to their collectives, before each of them.
 
-Model: collectives of a step follow from the modules that run and from the parameters that the loss depends on: a module
-whose parameters are sharded gathers them, one that is cut over an axis exchanges activations, and the backward pass
-sums the gradients of what was used. Ranks that differ in either would add up tensors that do not belong together, or
-wait for ever. So the tensors of the model are compared once, each such module is announced before it runs, and the
-parameters of a loss before its backward pass (or the end of the network, if parameters may differ): an all-reduce of
-two numbers, the digest of a text and its negative, whose maximum agrees only if all digests do.
+Model: collectives of a step follow from the modules that run and from the parameters that the loss depends on. A module
+with sharded parameters gathers them, and a module that is cut over an axis exchanges activations. The backward pass
+sums the gradients of the parameters that were used. Ranks that differ in either would add up tensors that do not belong
+together, or wait for ever. So the tensors of the model are compared once. Each module that exchanges something is
+announced before it runs. The parameters of a loss are announced before its backward pass (or before the end of the
+network, if parameters may differ). An announcement is an all-reduce of two numbers, the digest of a text and its
+negative: the maxima agree only if all digests do.
 
-Contract: a difference is a RankOrderError on each of the ranks, which names the module or the parameter, the ranks and
-the lines of the user's code, before any rank exchanges anything else. In all other steps no hook is there and nothing
-is done: `is_due` is a few comparisons. The steps are the first `FIRST` of a process, those whose number is a power of
-two, and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each. All steps of a network
-that is known to vary are compared if it has synchronised batch norms.
+Contract: a difference is a RankOrderError on each of the ranks, before any rank exchanges anything else. It names the
+module or the parameter, the ranks and the lines of the user's code. In all other steps no hook is there and nothing is
+done: `is_due` is a few comparisons. The steps are the first `FIRST` of a process, those whose number is a power of two,
+and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each. All steps of a network that
+is known to vary are compared if it has synchronised batch norms.
 
-Networks that are known to vary agree on the parameters of each step by themselves (parallel/unused_parameters.py).
-Whether ranks differ in more than samples and random numbers is asked of one pass over the same (forward_check.py), in
-the first step, and in each of these if the parameters that a step uses may differ.
+Networks that are known to vary agree on the parameters of each step by themselves (parallel/unused_parameters.py). One
+pass over the same samples and random numbers (forward_check.py) finds whether ranks differ in anything else. It runs in
+the first step, and in each of these steps if the parameters that a step uses may differ.
 
 Limits: modules inside of a compiled one are not announced. They exchange something on the tensor axis, or as
 synchronised batch norms. A reentrant checkpoint of a user's own hides some.

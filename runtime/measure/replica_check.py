@@ -5,18 +5,18 @@ compare their digests: `FEW` of them, and up to `MANY` more that take no longer 
 read these again: what differs from read to read is drawn anew for each access, and is not compared, unless one rank
 draws anew what another does not.
 
-Parameters of which ranks hold copies are compared by a digest of each, a sum of its bits: after the first steps, after
-each evaluation, and before each checkpoint. Copies over a tensor axis, whose gradients are not exchanged, are compared
-after the first steps alone: rounding may lead them apart. A large model is compared by every n-th number of a tensor,
-`NUMBERS` in all. Buffers are compared where their statistics are those of all ranks.
+Parameters with copies on several ranks are compared by a digest of each, a sum of its bits: after the first steps,
+after each evaluation, and before each checkpoint. Copies over a tensor axis, whose gradients are not exchanged, are
+compared after the first steps alone: rounding may lead them apart. A large model is compared by every n-th number of a
+tensor, `NUMBERS` in all. Buffers are compared where their statistics cover all ranks.
 
 Contract: a difference is an error on all ranks, which names the sample or the tensor, and the ranks. Nothing is read
 between these times. Reads leave the host's random generators as they were, and are done by a worker where workers read
 the samples of the training.
 
-Limits: samples of streams are not compared, each of which one rank reads; nor weights that differ by design
-(exchanges). Copies that differ by less than `ROUNDING` of their largest number count as equal: processors of different
-kinds round differently.
+Limits: samples of streams are not compared, as only one rank reads each; nor weights that differ by design (exchanges).
+Copies that differ by less than `ROUNDING` of their largest number count as equal: processors of different kinds round
+differently.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _numbers(count: int) -> list[int]:
 def _leaf_digests(
     job: JobProgram, place: RankPlace, numbered: Sequence[Numbered]
 ) -> tuple[list[dict[str, int]], float]:
-    """Reads samples one after another, those of a split in one process. Returns the digests of their tensors by name,
-    and the seconds that the quickest one took, the first one left out.
+    """Reads samples one after another, the samples of a split in one process. Returns the digests of their tensors by
+    name, and the seconds that the quickest one took, the first one left out.
     """
     digests: list[dict[str, int]] = []
     seconds = 0.0
@@ -197,8 +197,8 @@ def _first_difference(of_all: Sequence[Sequence[Mapping[str, int]]]) -> tuple[in
 
 
 def _drawn_by_one(of_all: Sequence[Sequence[Sequence[Mapping[str, int]]]]) -> tuple[int, str] | None:
-    """Returns the first rank, and the part of samples, which either rank 0 or this one draws anew in each of several
-    samples, and the other in none.
+    """Returns the first rank that differs from rank 0 in a part of samples that it draws anew, and the part. One of the
+    two draws it anew in each of several samples, the other in none.
     """
     if len(of_all[0]) < REPEATED // 2:
         return None
@@ -218,7 +218,7 @@ def _changes(reads: Sequence[Mapping[str, int]], name: str) -> bool:
 
 
 class ReplicaCheck:
-    """Compares, at some steps, the tensors of which several ranks hold copies. Made by all ranks."""
+    """Compares, at some steps, the tensors with copies on several ranks. Made by all ranks."""
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
         self._job, self._rank, self._parts = job, place.rank, parts
@@ -268,7 +268,7 @@ class ReplicaCheck:
 
     @torch.no_grad()
     def _hold_alike(self, step: int, name: str, own: Tensor, group: dist.ProcessGroup) -> None:
-        """Raises RanksDifferError if a tensor differs from that of the group's first rank by more than rounding."""
+        """Raises RanksDifferError if a tensor differs from its copy on the group's first rank by more than rounding."""
         own = own.to(self._parts.device)  # a group of GPUs takes nothing of the host's
         first = own.clone(memory_format=torch.contiguous_format)
         dist.broadcast(first, group_src=0, group=group)
@@ -310,8 +310,8 @@ def _belongs_to_axis(tensor: Any, axis: str) -> bool:
 
 
 def _groups_of_copies(tensor: Any, whole: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
-    """Returns the groups of ranks that hold the same part of a tensor as this one; `whole` is that of a tensor which
-    is not sharded.
+    """Returns the groups of ranks that hold the same part of a tensor as this one; `whole` is the group for a tensor
+    which is not sharded.
     """
     if not hasattr(tensor, "placements"):
         return [whole] if whole is not None else []

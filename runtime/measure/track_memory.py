@@ -1,14 +1,14 @@
 """Measures the memory of a rank's tensors during its steps: at rest, at the peak, and by kind.
 
-Model: on a CPU torch's allocator reports each allocation and release to the profiler, exact to the byte. That includes
-allocations in C++ (the buckets of DistributedDataParallel, kernels' scratch tensors) and storages resized in place
-(gathers of `fully_shard`), which a dispatch mode does not see. They are replayed over the storages from before the
-first step. On a GPU the allocator's own figures are used, which have no kinds.
+Model: on a CPU torch's allocator reports each allocation and release to the profiler, exact to the byte. A dispatch
+mode would not see allocations in C++ (the buckets of DistributedDataParallel, kernels' scratch tensors), nor storages
+resized in place (gathers of `fully_shard`). The reports are replayed over the storages from before the first step. On a
+GPU the allocator's own figures are used, which have no kinds.
 
-Kinds: `parameters`, `gradients`, `optimizer` and `buffers` are the storages of these tensors, `optimizer` also those of
-`averages` of the weights; `communication` is memory
-allocated while something was gathered, scattered or reduced; `activations` is all else. On a GPU all but parameters,
-optimizer and buffers are `others`, cuBLAS's workspaces among them.
+Kinds: `parameters`, `gradients`, `optimizer` and `buffers` are the storages of these tensors, `optimizer` also the
+storages of `averages` of the weights; `communication` is memory allocated while something was gathered, scattered or
+reduced; `activations` is all else. On a GPU all but parameters, optimizer and buffers are `others`, cuBLAS's workspaces
+among them.
 
 Contract: `tracker = Tracker(model, optimizer, device)` after the parts are assembled, with `received` if there are
 lasting buffers that other ranks send into; `with tracker.step(): …` around each of the first few steps, the update and

@@ -1,8 +1,8 @@
 """Losses that compare the samples of a batch: the contrastive loss, and a user's own of a whole batch.
 
-Model: a rank has the outputs of its own samples, and `GatheredSamples` bring those of other ranks. The value is the
-sum of the losses of the rank's own samples, so that all of them over all ranks, divided by the samples, is the loss of
-the step, as for any loss.
+Model: a rank has the outputs of its own samples, and `GatheredSamples` bring the outputs of other ranks. The value is
+the sum of the losses of the rank's own samples. So the sum of the values of all ranks, divided by the samples, is the
+loss of the step, as for any loss.
 
 `contrastive`: each rank computes the losses of its own samples, against the embeddings of all. Their gradient goes back
 to the ranks that made them. Chen et al. 2020 (arXiv:2002.05709), and with classes Khosla et al. 2020 (arXiv:2004.11362,
@@ -10,8 +10,8 @@ the loss `out`). Of an anchor z with the positives P(z), among all embeddings bu
 
     - 1 / |P(z)| * sum over p in P(z) of (z.p / t - log sum over a in A(z) of exp(z.a / t))
 
-`python`: each rank computes the whole loss, of which its own part alone has a gradient: that is the gradient of the
-whole loss with respect to this part, so nothing has to be sent back. The value is divided by the ranks that compute it.
+`python`: each rank computes the whole loss, and only its own part of the outputs has a gradient. It is the gradient of
+the whole loss with respect to this part, so nothing is sent back. The value is divided by the ranks that compute it.
 
 Contract: sums in float32 at least, under autocast or not. An embedding of length 0 stays 0, without a gradient. A loss
 of no samples is 0.
@@ -36,8 +36,8 @@ SHORTEST = 1e-12  # the length of an embedding below which it has no direction
 
 
 class GatheredSamples(Protocol):
-    """The samples that a rank's own are compared with: `samples` of `ranks` ranks, of which its own begin at `first`.
-    All ranks call the same methods in the same order.
+    """The samples that a rank's own are compared with: `samples` of `ranks` ranks; its own begin at `first`. All ranks
+    call the same methods in the same order.
     """
 
     ranks: int
@@ -49,7 +49,7 @@ class GatheredSamples(Protocol):
         ...
 
     def fixed(self, own: Any) -> Any:
-        """Returns a structure with the rows of all ranks in each tensor, of which its own alone have a gradient."""
+        """Returns a structure with the rows of all ranks in each tensor. Only this rank's own rows have a gradient."""
         ...
 
 

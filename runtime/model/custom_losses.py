@@ -2,7 +2,7 @@
 
 Model: for each micro-batch such a loss gives one of
 
-    one number for each sample, or each token    their sum and their number, without those of targets that do not count
+    one number for each sample, or each token    their sum and their number, without targets that do not count
     a pair (sum, count)                          just that
     one number, of a model alone                 the mean of its samples, or of a part of the batch (`mean_of`)
 
@@ -55,8 +55,8 @@ def of_one_number(function: str) -> str:
 
 
 def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
-    """True if a user's loss gives a pair, or one number for each sample whose target has several whole numbers, so that
-    its program has to say so.
+    """True if a user's loss gives a pair, or one number for each sample whose target has several whole numbers. Then
+    its program must say so.
     """
     assert step.python is not None
     with mark_errors(step.python.line):

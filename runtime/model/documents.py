@@ -5,8 +5,8 @@ in each. Attention then sees the positions of its own document alone, and learne
 positions need nothing: attention depends on the distance alone, and both are of one document.
 
 Contract: `apply` changes modules in place; names and parameters stay. The output at a position, and its gradient, are
-those of its document alone, but for rounding. The mask is made once a pass, (batch, 1, length, length) in the dtype of
-the queries, and all layers with one window share it.
+the same as for its document alone, except for rounding. The mask is made once a pass, (batch, 1, length, length) in the
+dtype of the queries, and all layers with one window share it.
 
 Limits: attention is computed in full, over all pairs of positions, whatever the documents. What is masked depends on
 the last input that the model was given: a module is run again, for its gradient, before the next input.

@@ -1,8 +1,8 @@
 """Modules of language models of the kind of Llama: grouped-query attention, gated networks, and blocks of them.
 
-Model: as in modules.py, parts are attributes that the builder adds. Their names are those of `transformers`, so that
-weights of its Llama and Qwen models fit; so do the order of rows and the pairs that rotary positions turn: number i of
-a head with number i + head_dim / 2.
+Model: as in modules.py, parts are attributes that the builder adds. Their names are the names of `transformers`, so
+that weights of its Llama and Qwen models fit. So do the order of rows and the pairs that rotary positions turn: number
+i of a head with number i + head_dim / 2.
 
 Contract: as in modules.py. Rotary positions are computed in float32 in each forward pass: nothing is kept between them,
 and there is no longest sequence.
@@ -27,8 +27,8 @@ class GroupedAttention(nn.Module):
 
     Parts: `q_proj`, `k_proj`, `v_proj`, `o_proj`, and `q_norm`, `k_norm`, `dropout` if there are any. The input is the
     beginning of a sequence or, with `piece`, the piece of that number, of equal pieces. `attend` may be replaced, for
-    example by a function that gathers keys and values; it takes (batch, heads, length, head_dim), and returns that of
-    the queries.
+    example by a function that gathers keys and values; it takes (batch, heads, length, head_dim), and returns the shape
+    of the queries.
     """
 
     q_proj: nn.Module
@@ -124,7 +124,7 @@ def attend(
     mask, end with the last query.
 
     All are (batch, heads, length, head_dim); keys and values may have fewer heads, each for as many of the queries'.
-    With `window` a position sees so many, itself and those before it.
+    With `window` a position sees itself and the positions before it, `window` in all.
     """
     grouped = key.shape[1] != query.shape[1]
     own, length = query.shape[2], key.shape[2]

@@ -1,7 +1,7 @@
 """Finds the state of a user's loss: parameters that would train, and tensors that a call changes.
 
 Model: the parameters of the network alone are updated, averaged, sharded and saved. A loss is a function of output and
-target: the gradient of a parameter of its own, which no optimizer has, would grow from step to step, and a buffer that
+target. No optimizer has a parameter of its own, so the parameter's gradient would grow from step to step. A buffer that
 its calls change would differ from rank to rank and be lost at a resume. `load_loss` returns a loss whose first call in
 a training raises LossStateError for either.
 
@@ -110,7 +110,7 @@ def _seed() -> None:
 
 
 def _leaves(loss: Tensor, outputs: set[Any]) -> Iterator[Tensor]:
-    """Yields the leaves that a loss depends on, but for those behind the outputs."""
+    """Yields the leaves that a loss depends on, except the leaves behind the outputs."""
     seen, waiting = set(outputs), [loss.grad_fn]
     while waiting:
         node: Any = waiting.pop()

@@ -5,9 +5,9 @@ tokens) of one micro-batch. The sum of these over the micro-batches and ranks, d
 mean of the global batch, whatever the shares.
 
 Contract: for cross entropy outputs have shape (n, …, classes), or (n, classes, …); for `mse`, `l1` and `bce`, which
-average over each sample's own numbers, that of the target. Ignored targets add nothing to the sum and nothing to a
-count of `kept`, even if a user's own loss gives a number for them. With label smoothing the sum over the kept targets
-divided by their number is torch's mean. Losses are computed in float32 at least, under autocast or not.
+average over each sample's own numbers, outputs have the shape of the target. Ignored targets add nothing to the sum and
+nothing to a count of `kept`, even if a user's own loss gives a number for them. With label smoothing the sum over the
+kept targets divided by their number is torch's mean. Losses are computed in float32 at least, under autocast or not.
 
 Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
 """
@@ -93,8 +93,8 @@ def as_rank_0(ranks: int) -> Iterator[None]:
 
 
 def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
-    """True if the losses of a batch are others than those of its first sample and of the rest: each depends on which
-    samples it shares a batch with. False where samples cannot be told apart, or the loss talks to other ranks. Called
+    """True if the loss of a sample depends on the rest of its batch: the losses of a batch differ from the losses of
+    its first sample and of the rest. False where samples cannot be told apart, or the loss talks to other ranks. Called
     as `try_out` is.
     """
     found = tensors((output, target))

@@ -6,12 +6,12 @@ A user's own model is built on rank 0 under the seed, and its tensors are broadc
 it on the meta device. With `reset` no rank builds it: each module's tensors are made by its `reset_parameters`, under a
 seed that follows from the job's and the module's name.
 
-Contract: all ranks ask for all values in the same order, as a broadcast is a collective. The values are those of the
-plain model that `build_model` makes. A tensor that gets no value is an error that names it. All parameters are
+Contract: all ranks ask for all values in the same order, as a broadcast is a collective. The values are the values of
+the plain model that `build_model` makes. A tensor that gets no value is an error that names it. All parameters are
 contiguous, as sharded rows have no other layout.
 
-Limits: rank 0 holds a user's own model whole in the host's memory during the broadcast. A model that cannot be built on
-the meta device, or keeps tensors there that are neither parameters nor buffers, is built whole on each rank first.
+Limits: rank 0 holds a user's own model whole in the host's memory during the broadcast. Some models cannot be built on
+the meta device, or keep tensors there that are neither parameters nor buffers. They are built whole on each rank first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes the model that a `ModelStep` describes.
 
-A library model is built on the meta device, which costs no memory, and then given its parameters one by one, each drawn
-alone from a generator that the seed and the parameter's own name determine: the value of a parameter does not depend on
-the other parameters, the device or the number of ranks. A user's own model is the result of their function, called once
+A library model is built on the meta device, which costs no memory, and then given its parameters one by one. Each is
+drawn alone from a generator that the seed and the parameter's own name determine. So its value does not depend on the
+other parameters, the device or the number of ranks. A user's own model is the result of their function, called once
 under the seed; one of the `transformers` library is made in the same way.
 
 Contract: the names in the state dict are the plain names of the unwrapped model; every tensor is filled, or an error is
@@ -88,8 +88,8 @@ def tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
 
 
 def own_model(step: ModelStep) -> nn.Module:
-    """Returns the model of the user's function, or of the `transformers` library, made under the seed and put into
-    training mode (`from_pretrained` returns models in evaluation mode). A submodule that its own `train` keeps in
+    """Returns the model of the user's function, or of the `transformers` library. It is made under the seed and put
+    into training mode (`from_pretrained` returns models in evaluation mode). A submodule that its own `train` keeps in
     evaluation mode stays so.
     """
     if step.transformers is not None:
@@ -115,8 +115,8 @@ def own_model(step: ModelStep) -> nn.Module:
 
 def make_contiguous(module: nn.Module, *, dense: bool = False) -> None:
     """Gives parameters and buffers that are not contiguous memory of their own; with `dense`, only those that leave
-    gaps in theirs, or use a place twice: a fused optimizer walks over the memory of a parameter and of its gradient,
-    which has none, and no broadcast fills a buffer that was expanded.
+    gaps in theirs, or use a place twice. A fused optimizer walks over the memory of a parameter and of its gradient,
+    which has no gaps. No broadcast fills a buffer that was expanded.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         if not tensor.is_contiguous():

@@ -4,8 +4,8 @@ Model: each holds its parts as attributes that the builder adds (`runtime/model/
 here is little more than its forward pass. Tensors are batch first: (batch, length, width), (batch, channels, height,
 width).
 
-Contract: correct under autocast and with 16-bit parameters; no data-dependent control flow; the names of parts are
-those of the compiler's arithmetic (`compiler/model/*layers.py`), and tests compare the two.
+Contract: correct under autocast and with 16-bit parameters; no data-dependent control flow; the names of parts are as
+in the compiler's arithmetic (`compiler/model/*layers.py`), and tests compare the two.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, arXiv:1706.03762).
 
     Parts: `qkv`, `output`, and `dropout` if there is any. The rows of `qkv` go head by head, three times `head_dim` for
-    each (as in Megatron), so that a share of the rows is a share of the heads. `attend` may be replaced, for example by
-    a function that gathers keys and values; it takes and returns (batch, heads, length, head_dim).
+    each (as in Megatron). So a share of the rows is a share of the heads. `attend` may be replaced, for example by a
+    function that gathers keys and values; it takes and returns (batch, heads, length, head_dim).
     """
 
     qkv: nn.Module

@@ -2,8 +2,8 @@
 
 Model: of each part every rank of the tensor axis has an equal piece; one after another these pieces are its share of
 the rows. DTensor knows contiguous shares alone. So to it the tensor is permuted: first the pieces of rank 0, of all
-parts, then those of rank 1. Whatever moves numbers between a rank and a whole tensor converts: initial values, weights
-of files, checkpoints, exported weights.
+parts, then the pieces of rank 1. Whatever moves numbers between a rank and a whole tensor converts: initial values,
+weights of files, checkpoints, exported weights.
 
 Contract: `begin` says which parameters of this process are permuted, by their names in the plain model. Names that it
 does not know are in the order of the whole tensor.
@@ -26,7 +26,7 @@ _SEGMENTS: dict[
 
 
 def begin(step: TensorParallelStep | None) -> None:
-    """Notes the parameters that are permuted; forgets those of a job before."""
+    """Notes the parameters that are permuted; forgets the parameters of an earlier job."""
     _SEGMENTS.clear()
     for module, parts in step.parts if step is not None else ():
         assert step is not None

@@ -22,7 +22,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def parameter_names(model: nn.Module) -> ParameterNames:
-    """Returns the names of the parameters of a model, of which tied ones have several."""
+    """Returns the names of the parameters of a model; a tied parameter has several."""
     first: dict[int, str] = {}
     names, ties = [], []
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -1,9 +1,9 @@
 """The context axis: each rank has a contiguous piece of every sequence, of inputs and targets alike.
 
 Model: all layers but attention work on each position by itself. In attention a rank's queries meet the keys and values
-of all pieces, which one all-gather brings (one reduce-scatter returns the gradients); under a causal mask, those of its
-own piece and the pieces before it. All ranks have the same parameters, and sum their gradients like ranks with other
-samples.
+of all pieces, which one all-gather brings (one reduce-scatter returns the gradients); under a causal mask, the keys and
+values of its own piece and the pieces before it. All ranks have the same parameters, and sum their gradients like ranks
+with other samples.
 
 A network that a function makes calls torch's attention itself. While a module runs that does so, by the program, this
 function is replaced by one that meets all pieces; and the network is given the positions of its piece, if it takes
@@ -73,7 +73,7 @@ def torchs_attention(job: JobProgram) -> Callable[..., Tensor]:
 
 @contextlib.contextmanager
 def given_positions(model: nn.Module, number: int) -> Iterator[None]:
-    """Gives a network that takes positions those of piece `number`, while the context lasts."""
+    """Gives a network that takes positions the positions of piece `number`, while the context lasts."""
     handle = model.register_forward_pre_hook(_with_positions(number), with_kwargs=True)
     try:
         yield

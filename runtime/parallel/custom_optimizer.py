@@ -1,12 +1,12 @@
 """A user's own optimizer: a function or class that gives a `torch.optim.Optimizer`.
 
-Model: the user's code gets the tensors that this rank updates: parameters as they are, the rows that this rank holds of
-those that are sharded (it needs no DTensor), under ZeRO-1 the parameters dealt out to this rank. `OwnOptimizer` stands
+Model: the user's code gets the tensors that this rank updates. These are parameters as they are, or this rank's rows of
+sharded parameters (it needs no DTensor), or under ZeRO-1 the parameters dealt out to this rank. `OwnOptimizer` stands
 around it for the rest of the training, and has the parameters themselves. The schedule sets the rate of its groups; in
 a step it gives the user's groups theirs, each multiplied by the same factor, and the gradients of this rank's rows.
 
 Contract: the user's optimizer has each of the tensors once, in any groups, each with an `lr`. Without `no_decay` it is
-given a list of tensors; else a list of groups, of which the second has a `weight_decay` of 0. A first argument that is
+given a list of tensors; else a list of two groups, the second with a `weight_decay` of 0. A first argument that is
 called `named_parameters` gets pairs (name, tensor) for tensors.
 
 Limits: a rank that holds no row of a parameter has a tensor without numbers for it.
@@ -72,7 +72,7 @@ def has_modes(optimizer: Any) -> bool:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """True if `step` has an argument without a default, as that of LBFGS."""
+    """True if `step` has an argument without a default, as LBFGS's has."""
     parameters = inspect.signature(optimizer.step).parameters.values()
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 

@@ -3,7 +3,7 @@
 Model: each rank works on its share of the global batch, and DDP averages the gradients over the ranks while the
 backward pass still runs. The loss of a step is a sum divided by the global count, so the mean is undone by `scale`.
 
-Contract: parameter names are those of the plain model, which stays as it is. Only the last of several micro-batches
+Contract: parameter names are the names in the plain model, which stays as it is. Only the last of several micro-batches
 exchanges gradients (`no_sync` for the others). Ranks begin equal: each makes a library model from the seed and the
 names of its parameters; rank 0 broadcasts a user's own.
 

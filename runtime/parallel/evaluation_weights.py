@@ -5,8 +5,8 @@ keeps the parameters at one point while it trains, and puts another into them in
 step on. `eval()` comes before an evaluation, and before weights are saved; `train()` comes after. The parameters then
 get back the very numbers that they had, so a training does not depend on how often it is evaluated.
 
-Contract: as that of technique/ema.py. A checkpoint has the weights that train as `model.…`, to go on from, and those of
-`eval()` as averages, which are evaluated, exported and predicted with.
+Contract: as in technique/ema.py. A checkpoint has the weights that train as `model.…`, to go on from. It has the
+weights of `eval()` as averages, which are evaluated, exported and predicted with.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Sharded parameters, gradients and optimizer state: torch's `fully_shard`, set up as the program says.
 
 Model: the ranks that hold the same part of the model (mesh.py) are a mesh of `replicas` x shards. Each parameter is a
-DTensor of which a rank keeps some rows (`Shard(0)`: equal pieces, the last ones shorter or empty); if the tensor axis
-has cut it before (tensor_parallel.py), some rows of its share. A unit is a module that the program names, or the root
-with the rest. One all-gather gathers its parameters before it runs, and one reduce-scatter sums its gradients, in 16
-bits if the job says so (rounded_sums.py). Under O2 a 16-bit copy is gathered, and gradients are summed in float32.
+DTensor, and a rank keeps some of its rows (`Shard(0)`: equal pieces, the last ones shorter or empty); if the tensor
+axis has cut it before (tensor_parallel.py), some rows of its share. A unit is a module that the program names, or the
+root with the rest. One all-gather gathers its parameters before it runs, and one reduce-scatter sums its gradients, in
+16 bits if the job says so (rounded_sums.py). Under O2 a 16-bit copy is gathered, and gradients are summed in float32.
 
 Contract: gradients are sums over the ranks, so that a loss needs no scale. `shard` takes a model on the meta device and
-leaves it there; `place` then fills in one value, of which a rank keeps only its rows. Parameters are DTensors whenever
+leaves it there; `place` then fills in one value, and a rank keeps only its rows of it. Parameters are DTensors whenever
 no pass is running. Between the micro-batches of a step
 
     reshard       parameters are freed after each pass (ZeRO-3)

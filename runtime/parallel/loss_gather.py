@@ -1,9 +1,9 @@
 """The data ranks over whose samples a loss is, and the exchange of their outputs.
 
-Model: groups of so many neighbours along the data axis as the program says, all of them or those of a node. Shares of a
-batch are known by arithmetic; each rank sends as many rows as the largest share has, filled up with zeros. Forward, an
-all-gather brings the rows of all; backward, a reduce-scatter sums the gradients of each rank's rows. A structure of
-tensors is sent as the bytes of its rows, by one all-gather, and has no way back.
+Model: the program gives the number of neighbours along the data axis that form a group: all of them, or the ranks of a
+node. Shares of a batch are known by arithmetic; each rank sends as many rows as the largest share has, filled up with
+zeros. Forward, an all-gather brings the rows of all; backward, a reduce-scatter sums the gradients of each rank's rows.
+A structure of tensors is sent as the bytes of its rows, by one all-gather, and has no way back.
 
 Contract: all ranks make the groups, and call the methods in the same order. A rank may have no rows.
 
@@ -61,7 +61,7 @@ def _group(job: JobProgram) -> dist.ProcessGroup | None:
 
 
 class Neighbours:
-    """The samples of a group of ranks, of which each has so many (`sizes`), sent as `most` rows."""
+    """The samples of a group of ranks: each rank's number is in `sizes`, and each sends `most` rows."""
 
     def __init__(self, group: dist.ProcessGroup | None, sizes: Sequence[int], number: int, most: int) -> None:
         self._group, self._sizes, self._number, self._most = group, sizes, number, most

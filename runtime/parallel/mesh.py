@@ -1,8 +1,9 @@
 """The ranks as a mesh of axes, and the groups of ranks along them.
 
 Model: rank = ((p * data + d) * context + c) * tensor + t, as the program has it. One DeviceMesh of these four axes is
-the root of every other: that of `fully_shard` is replicas x shards, cut from the flattened (data, context) of a
-rank's pipeline and tensor coordinate, as ranks that share a sequence hold the same parameters and see other tokens.
+the root of every other: the mesh of `fully_shard` is replicas x shards, cut from the flattened (data, context) of a
+rank's pipeline and tensor coordinate. The reason: ranks that share a sequence hold the same parameters and see other
+tokens.
 
 Contract: all ranks make the mesh, and ask for the same groups in the same order, as making one is a collective. A sum
 over all ranks counts each value once: `leads` is true on one of the ranks that compute the same from the same samples.

@@ -38,10 +38,11 @@ def build_optimizer(
     """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
     `step.kind` is the name of the class in `torch.optim`, for which `kind` stands if it has none. Parameters that a
-    pattern of `step.no_decay` matches, by any of their names, are a group of their own, and so are those of each of
-    `step.groups`. Every group has `initial_lr`, to which the factor of the learning rate is applied. With `shared_out`
-    each rank keeps the state of its share (zero1.py); with `moved`, in the host's memory (technique/offload.py).
-    `names` are those of the whole model, where `model` is a pipeline stage and has some of them alone.
+    pattern of `step.no_decay` matches, by any of their names, are a group of their own. So are the parameters of each
+    of `step.groups`. Every group has `initial_lr`, to which the factor of the learning rate is applied. With
+    `shared_out` each rank keeps the state of its share (zero1.py); with `moved`, in the host's memory
+    (technique/offload.py). `names` are the names in the whole model, where `model` is a pipeline stage and has some of
+    them alone.
     """
     names = names or parameter_names(model)
     groups = _groups(step, model, names)

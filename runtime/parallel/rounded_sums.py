@@ -1,9 +1,9 @@
 """Sums of gradients in 16 bits within `fully_shard`: `gradients = fp16()` and `bf16()` of sharded parameters.
 
-Model: torch copies the gradients of a unit into one float32 tensor, has it summed over the shards by a function that
-can be replaced, keeps the sum of the micro-batches so far in float32, and at the last one sums that over the replicas.
-Here both sums are taken in 16 bits and cast back, so that only what is sent is rounded. Half precision is scaled by a
-power of two, which the ranks of a sum agree on first.
+Model: torch copies the gradients of a unit into one float32 tensor, and a function that can be replaced sums it over
+the shards. torch keeps the sum of the micro-batches so far in float32, and at the last micro-batch sums it over the
+replicas. Here both sums are taken in 16 bits and cast back, so that only what is sent is rounded. Half precision is
+scaled by a power of two, which the ranks of a sum agree on first.
 
 torch's own sum over replicas has no place for a scale: it is given a group of this rank alone, and a hook, which torch
 calls next, sums over the replicas instead.
@@ -34,8 +34,8 @@ def largest_of(numbers: Tensor) -> Tensor:
 
 
 def scale_of(largest: Tensor, terms: int = 1) -> Tensor:
-    """Returns the power of two by which numbers up to `largest` are multiplied, so that a sum of so many fits half
-    precision; 1 if a number is not finite. Of zeros alone any scale is right.
+    """Returns the power of two by which numbers up to `largest` are multiplied, so that a sum of `terms` of them fits
+    half precision; 1 if a number is not finite. Of zeros alone any scale is right.
     """
     scale = torch.exp2(torch.floor(torch.log2(_MOST / (terms * largest).clamp(min=2.0**-100))))
     return torch.where(largest.isfinite(), scale, torch.ones_like(scale))

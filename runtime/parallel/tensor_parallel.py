@@ -6,21 +6,21 @@ or, between a column and a row, a share of the features. Each style by the input
 
     column, column_of_pieces        the whole, or a piece: its share of the features (rows of the weight)
     row, row_to_pieces              a share of the features (columns of the weight): the whole, or a piece
-    row_of_whole                    the whole, of which it takes its share: as a row
+    row_of_whole                    the whole, from which it takes its share: as a row
     summed                          shares, of any kind: shares; all parameters on every rank, their gradients summed
     vocabulary                      tokens: their vectors, whole; each rank has some rows of the table
     gathered, gathered_of_pieces    as a column, put together again
     scores, scores_of_pieces        as a column, kept in shares for the loss (a DTensor over the classes)
     sequence                        a piece: a piece, with the same parameters on every rank (norms)
-    split                           the whole, of which it is handed a piece
-    gather                          a piece, of which the whole is handed on
+    split                           the whole; it gets a piece
+    gather                          a piece; it passes the whole on
 
-A column in parts holds its rows in an order of its own (model/row_order.py), so that a rank's share of them, and of the
+A column in parts holds its rows in an order of its own (model/row_order.py). So a rank's share of them, and of the
 features, has a piece of every part.
 
 Contract: `apply` takes a model on the meta device, before anything that replaces a `forward` and before `fully_shard`,
-which then cuts each rank's share in turn. Names stay. A tied weight stays one tensor, so both its modules have to cut
-it alike. Parameters without a style are the same on every rank, and so are their gradients.
+which then cuts each rank's share in turn. Names stay. A tied weight stays one tensor, so both its modules must cut it
+alike. Parameters without a style are the same on every rank, and so are their gradients.
 
 Limits: one axis. Ranks that have the whole draw the same dropout; ranks with pieces draw their own (`noise_rank`).
 """
@@ -136,8 +136,8 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 
 @contextlib.contextmanager
 def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
-    """Makes the modules of `step` take, hold and return the shapes that they have on a rank, in a user's own `model`
-    without numbers and without other ranks: this rank stands in for the others.
+    """Makes the modules of `step` take, hold and return the shapes that they have on a rank. It works in a user's own
+    `model` without numbers and without other ranks: this rank stands in for the others.
     """
     with contextlib.ExitStack() as around:
         for name, style in step.styles:

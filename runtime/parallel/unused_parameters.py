@@ -1,10 +1,10 @@
-"""Parameters of which a step uses some, where a forward pass or a loss looks at numbers.
+"""Parameters that only some steps use, where a forward pass or a loss looks at numbers.
 
-Model: `fully_shard` sums the gradients of all parameters of a unit at once, and DistributedDataParallel those of a
-bucket, on all ranks alike, so each needs one. A
-parameter that a rank's batch has not used is added to its loss, times 0. The graph of the loss says which it has used;
-a parameter that no rank has used in a step loses its gradient before the update, as it has none in one process, where
-neither momentum nor weight decay moves it then.
+Model: `fully_shard` sums the gradients of all parameters of a unit at once, and DistributedDataParallel the gradients
+of a bucket, on all ranks alike. So each parameter needs a gradient. A parameter that a rank's batch has not used is
+added to its loss, times 0. The graph of the loss says which it has used; a parameter that no rank has used in a step
+loses its gradient before the update. In one process, too, it has no gradient, and neither momentum nor weight decay
+moves it.
 
 Limits: the whole model is one unit of `fully_shard`, gathered during the passes (compiler/placement/sharding.py). The
 host waits for the device once a step.
@@ -30,8 +30,8 @@ class Varying:
         self._used = torch.zeros(len(self._parameters()), dtype=torch.int32, device=device)
 
     def touched(self, loss: Tensor, output: Any) -> Tensor:
-        """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient, and begins at
-        the output, where `fully_shard` waits for it.
+        """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient. The pass begins
+        at the output, where `fully_shard` waits for it.
         """
         found = set(leaves(loss))
         if not loss.requires_grad:

@@ -4,10 +4,10 @@ Model: whole parameters are dealt out, largest first, each to the rank that has 
 state, updates them, and broadcasts the result. Gradients are DDP's, whole on every rank.
 
 Contract: each rank's parameters lie in one bucket (`parameters_as_bucket_view`), so that a step takes one broadcast a
-rank. The numbers are those of the unsharded optimizer: every parameter's update is its own.
+rank. The numbers are the same as with the unsharded optimizer: every parameter's update is its own.
 
 A parameter in a bucket is contiguous, and its gradient must be too: torch's fused updates take both as they lie in
-memory. DDP lays gradients out like parameters, so `lay_out` has to come before it.
+memory. DDP lays gradients out like parameters, so `lay_out` must come before it.
 
 Limits: parameters of one dtype (torch refuses others).
 """
