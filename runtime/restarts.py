@@ -1,4 +1,4 @@
-"""Decides whether ranks that failed are started again, and what is said of it (`launch.restarts`).
+"""Decides whether ranks that failed are started again, and words the report (`launch.restarts`).
 
 Model: `launch` starts all ranks together; when one of them fails it ends all, and asks here. A failure is followed by
 a restart until `launch.restarts` of them have been, in all, as under torchrun's `--max-restarts`. Not followed by one:
@@ -10,10 +10,9 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 
 Hosts that come to an elastic training, or leave it, are no fault: such a change takes none of the restarts.
 
-On several hosts the one that keeps the training together decides, and a host that is lost is waited for, up to
-`launch.timeout` (hosts/launcher_group.py). The loss of that host itself is a failure like any other: the rest wait for
-it. A process that mpirun or srun has started does not come back: the training ends, and goes on when it is started
-again.
+On several hosts the keeper's host decides, and a host that is lost is waited for, up to `launch.timeout`
+(hosts/launcher_group.py). The loss of that host itself is a failure like any other: the rest wait for it. A process
+that mpirun or srun has started does not come back: the training ends, and goes on when it is started again.
 
 The ranks of each start resume from the newest checkpoint that is whole (checkpoint/checkpoint.py), at the next sample.
 
@@ -38,7 +37,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in the text of an excepti
 
 
 class Restarts:
-    """The restarts of one training, of which the board counts the starts."""
+    """The restarts of one training. The board counts its starts."""
 
     def __init__(self, program: JobProgram, run_dir: str, board: RunControl) -> None:
         once = not isinstance(program.mode, TrainMode) or not program.checkpoint.is_enabled

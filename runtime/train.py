@@ -201,8 +201,8 @@ class _TrainingRun:
         return rate
 
     def _rate_after(self, steps: int) -> float | None:
-        """Returns the learning rate of the step after so many, without what a plateau makes of it; None where only a
-        user's own schedule could say it, which is asked for the job's steps alone.
+        """Returns the learning rate of the step after `steps` steps, without the factor of a plateau. Returns None
+        where only a user's own schedule could say it, as the schedule is called for the job's steps alone.
         """
         job = self._job
         if job.learning_rate.python is not None and steps >= job.steps:

@@ -6,10 +6,10 @@ reported to the launcher (process/failure.py) and ends the process.
 
 Contract: a rank never outlives its launcher, and ignores Ctrl-C (process/stop.py). It never closes its process group
 and leaves by `os._exit`, as forked processes do. After a training that is done it first waits for the threads and
-processes that the user's code began, as any program does, or until the launcher loses patience; else it leaves at once.
-The system closes its connections. The reason is gloo's own thread (torch 2.13, `ProcessGroupGloo::runLoop`;
-pytorch/pytorch#190489): holding the group's lock, it drops the last reference to a finished all-reduce, and with it a
-tensor that Python has seen, for which it takes the interpreter's lock. So
+processes that the user's code began, as any program does. It waits at most until the launcher loses patience. Else it
+leaves at once. The system closes its connections. The reason is gloo's own thread (torch 2.13,
+`ProcessGroupGloo::runLoop`; pytorch/pytorch#190489): holding the group's lock, it drops the last reference to a
+finished all-reduce, and with it a tensor that Python has seen. To drop the tensor it takes the interpreter's lock. So
 
 - a thread that destroys the group, holding the interpreter's lock, waits for the group's lock for ever;
 - an interpreter that exits by itself answers the thread, up to Python 3.13, by ending it with an exception, which

@@ -6,8 +6,8 @@ around it for the rest of the training, and has the parameters themselves. The s
 a step it gives the user's groups theirs, each multiplied by the same factor, and the gradients of this rank's rows.
 
 Contract: the user's optimizer has each of the tensors once, in any groups, each with an `lr`. Without `no_decay` it is
-given a list of tensors; else a list of two groups, the second with a `weight_decay` of 0. A first argument that is
-called `named_parameters` gets pairs (name, tensor) for tensors.
+given a list of tensors; else a list of groups; the group without decay has a `weight_decay` of 0. A first argument that
+is called `named_parameters` gets pairs (name, tensor) for tensors.
 
 Limits: a rank that holds no row of a parameter has a tensor without numbers for it.
 """

@@ -3,20 +3,21 @@
 Model: the module runs on tensors without memory (torch's FakeTensorMode). Its layers, which are named, are called as
 they are and make one call each; the code between them is recorded function by function, as the module calls torch. A
 layer without parameters whose results have no gradient (tables of rotary embeddings, masks) is recorded like the code
-between layers. The list holds no shapes: a whole number that grows with the batch is recorded as so many per sample,
-found by comparing two runs with different batches. There is one list for training and one for evaluation. If a tensor
-axis cuts the module, the list is a rank's: between its layers are shares wherever a rank has shares, and numbers that
-follow from their sizes are the rank's own.
+between layers. The list holds no shapes: a whole number that grows with the batch is recorded as a multiple of the
+samples, found by comparing two runs with different batches. There is one list for training and one for evaluation. If a
+tensor axis cuts the module, the list is a rank's: between its layers are shares wherever a rank has shares, and numbers
+that follow from their sizes are the rank's own.
 
 A call is *own* to every stage if it needs only the input, buffers and constants: it draws no random numbers and touches
 no parameter. Every stage that needs its results computes them again; every other call belongs to one stage. Tensors
 that modules keep as plain attributes are constants (attributes.py): every rank makes the whole module.
 
 Contract: running the list gives the module's output, for any number of samples. A module that cannot be recorded raises
-a CaptureError with the reason and the line: control flow that depends on numbers, whole numbers that are no multiple of
-the batch, tensors of unknown origin, objects passed from layer to layer, changes of buffers and of constants.
+a CaptureError with the reason and the line. Reasons are control flow that depends on numbers, whole numbers that are no
+multiple of the batch, and tensors of unknown origin. Further reasons are objects passed from layer to layer, and
+changes of buffers and of constants.
 
-Limits: conditions on shapes and on the module's own state are those of the capture. Hooks on the module itself and on
+Limits: conditions on shapes and on the module's own state stay as in the capture. Hooks on the module itself and on
 containers do not run.
 """
 
@@ -87,8 +88,8 @@ def capture(
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
 ) -> dict[bool, Recording]:
-    """Returns the forward pass in training (True) and in evaluation (False), for batches of this form; with
-    `tensor`, that of a rank of a tensor axis.
+    """Returns the forward pass in training (True) and in evaluation (False), for batches of this form; with `tensor`,
+    the forward pass of a rank of a tensor axis.
 
     `model` is on any device, whole, and stays as it is. `layers` are paths, in any order; "" stands for no layer.
     Raises CaptureError; an exception of the module's own code passes through.
@@ -130,7 +131,7 @@ def capture(
 
 @contextlib.contextmanager
 def _pretending(model: nn.Module, fake: FakeTensorMode, low: torch.dtype | None) -> Iterator[None]:
-    """Replaces the module's tensors by CPU tensors without memory, all of which could train; tied ones stay tied."""
+    """Replaces the module's tensors by CPU tensors without memory that all could train; tied ones stay tied."""
     kept: list[tuple[Any, str, Tensor]] = []
     made: dict[int, Tensor] = {}
     for module in model.modules():

@@ -61,7 +61,7 @@ class InputForm:
         return ordered
 
     def empty(self, samples: int, low: torch.dtype | None) -> tuple[Tensor, ...]:
-        """Returns tensors of this form; those of floating-point numbers have the dtype `low`, if there is one."""
+        """Returns tensors of this form; floating-point tensors have the dtype `low`, if it is given."""
         dtypes = [getattr(torch, dtype) for _, dtype in self.leaves]
         return tuple(
             torch.empty((samples, *shape), dtype=low if low is not None and dtype.is_floating_point else dtype)

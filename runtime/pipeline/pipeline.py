@@ -71,9 +71,9 @@ def preload() -> None:
 class PipelineCut:
     """The part of the model that a rank keeps: `made` without the other ranks' layers, and `job` without their names.
 
-    `parts` are those of a user's own module. `whole` are the tensors of the whole model, on the meta device, by name.
-    `shared` are this rank's tensors that another rank has too: for each name the pipeline coordinates that have it, its
-    owner first.
+    `parts` are the parts of a user's own module. `whole` are the tensors of the whole model, on the meta device, by
+    name. `shared` are this rank's tensors that another rank has too: for each name the pipeline coordinates that have
+    it, its owner first.
     """
 
     job: JobProgram
@@ -93,7 +93,9 @@ class PipelineCut:
 
 
 def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) -> PipelineCut:
-    """Removes the layers that are not of `coordinate` from `made.module`, in place. `input_form` is that of a batch."""
+    """Removes the layers that are not of `coordinate` from `made.module`, in place. `input_form` is the form of a
+    batch.
+    """
     assert job.pipeline is not None
     whole, all_names = named_tensors(made.module), parameter_names(made.module)
     own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
@@ -221,7 +223,7 @@ def _snapshot(module: nn.Module) -> nn.Module:
 
 
 def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tuple[int, ...]:
-    """Returns the pipeline coordinates that have a weight, that of its first place first."""
+    """Returns the pipeline coordinates that have a weight; the coordinate of its first place is first."""
     ranks = {
         id(part): stage.rank
         for stage in step.stages
@@ -350,7 +352,7 @@ class Pipeline:
     _loss_names: list[str] | None = None  # the further losses of the first step
 
     def engine(self, engine: Engine, plain: nn.Module) -> Engine:
-        """Returns the engine of this rank's stages as that of a pipeline: the norm of a gradient is that of all
+        """Returns the engine of this rank's stages as the engine of a pipeline: the norm of a gradient is over all
         stages.
         """
         others = {id(tensor) for name, tensor in named_tensors(plain).items() if not self.owns(name)}

@@ -2,7 +2,7 @@
 
 Model: a call is a layer or a function of torch's with its arguments. A tensor argument is a reference: to the result of
 an earlier call, to a parameter or buffer by its name, or to a constant. A whole number that grows with the batch is
-recorded as so many per sample. capture.py writes such lists, captured.py cuts them.
+recorded as a multiple of the samples. capture.py writes such lists, captured.py cuts them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModuleTensor(NamedTuple):
 
 
 class SampleMultiple(NamedTuple):
-    """Stands for a whole number: so many per sample."""
+    """Stands for a whole number: `times` per sample."""
 
     times: int
 
@@ -93,7 +93,7 @@ class Result(NamedTuple):
         return self.form is not None and self.form.is_leaf()
 
     def restored(self, values: Mapping[int, Tensor], samples: int) -> Any:
-        """Returns the output with these tensors, of a batch of so many samples."""
+        """Returns the output with these tensors, of a batch of `samples` samples."""
         return unflatten(filled(self.leaves, values, {}, samples, None), self.form)
 
 
@@ -171,7 +171,7 @@ def tensors_of(value: object) -> list[Tensor]:
 
 
 def merged(small: Recording, large: Recording) -> Recording:
-    """Returns the calls of both runs as one list, with numbers that grow with the batch as so many per sample."""
+    """Returns the calls of both runs as one list, with numbers that grow with the batch as multiples of the samples."""
     for one, other in zip(small.calls, large.calls, strict=False):
         if one.what != other.what or one.gives != other.gives or one.takes != other.takes:
             raise CaptureError("its forward does different things for different numbers of samples", one.where)

@@ -1,8 +1,8 @@
 """Parameters that a forward pass uses twice, with uses of others between.
 
-A schedule that splits the backward pass computes the gradients of a stage's weights by themselves, from those of the
-operations that use them. From a later use torch goes through all operations between to the earlier one, and frees what
-they have saved; other weights that are used between come too late.
+A schedule that splits the backward pass computes the gradients of a stage's weights by themselves, from the gradients
+of the operations that use them. From a later use torch goes through all operations between to the earlier one, and
+frees what they have saved; other weights that are used between come too late.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MOST = 64  # uses of a parameter that are looked at
 
 
 def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[int, Any]) -> tuple[Repeated, ...]:
-    """Returns the parameters that are used again after others. `tensors` are those of the recording by their number,
-    `names` the parameters by identity.
+    """Returns the parameters that are used again after others. `tensors` are the tensors of the recording by their
+    number, `names` the parameters by identity.
     """
     order = _upstream_first(*(tensors[number].grad_fn for number in recording.outputs))
     owners = _owners(recording, tensors)
@@ -98,7 +98,7 @@ def _upstream_first(*ends: Any) -> list[Any]:
 
 
 def _owners(recording: Recording, tensors: list[Tensor]) -> dict[Any, str]:
-    """Returns for each node the layer that makes it, or after the beginning of which it is made."""
+    """Returns for each node the layer that makes it, or the layer that began last before the node was made."""
     starts = {number: name for name, number in recording.starts.items()}
     owners: dict[Any, str] = {}
     layer = next(iter(recording.starts), "")

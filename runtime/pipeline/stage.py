@@ -52,8 +52,8 @@ class StageModule(nn.Module):
 
 @dataclass(kw_only=True)
 class CapturedPart:
-    """The code of a stage of a user's own module, in training and in evaluation, and the places of the tensors that it
-    uses outside of layers: in a layer of its own, or in `holder`.
+    """The code of a stage of a user's own module, in training and in evaluation. It has the places of the tensors that
+    it uses outside of layers: in a layer of its own, or in `holder`.
     """
 
     codes: Mapping[bool, Code]

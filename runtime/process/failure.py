@@ -1,10 +1,10 @@
 """The end of a training and its cause: each rank reports its failure, and the launcher finds the cause among the
 reports.
 
-Model: a rank that fails writes to the board (stop.py) the time, the step, the exception, the lines of its traceback and
-the line of the job that it concerns. The other ranks then lose their connections to it and fail in the same moment. The
-launcher reads all reports, the exit statuses of the processes before it ended any itself, and which processes are
-stopped. The cause is the first of these that is found:
+Model: a rank that fails writes to the board (stop.py) the time, the step, the exception and the lines of its traceback.
+It also writes the line of the job that the exception concerns. The other ranks then lose their connections to it and
+fail in the same moment. The launcher reads all reports, the exit statuses of the processes before it ended any itself,
+and which processes are stopped. The cause is the first of these that is found:
 
     the run directory, if it is gone
     an exception that is not about a lost connection, the earliest
@@ -67,8 +67,8 @@ _TIMEOUT = re.compile(r"Timed out waiting|[Tt]imed out after|Watchdog caught col
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One rank's failure, or that of the whole training (`rank` None). `step` counts from 1; 0 is before the first
-    step. `frames` are lines of the traceback.
+    """One rank's failure, or the failure of the whole training (`rank` None). `step` counts from 1; 0 is before the
+    first step. `frames` are lines of the traceback.
     """
 
     rank: int | None
@@ -300,7 +300,7 @@ def _explains_itself(error: BaseException) -> bool:
 
 def frames_of(error: BaseException) -> tuple[str, ...]:
     """Returns the innermost frames of the user's code, or else the innermost of all, as a traceback prints them. An
-    exception of dslc's own has those of the exception that it stands for.
+    exception of dslc's own has the frames of the exception that it stands for.
     """
     if _explains_itself(error):
         return tuple(getattr(error, "frames", ()))
@@ -315,8 +315,8 @@ def frames_of(error: BaseException) -> tuple[str, ...]:
 
 
 def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
-    """Returns the line of the job that the exception concerns: of the module that it names, its own mark, or that of
-    the innermost module that was called.
+    """Returns the line of the job that the exception concerns: of the module that it names, its own mark, or the line
+    of the innermost module that was called.
     """
     named = getattr(error, "module", None)
     if named is not None and _explains_itself(error):
@@ -386,7 +386,7 @@ def node_failure(run_dir: str, board: RunControl, ends: ProcessExits, timeout: f
 
 
 def timeout_failure(run_dir: str, board: RunControl, timeout: float) -> Failure:
-    """Returns where the ranks of this node were when those of another had waited for too long."""
+    """Returns where the ranks of this node were when the ranks of another node had waited for too long."""
     show_stacks(board)
     silent = [rank for rank in board.ranks if not board.has_finished(rank)]
     notes = _of_a_timeout(run_dir, board, silent, timeout)

@@ -1,4 +1,4 @@
-"""Ends processes with the one that forked them, and finds those that are stopped or left behind (Linux).
+"""Ends processes with the process that forked them, and finds processes that are stopped or left behind (Linux).
 
 Model: the kernel kills a rank whose launcher ends (`end_with`). Processes that a rank leaves behind would be adopted by
 the machine's first process; while an `OrphanReaper` exists this process adopts them and ends them.
@@ -87,7 +87,7 @@ class SuspensionTracker:
 
 
 class StallDetector:
-    """Notices, by looking now and then, that something has not changed for so many `seconds`, once each time.
+    """Notices, by looking now and then, that something has not changed for `seconds` seconds, once each time.
 
     At most `gap` seconds between two looks count, as this process may have been stopped.
     """
@@ -121,8 +121,9 @@ class OrphanReaper:
         self._before = set(_children(os.getpid()))
 
     def end(self, patience: float) -> list[str]:
-        """Ends all of them and returns the commands of those that were alive, without those of torch's compiler, which
-        serve later compilations. They have `patience` seconds to end after SIGTERM; 0 means SIGKILL at once.
+        """Ends all of them and returns the commands of those that were alive. Processes of torch's compiler, which
+        serve later compilations, are not among them. They have `patience` seconds to end after SIGTERM; 0 means SIGKILL
+        at once.
         """
         found: list[str] = []
         until = time.monotonic() + patience

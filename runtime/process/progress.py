@@ -1,12 +1,12 @@
 """The display of a training: a bar on a terminal, plain lines elsewhere, and a summary at the end.
 
-Model: the launcher, which is otherwise idle, reads metrics.jsonl and the board a few times a second, so that the ranks
-do no work for the display. It also passes the records to TensorBoard.
+Model: the launcher, which is otherwise idle, reads metrics.jsonl and the board a few times a second. So the ranks do no
+work for the display. It also passes the records to TensorBoard.
 
 Contract: without a terminal, and if the environment has `CI`, no control characters are printed: only the first step,
 each evaluation, and at most one line every `QUIET` seconds. Libraries are loaded after the first step is done.
 
-Limits: the rate is that of the steps between two looks. It leaves out the first step, which is never typical.
+Limits: the rate is the rate of the steps between two looks. It leaves out the first step, which is never typical.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 Model: rank 0 appends one JSON object a line to `metrics.jsonl`. The launcher reads that file as it grows, and makes the
 display and TensorBoard's events from it, away from the ranks. Notes in words go to `logs/notes.txt` in the same way.
 
-Contract: a resumed training keeps the lines up to the step of its checkpoint, drops those after it, and writes them
-again, as it does that of the test, which comes at its end. A line that cannot be read (a disk that failed, an editor)
-is left out and reported with its number; the training goes on. A line that cannot be written (a full disk) is written
-with one of the next, or lost; that is told once. Readers see whole lines. Its keys are
-`step` (from 1), `split` (`train`, `validation` or `test`), `loss` and other metrics, `lr` (training), `samples` (seen
-so far), `seconds` (since the first step began), and, with `on_nonfinite = skip`, `skipped`: the number of steps skipped
-since the training began or was resumed. A number that is not finite is `null`, as JSON has no word for it.
+Contract: a resumed training keeps the lines up to the step of its checkpoint, drops later lines, and writes them again.
+It does the same with the line of the test, which comes at its end. A line that cannot be read (a disk that failed, an
+editor) is left out and reported with its number; the training goes on. A line that cannot be written (a full disk) is
+written with one of the next, or lost; this is reported once. Readers see whole lines. The keys of a line are `step`
+(from 1), `split` (`train`, `validation` or `test`), `loss` and other metrics, and `lr` (training). Further keys are
+`samples` (seen so far) and `seconds` (since the first step began). With `on_nonfinite = skip` it has `skipped`: the
+number of steps skipped since the training began or was resumed. A number that is not finite is `null`, as JSON has no
+word for it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Record = dict[str, Any]
 class Records:
     """Writes metrics.jsonl of a run directory, after the records of the first `step` steps; on rank 0 alone.
 
-    `begin` is the position in the file at which the new lines begin. `also` is given each new record; `tell` is told,
-    in words, if the file cannot be written.
+    `begin` is the position in the file at which the new lines begin. `also` is called with each new record; `tell` is
+    called with the reason, in words, if the file cannot be written.
     """
 
     def __init__(

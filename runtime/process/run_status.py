@@ -1,12 +1,13 @@
 """The state of a run: `status.json` in its run directory, and the request to stop it, from any machine.
 
-Model: the launcher writes the file when its state changes, and every `BEAT` seconds as a sign of life, at the moments
-at which it wakes for the progress. Each writing says in how many seconds the next one is due at the latest. A reader on
-the same host, and in the same process namespace, looks for the process instead, which tells a killed launcher at once.
-`dslc stop` leaves the file `.stop`, which the launcher looks for at the same moments. The ranks do nothing for this.
+Model: the launcher writes the file when its state changes, and every `BEAT` seconds as a heartbeat. It does so at the
+moments at which it wakes for the progress. Each writing says in how many seconds the next one is due at the latest. A
+reader on the same host, and in the same process namespace, looks for the process instead, which tells a killed launcher
+at once. `dslc stop` leaves the file `.stop`, which the launcher looks for at the same moments. The ranks do nothing for
+this.
 
 Contract: readers see a whole file, old or new. A disk that is full, or a folder that is gone, ends no training. The
-clock is that of the file system, so that hosts with different clocks agree.
+clock is the file system's, so that hosts with different clocks agree.
 
 Limits: on a file system that shows other hosts their files late, a state is as late.
 """
@@ -40,7 +41,7 @@ class RunStatus:
     `message` says why it failed or ended early, `raised` whether by an exception, `lasting` whether another start would
     meet that again; `asked` what has stopped it: a signal's name, or `dslc stop`. The launcher is `process` on `host`,
     in `place` (the namespace of its number), and began at the tick `began`; `within` are the seconds in which it writes
-    again. `metrics` are those of the last record.
+    again. `metrics` are the metrics of the last record.
     """
 
     state: str
@@ -60,7 +61,7 @@ class RunStatus:
 
 
 def write_status(run_dir: str, status: RunStatus) -> None:
-    """Writes the state of a run, as that of this process. Raises nothing if the folder cannot be written."""
+    """Writes the state of a run, with this process as its launcher. Raises nothing if the folder cannot be written."""
     here = replace(status, host=socket.gethostname(), process=os.getpid(), place=_place(), began=_began(os.getpid()))
     path = os.path.join(run_dir, NAME)
     with contextlib.suppress(OSError), replacing(path) as file:
@@ -194,7 +195,7 @@ class Heartbeat:
         return is_asked_to_stop(self._run_dir)
 
     def restart(self, step: int, restarts: int, message: str, within: float) -> None:
-        """Says that ranks are started again after a failure, for which hosts wait `within` so many seconds."""
+        """Writes that ranks are started again after a failure; hosts wait up to `within` seconds for that."""
         told = replace(self._last, state="restarting", step=step, restarts=restarts, message=message)
         self.say(replace(told, within=within + _START))
 

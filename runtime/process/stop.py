@@ -1,8 +1,8 @@
 """The board that the processes of one node share, and how Ctrl-C stops a training at one step.
 
-Model: the launcher makes some pages of anonymous shared memory before it forks, and every rank inherits them. On them
-stand the request to stop, the step after which all ranks leave, and for each rank its process, its step, whether it is
-done, and its last words: how it ended (failure.py). A full disk or a removed folder cannot keep these from the
+Model: the launcher makes some pages of anonymous shared memory before it forks, and every rank inherits them. They hold
+the request to stop, and the step after which all ranks leave. They hold for each rank its process, its step, whether it
+is done, and its last words: how it ended (failure.py). A full disk or a removed folder cannot keep these from the
 launcher.
 
 Contract: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 (batch systems send these before they end a job) to the launcher
@@ -13,7 +13,7 @@ Why all ranks leave after the same step. Rank 0 reads the request before it begi
 `stop_at = s` (once) and only then works on step s. Each rank compares `stop_at` with its own step at the end of a step.
 - At the end of step s a rank has completed the exchange of gradients of step s, to which rank 0 contributed after its
   write: the rank finds `stop_at = s` and leaves.
-- At the end of a step before s it finds 0 or s, neither of which is its own step: it goes on.
+- At the end of a step before s it finds 0 or s; neither is its own step: it goes on.
 This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step,
 unless each rank has a gradient of its own (exchange/): then it is each that is logged, where they agree on the loss. On
 a GPU the host runs ahead of the device and waits only where it reads a number back: there rank 0 answers with the next
@@ -218,7 +218,7 @@ class RunControl:
             self._numbers[_NOTED] = used + len(content)
 
     def noted(self, after: int) -> tuple[list[str], int]:
-        """Returns the lines of `note` after so many bytes, and the bytes of all."""
+        """Returns the lines of `note` after the first `after` bytes, and the number of bytes of all."""
         begin, used = self._words + WORDS * len(self.ranks), self._numbers[_NOTED]
         return self._memory[begin + after : begin + used].decode().splitlines(), used
 

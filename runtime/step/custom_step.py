@@ -1,11 +1,12 @@
 """A step of the user's own, `train.step`: for what is no single loss and optimizer.
 
-Model: the function is called once a step, with this rank's batch and a `StepContext`, whose `update` does what closes a
-step, for all parameters or some parts of the model: a backward pass, the sum of the gradients over the ranks, divided
-by the count of all losses, clipping, the optimizer. What the function returns is logged as the loss of the step.
+Model: the function is called once a step, with this rank's batch and a `StepContext`. The context's `update` closes a
+step, for all parameters or some parts of the model. It runs a backward pass, sums the gradients over the ranks, divides
+them by the count of all losses, clips, and runs the optimizer. What the function returns is logged as the loss of the
+step.
 
-Contract: an update is that of one process with the global batch. Every rank makes the same updates in the same order.
-A parameter of another part keeps its value and its optimizer state, and so does one that no rank has used.
+Contract: an update equals the update of one process with the global batch. Every rank makes the same updates in the
+same order. A parameter of another part keeps its value and its optimizer state, and so does one that no rank has used.
 
 Limits: the data axis. Where nothing is sharded, or the optimizer's state alone (ZeRO-1), gradients are exchanged after
 a backward pass, not while it runs; of parts that are sharded (parallel/per_module_sharding.py) as soon as a part's are
@@ -38,8 +39,8 @@ from dslc.runtime.technique.precision import autocast
 class StepContext:
     """The arguments of a user's own step beside its batch.
 
-    `model` is the network; `step` counts from 0 to `steps - 1`; `rank` is one of `ranks`; `samples` are those of the
-    global batch, of all ranks.
+    `model` is the network; `step` counts from 0 to `steps - 1`; `rank` is one of `ranks`; `samples` are the samples of
+    the global batch, of all ranks.
     """
 
     def __init__(

@@ -5,9 +5,9 @@ there are two rounds (GradCache: Gao et al. 2021, arXiv:2101.06983). The first m
 without autograd, and of these the loss and its gradient with respect to each output. In the second each micro-batch
 goes forward again, and backward with the gradient of its output: so the activations of one micro-batch exist at a time.
 
-Contract: the gradient is that of the whole batch at once. A micro-batch draws the same random numbers in both rounds,
-and finds the same buffers; the first round leaves those as they were. The value of a micro-batch's loss is its share of
-the rank's sum, by samples.
+Contract: the gradient equals the gradient of the whole batch at once. A micro-batch draws the same random numbers in
+both rounds, and finds the same buffers; the first round leaves those as they were. The value of a micro-batch's loss is
+its share of the rank's sum, by samples.
 
 Limits: a forward pass gives the same output twice. Forward passes that gather or exchange do so twice. Buffers that it
 changes are copied.

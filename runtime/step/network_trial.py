@@ -7,9 +7,9 @@ over equal shapes draw equal numbers, so only their samples can make a differenc
     evaluation   the batch; each sample beside itself alone; a part of the batch
 
 A batch is [a, b, c], a sample beside itself [b, b, b], and a part [a, b]. If the output for a sample changes, the
-network mixes samples. Batch norms of torch do not count: they use fixed statistics here, because the
-runtime synchronises them. Where a path varies, `PATHS` more passes with other random numbers or samples tell which of
-them it skips. A loss that the network returns is a sum over samples if f(a, b) + f(b, a) = f(a, a) + f(b, b), also
+network mixes samples. Batch norms of torch do not count: they use fixed statistics here, because the runtime
+synchronises them. Where a path varies, `PATHS` more passes with other random numbers or samples tell which of them it
+skips. A loss that the network returns is a sum over samples if f(a, b) + f(b, a) = f(a, a) + f(b, b). This holds also
 where the numbers drawn for a row depend on its position. Of a square of a mean the two sides differ by (a - b)^2.
 
 Limits: a path that no pass takes is not seen. A batch whose tensors do not begin with the samples is not taken apart.
@@ -84,8 +84,8 @@ _ODD_SIZES = (5, 7)  # numbers of samples in the passes that look for a place
 
 @dataclass
 class NetworkTrial:
-    """A network that is tried: `batch` holds input and target of `ROWS` samples, or of two; `loss` is that of a network
-    that returns its own; `reads` is true if its forward pass reads numbers out of tensors.
+    """A network that is tried: `batch` holds input and target of `ROWS` samples, or of two; `loss` is the loss of a
+    network that returns its own; `reads` is true if its forward pass reads numbers out of tensors.
     """
 
     make: Callable[[], nn.Module]
@@ -105,7 +105,7 @@ class NetworkTrial:
         self.rows = sizes.pop() if len(sizes) == 1 and all(isinstance(leaf, Tensor) for leaf in leaves_) else 0
 
     def result(self, facts: NetworkFacts) -> NetworkFacts:
-        """Returns the facts of tracing with those of the trial. Raises as the network does."""
+        """Returns the facts of tracing with the facts of the trial. Raises as the network does."""
         with random_numbers.preserve_generators():
             self._written = facts.written
             facts = self._training(facts)
@@ -362,8 +362,8 @@ class NetworkTrial:
     ) -> CodePlace | None:
         """Returns the place of the first operation whose numbers for the kept samples differ; None if none do.
 
-        Samples are repeated up to a number that other first dims hardly have, as three joined projections do. Tensors
-        that have something else before the samples are told by a third pass, of the same samples in another order.
+        Samples are repeated up to a number that other first dims hardly have, as three joined projections do. A third
+        pass, of the same samples in another order, identifies tensors that have something else before the samples.
         """
         one_size, other_size = _ODD_SIZES[0] if len(rows) == self.rows else _ODD_SIZES[1], _ODD_SIZES[0]
         one, other = (

@@ -1,11 +1,11 @@
 """One step of the optimizer on a rank of a pipeline: the passes of the program's table, and the update after them.
 
-Model: that of stepper.py. The losses are on the ranks with the last stage; the others have none, and their sum is 0.
+Model: as in stepper.py. The losses are on the ranks with the last stage; the others have none, and their sum is 0.
 Gradients of tied weights are summed before anything uses them. The loss scale, the norm of the gradient and the
 overflow flag are the same on all ranks.
 
-Limits: if targets may be ignored, the ranks of a data axis sum the count by an all-reduce, each pipeline coordinate for
-itself, as all of them get the targets.
+Limits: if targets may be ignored, the ranks of a data axis sum the count by an all-reduce. Each pipeline coordinate
+does so for itself, as all of them get the targets.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """One step of the optimizer: the micro-batches of a rank, and the update that closes them.
 
-Model: the gradient of a step is that of (the sum of all losses over all ranks) / (the global count of samples or
-tokens): the summed loss of each micro-batch is multiplied by `scale / count`, where `scale` undoes the mean that an
-engine takes over the ranks. The norm of the gradient is that of all parameters over all ranks.
+Model: a step takes the gradient of (the sum of all losses over all ranks) / (the global count of samples or tokens).
+The summed loss of each micro-batch is multiplied by `scale / count`, where `scale` undoes the mean that an engine takes
+over the ranks. The norm of the gradient is over all parameters and all ranks.
 
-Contract: between the data and torch there is nothing that a hand-written loop would lack, and the host reads no number
-back from the device.
+Contract: between the data and torch nothing runs that a hand-written loop would lack, and the host reads no number back
+from the device.
 
 Limits: if targets may be ignored (`counts` is `kept`) the ranks sum the count of each step by an all-reduce of one
-number, which overlaps with the forward pass of the first micro-batch. A loss that counts by itself (`own`) is divided
-by the samples at first, and its gradients are corrected once the count is known.
+number. It overlaps with the forward pass of the first micro-batch. A loss that counts by itself (`own`) is divided by
+the samples at first, and its gradients are corrected once the count is known.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from dslc.runtime.technique.precision import autocast
 
 
 class StepResult(NamedTuple):
-    """The result of a step: the sum of this rank's losses, the divisor of all ranks' losses, and the norm of the
-    gradient before it was clipped, if that was asked for.
+    """The result of a step: the sum of this rank's losses and the divisor of all ranks' losses. If asked for, also the
+    norm of the gradient before it was clipped.
     """
 
     total: Tensor
@@ -173,8 +173,8 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
 
 
 def connected(loss: Tensor, output: Any) -> Tensor:
-    """Returns a loss that depends on the output: that of a batch in which nothing counts may be a constant, and all
-    ranks have to take part in a backward pass.
+    """Returns a loss that depends on the output. The loss of a batch in which nothing counts may be a constant, but all
+    ranks must take part in a backward pass.
     """
     if loss.requires_grad or not isinstance(output, Tensor) or not output.requires_grad:
         return loss
@@ -184,9 +184,9 @@ def connected(loss: Tensor, output: Any) -> Tensor:
 def own_count(
     job: JobProgram, parts: TrainingComponents
 ) -> Callable[[int, Sequence[Tensor], bool], int | Tensor] | None:
-    """Returns, for a loss that counts by itself, the function that returns the number of all ranks' losses in a step,
-    after it has divided gradients by it that were divided by a number of samples; else None. The function's last
-    argument is true in a step in which the rank takes its own number, times the ranks.
+    """Returns, for a loss that counts by itself, the function that returns the number of all ranks' losses in a step;
+    else None. The function first divides the gradients by this number, which were divided by a number of samples
+    before. The function's last argument is true in a step in which the rank takes its own number, times the ranks.
     """
     if job.loss.counts != "own":
         return None
@@ -294,8 +294,8 @@ def clipped(
     """Returns the norm of the whole gradient, after scaling it down in place to `limit` if it is larger; calls `seen`
     with the norm first.
 
-    Works on this rank's rows, and counts those of the `counted` parameters: one number is exchanged, and no operation
-    is dispatched over a mesh.
+    Works on this rank's rows, and counts the rows of the `counted` parameters: one number is exchanged, and no
+    operation is dispatched over a mesh.
     """
     rows = _rows(parameters)
     own = [count for parameter, count in zip(parameters, counted, strict=True) if parameter.grad is not None]

@@ -2,22 +2,22 @@
 weights.
 
 Model: forward, each rank computes mean and variance of its own samples; one all-reduce of (n * mean, n * (variance +
-mean^2), n), in float64, gives those of the batch, with which every rank normalises its samples. Running statistics use
-the unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
+mean^2), n), in float64, gives mean and variance of the batch. With these every rank normalises its samples. Running
+statistics use the unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
 
     dx = w / sigma * (dy - (S1 + x^ * S2) / N),    S1 = sum dy,  S2 = sum dy * x^   over all ranks
 
-(Ioffe and Szegedy 2015, arXiv:1502.03167): torch's kernel gives w / sigma * dy and the rank's own S1 and S2, one
-all-reduce sums these, and the rest is one more normalisation. The gradients of w and b are the rank's own share, and
-are summed with all others.
+(Ioffe and Szegedy 2015, arXiv:1502.03167): torch's kernel gives w / sigma * dy and the rank's own S1 and S2. One
+all-reduce sums S1 and S2, and the rest is one more normalisation. The gradients of w and b are the rank's own share,
+and are summed with all others.
 
-Contract: equal to one process on the whole batch, within the rounding of float32, for any shares, on CPU and GPU, under
-autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing. 16-bit
-weights (level O2) are widened to the float32 of the running statistics, as torch's kernel wants one dtype.
+Contract: equal to one process on the whole batch, within the rounding of float32. This holds for any shares, on CPU and
+GPU, under autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing.
+16-bit weights (level O2) are widened to the float32 of the running statistics, as torch's kernel wants one dtype.
 
 Limits: every rank has at least one sample and runs the same layers in the same order. With several micro-batches the
-statistics are those of one micro-batch of each rank. In evaluation a module that tracks no running statistics uses the
-batch of its own rank. torch's own SyncBatchNorm does the same, and refuses the CPU.
+statistics cover one micro-batch of each rank. In evaluation a module that tracks no running statistics uses the batch
+of its own rank. torch's own SyncBatchNorm does the same, and refuses the CPU.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _synchronised(kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
 
 
 def derived_norm(word: str, base: type[AnyBatchNorm], kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
-    """Returns a class whose `forward` is that of `base`; a user's class keeps its own, whose `super()` is `base`."""
+    """Returns a class with the `forward` of `base`; a user's class keeps its own, whose `super()` is `base`."""
     of_torch = next(each for each in kind.__mro__ if each.__module__.startswith("torch."))
     inner = type(f"{word}{of_torch.__name__}", (base, of_torch), {"__module__": __name__})
     return inner if kind is of_torch else type(f"{word}{kind.__name__}", (kind, inner), {"__module__": kind.__module__})

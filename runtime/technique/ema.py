@@ -8,8 +8,8 @@ parameters, so that the average is sharded as they are, and needs no exchange.
 Contract: the average of each parameter that trains, in the parameter's dtype and on its device; all else (buffers,
 frozen parameters) is the model's. `in_place` exchanges the numbers of both, in place, one tensor at a time.
 
-Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up is that of
-TensorFlow's ExponentialMovingAverage with `num_updates`; that with `power` is
+Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up is the warm-up of
+TensorFlow's ExponentialMovingAverage with `num_updates`; the warm-up with `power` is
 https://github.com/lucidrains/ema-pytorch, `EMA.get_current_decay`, whose `step` is one less.
 """
 
@@ -61,7 +61,7 @@ class WeightsInPlace(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Makes `tensors` those of the last step."""
+        """Brings `tensors` up to date with the last step."""
 
     @abstractmethod
     def in_place(self) -> contextlib.AbstractContextManager[None]:
@@ -69,7 +69,7 @@ class WeightsInPlace(ABC):
 
     @torch.no_grad()
     def begin(self, names: set[str] | None = None) -> None:
-        """Sets these weights, or those of the parameters `names`, to the weights that train."""
+        """Sets these weights, or only the weights of the parameters `names`, to the weights that train."""
         for name, average in self.tensors.items():
             if names is None or name in names:
                 local_part(average).copy_(local_part(self._weights[name]))

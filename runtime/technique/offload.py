@@ -9,7 +9,7 @@ Model: three techniques, each of a library.
     optimizer                 torchao's `CPUOffloadOptimizer`, for one rank: a copy of the parameters on the host is
                               updated there as gradients come in
 
-Contract: the numbers are those of the training without offloading, except for an update by the CPU's kernel.
+Contract: the numbers are the same as without offloading, except for an update by the CPU's kernel.
 
 Limits: `CPUOffloadOptimizer` takes gradients as soon as the backward pass has made them, so the compiler lets none be
 clipped, scaled or agreed on beside it. It leaves parameters of fewer than 4,096 numbers to an optimizer on the GPU.

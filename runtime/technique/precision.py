@@ -6,7 +6,7 @@ Model: under O1 the forward pass and the loss run inside `autocast(step, device)
 `scaler.update()`. Without scaling these are the plain backward pass and `optimizer.step()`.
 
 Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none. If
-each rank holds whole gradients they have been summed over all ranks, and an infinity or nan on one rank is one in the
+each rank holds whole gradients they have been summed over all ranks. An infinity or nan on one rank is then one in the
 sum. If each holds some rows, torch reduces the flag over the mesh of the gradients; over several axes all ranks reduce
 it. A job that skips steps that are not finite does the same without a scale (`StepSkipper`). Numbers in float16 are as
 large under every engine: if a loss is multiplied to undo a mean, the initial scale is lower by that factor.

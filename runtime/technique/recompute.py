@@ -6,14 +6,16 @@ convolutions and attention, and computes the rest again, which is cheap (Korthik
 account's `LayerMemory.selective` (`compiler/model/tape.py`).
 
 Contract: names, parameters and hooks stay as they are; hooks (gathering parameters, casting inputs) run outside and are
-not repeated. Gradients are those of the plain module to the bit, with one exception: if a weight is used several times
-under autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are written
-once: the second pass works on copies of them, which are dropped. A module that draws random numbers draws the same ones
-again, of torch's, Python's and numpy's generators. Without gradients (evaluation) the module runs as it is.
+not repeated. Gradients equal the gradients of the plain module to the bit, with one exception: if a weight is used
+several times under autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers
+are written once: the second pass works on copies of them, which are dropped. A module that draws random numbers draws
+the same ones again, of torch's, Python's and numpy's generators. Without gradients (evaluation) the module runs as it
+is.
 
 Limits: the module's parameters, and all that its forward reads from outside, must not change before the backward pass.
-A buffer that a forward pass writes and its output depends on has its new value in the second pass (batch statistics are
-no such buffer). Under `torch.compile` there are no copies, as the compiler writes buffers once.
+If the output of a forward pass depends on a buffer that the pass writes, the buffer has its new value in the second
+pass. Batch statistics are no buffer of this kind. Under `torch.compile` there are no copies, as the compiler writes
+buffers once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Works around a data race in gloo's process groups.
 
-Model: two threads of a process group run its collectives, and each writes the name of the last one into the same
-string, without a lock (`ProcessGroupGloo::runLoop`, torch 2.13 to 2.15). A name of up to 15 letters fits into the
-string itself. A longer one is allocated, and both threads may free it: the process then ends by SIGSEGV or SIGABRT,
-there or anywhere later. It happens if both write within the same few nanoseconds: once in a million such collectives on
-a busy machine. The one long name that occurs in a training is ALLGATHER_COALESCED, used by the operator behind
+Model: two threads of a process group run its collectives. Each writes the name of the last one into the same string,
+without a lock (`ProcessGroupGloo::runLoop`, torch 2.13 to 2.15). A name of up to 15 letters fits into the string
+itself. A longer one is allocated, and both threads may free it: the process then ends by SIGSEGV or SIGABRT, there or
+anywhere later. It happens if both write within the same few nanoseconds: once in a million such collectives on a busy
+machine. The one long name that occurs in a training is ALLGATHER_COALESCED, used by the operator behind
 `DTensor.full_tensor()` and the tensor axis.
 
 Contract: after `short_names()` that operator gathers the same as ALLGATHER, gloo's name for an all-gather into one

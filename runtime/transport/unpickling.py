@@ -1,10 +1,10 @@
 """Unpickles plain values, tensors, and the records of torch's distributed checkpoints, and runs nothing else.
 
-Model: a pickle may name any function of any module and have it called. Torch makes a rank read two kinds of pickle: the
-`.metadata` of a checkpoint, which anyone who can write to its folder may have forged, and the objects that ranks send
-one another (`all_gather_object` and its like, which distributed checkpoints use for their plans), over connections
-without a password. `PlainUnpickler` reads both. It resolves only the names listed here: plain values, exceptions of
-Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
+Model: a pickle may name any function of any module and have it called. Torch makes a rank read two kinds of pickle. One
+is the `.metadata` of a checkpoint, which anyone who can write to its folder may have forged. The other are the objects
+that ranks send one another, over connections without a password (`all_gather_object` and its like, which distributed
+checkpoints use for their plans). `PlainUnpickler` reads both. It resolves only the names listed here: plain values,
+exceptions of Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
 (https://docs.python.org/3/library/pickle.html#restricting-globals).
 
 Contract: `loads` and `load` raise pickle.UnpicklingError for a pickle that names anything else. `guard()`, called in
