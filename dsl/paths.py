@@ -1,7 +1,7 @@
 """Paths that a job names: absolute where they are used, as they were written where a plan is written.
 
 A plan file lies beside its job and may be moved with it: `portable` makes a path relative to the job's folder if it was
-written so, and `resolved` makes it absolute again, in the folder where the job lies then.
+written so. `resolved` makes it absolute again, in the folder where the job lies then.
 """
 
 from __future__ import annotations

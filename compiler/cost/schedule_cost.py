@@ -184,7 +184,7 @@ class HeldBytes(Record):
     """Bytes of one micro-batch, by stage.
 
     `kept` is held from F to B or I, `between` from I to W. The `output` and the `gradient` of the input are sent to
-    another rank, and stay until the end of the step, where torch waits for the messages. `weights` are the gradients
+    another rank. They stay until the end of the step, where torch waits for the messages. `weights` are the gradients
     of weights, which the first B or W makes.
     """
 

@@ -6,8 +6,8 @@ tokens, or in which nothing trains. Such a stage, or one that does not fit the d
 it.
 
 The account (account.py) decides if a cut fits. If it does not, the search continues among cuts whose stages need less.
-A stage needs its state, the activations of as many micro-batches as the schedule has in flight there, and the other
-memory that the account had for it in earlier cuts. If a rank has several stages each may take its share of the device:
+A stage needs its state, the activations of the micro-batches that the schedule has in flight there, and other memory.
+The account of earlier cuts tells the other memory. If a rank has several stages each may take its share of the device:
 the search leaves out cuts in which one stage makes up for another.
 """
 

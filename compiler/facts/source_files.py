@@ -8,8 +8,8 @@ microseconds a file, however large they are. The runtime reads the header of eac
 For images, every folder is listed and no file opened. For CIFAR-10 in the python format, the pickle before the pixels
 of each file is read, without building any object.
 
-Limits: the known layouts are nanoGPT's (16-bit numbers and nothing else), llm.c's (a header of 256 32-bit numbers), and
-the layouts of LeCun's and of Krizhevsky's files.
+Limits: the known layouts are nanoGPT's (16-bit numbers and nothing else), llm.c's (a header of 256 32-bit numbers),
+LeCun's, and Krizhevsky's.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ _CLASS = TensorFact(shape=(), dtype="int64")
 
 
 def _count(folder: str, classes: list[str]) -> int:
-    """Returns the number of images of all classes, none of which may be empty."""
+    """Returns the number of images of all classes. No class may be empty."""
     total = 0
     for name in classes:
         try:

@@ -2,8 +2,8 @@
 without torch and without reading a number.
 
 Model: a path is a file, the index of a sharded model (`model.safetensors.index.json`, as `save_pretrained` writes it),
-or a folder that holds one of `NAMES`, looked for in this order. What is no safetensors file is one of `torch.save`,
-which only torch can read.
+or a folder. A folder holds one of `NAMES`, looked for in this order. What is no safetensors file is one of
+`torch.save`, which only torch can read.
 
 The format (github.com/huggingface/safetensors): eight bytes, little-endian, with the length of the header; the header,
 a JSON object of `{"dtype", "shape", "data_offsets"}` by name, and `__metadata__`; then the numbers. No other file takes

@@ -1,13 +1,13 @@
 """Matches the tensors of a file of weights with the tensors of a model, for the compiler and the runtime.
 
-Model: a tensor of the file is taken if a pattern of `only` matches its name (all are, without patterns), under the name
-that the first rename that matches gives it. It goes into the tensor of the model of that name, or, for a tied weight,
-of any of its names. Patterns follow `fnmatch`: `*` is any text, dots included. In a rename, as `model.* -> encoder.*`,
+Model: a tensor of the file is taken if a pattern of `only` matches its name (all are, without patterns). The first
+rename that matches gives it another name. It goes into the tensor of the model of that name, or, for a tied weight, of
+any of its names. Patterns follow `fnmatch`: `*` is any text, dots included. In a rename, as `model.* -> encoder.*`,
 each `*` on the right repeats the text of the `*` at the same place on the left. That text is as short as possible.
 
-Contract: a tensor of the model that the file lacks, or has in another shape, is a fault unless a pattern of
-`allow_missing` matches one of its names; tensors of the file that the model does not have are faults unless one of
-`allow_unused` matches their name in the file. A tensor that `only` leaves out is no fault on either side.
+Contract: a tensor of the model is a fault if the file lacks it, or has another shape of it. A pattern of
+`allow_missing` that matches one of its names allows it; tensors of the file that the model does not have are faults
+unless one of `allow_unused` matches their name in the file. A tensor that `only` leaves out is no fault on either side.
 """
 
 from __future__ import annotations

@@ -280,8 +280,8 @@ def adapter_step(adapter: c.Lora | None) -> p.AdapterStep | None:
 def _overruns(analysis: Analysis) -> bool:
     """True if torch, on a CPU and with channels last, would write past the memory of one of the model's convolutions.
 
-    oneDNN does so (torch 2.13, with AVX2) if a kernel of one pixel has a stride, and an image has fewer channels than a
-    vector register holds numbers: 8, or 16 with AVX-512.
+    oneDNN does so (torch 2.13, with AVX2) if two conditions hold. A kernel of one pixel has a stride, and an image has
+    fewer channels than a vector register holds numbers: 8, or 16 with AVX-512.
     """
 
     def within(module: p.ModuleStep) -> Iterator[p.ModuleStep]:

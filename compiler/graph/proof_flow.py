@@ -1,9 +1,10 @@
 """Proofs of the flow of parameters, gradients and global numbers through a step. Each returns the reason why its
 proposition fails, or "". verify.py lists the propositions.
 
-Ranks with the same pipeline and tensor coordinate hold copies or shares of the same parameters, and see other samples
-or other pieces of a sequence: so a gradient is the sum of theirs. In the order of ranks they are neighbours along the
-context axis, and then the data axis. A sum over the shares and one over the replicas of these is a sum over all.
+Ranks with the same pipeline and tensor coordinate hold copies or shares of the same parameters. They see different
+samples or different pieces of a sequence, so a gradient is the sum over these ranks. In the order of ranks they are
+neighbours along the context axis, and then the data axis. A sum over the shares and one over the replicas of these is a
+sum over all.
 """
 
 from __future__ import annotations

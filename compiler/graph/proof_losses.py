@@ -1,6 +1,6 @@
 """The proof of a loss that compares samples: returns the reason why its proposition fails, or "".
 
-Neighbours along the data axis have the samples of a batch one after another, so a loss over some neighbours is over a
+Neighbours along the data axis have the samples of a batch one after another. So a loss over some neighbours is over a
 contiguous part of the batch. Over the whole axis, it is over the whole batch.
 """
 

@@ -5,7 +5,7 @@ last of its ranks. A process also waits for a transfer without a message (`data`
 finished at the end of a step. So a plan that does not hang here does not hang there.
 
 A process stands for ranks that do the same. If a pipeline coordinate has several processes, they are assumed to share
-every group within it, and every connection out of it, which is stricter than the truth.
+every group within it, and every connection out of it. This is stricter than the truth.
 """
 
 from __future__ import annotations

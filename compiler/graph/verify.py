@@ -37,9 +37,9 @@ Propositions, each proved once the passes so far have added its subject:
     table       the passes of a process are the entries of its row in the schedule's table
 
 All of it is over classes of ranks: a process node stands for the ranks of one pipeline coordinate, which do the same.
-That is enough. The groups of the data, context and tensor axes lie within a coordinate (`devices`), and the pipeline's
-connections join ranks that stand alike in two neighbouring ones; so a circle of waits among ranks would be one among
-their classes. The time taken is linear in the actions of the classes, whatever the number of ranks.
+That is enough. The groups of the data, context and tensor axes lie within a coordinate (`devices`). The pipeline's
+connections join ranks at the same place in two neighbouring coordinates; so a circle of waits among ranks would be one
+among their classes. The time taken is linear in the actions of the classes, whatever the number of ranks.
 """
 
 from __future__ import annotations

@@ -335,9 +335,9 @@ class CheckpointStep(Record):
 
     A checkpoint is due after a step that is a multiple of `every`; with `seconds`, after the first step that ends so
     long after the last; with `best`, after an evaluation that is the best so far; and after the last step, if any of
-    these is set. The newest `keep` are kept, and the best. `resume`: `none` (a folder that holds checkpoints is
-    refused), `auto` (the newest whole one in `folder`, or the beginning), or the path of a checkpoint or of a folder of
-    them, one of which must exist.
+    these is set. The newest `keep` are kept, and the best. `resume` is `none` (a folder that holds checkpoints is
+    refused); `auto` (the newest whole checkpoint in `folder`, or the beginning); or the path of a checkpoint or of a
+    folder with at least one.
     """
 
     every: int = 0  # steps; 0: never

@@ -189,15 +189,15 @@ def _errors(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> in
 
 
 def _in_codes(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
-    """Returns the bytes of momenta laid out in buckets, of the codes that are sent and received, and twice of a piece
-    in float32, as it is coded or restored.
+    """Returns the bytes of momenta laid out in buckets, and of the codes that are sent and received. A piece in float32
+    is added twice, as it is coded or restored.
     """
     pieces = _pieces(parameters, exchange)
     return (4 * exchange.pieces + 2) * _under_way(pieces) + 8 * max(pieces, default=0)
 
 
 def _in_signs(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
-    """Returns the bytes of momenta laid out in buckets, and of a piece in float32 as its signs are restored, with an
+    """Returns the bytes of momenta laid out in buckets, and of a piece in float32 whose signs are restored, with an
     index of each byte.
     """
     pieces = _pieces(parameters, exchange)
@@ -205,7 +205,7 @@ def _in_signs(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> 
 
 
 def _in_flight(begun: int, later: int) -> Bytes:
-    """Returns the function for an exchange of gradients that takes `begun` bytes for each number of a bucket as it
+    """Returns the function for an exchange of gradients. It takes `begun` bytes for each number of a bucket as it
     begins, and `later` until it ends. The largest bucket begins while the other buckets are under way, and while the
     gradient that has filled it still exists.
     """

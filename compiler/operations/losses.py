@@ -1,6 +1,6 @@
 """The operations of a loss that compares samples (runtime/model/cross_sample_losses.py).
 
-Model: a rank sends the outputs of its share, in as many rows as the largest share has, and receives the outputs of all
+Model: a rank sends the outputs of its share, in as many rows as the largest share has. It receives the outputs of all
 ranks that it is compared with. `contrastive` sends embeddings in float32, with classes where classes tell the
 positives, and receives back the gradients of its own; a loss of the user's own is sent all that an output and a target
 consist of.

@@ -1,7 +1,7 @@
 """The parameters of a rank in groups: a group's parameters are gathered together, and their gradients summed together.
 
 Model: a group is a unit of `fully_shard`, a bucket of DistributedDataParallel or of an exchange, or all parameters of a
-stage if no other rank has a copy or a share of them.
+stage. The last holds if no other rank has a copy or a share of them.
 """
 
 from __future__ import annotations

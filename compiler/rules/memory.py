@@ -1,10 +1,10 @@
 """Compares the account with the device's memory and the job's promises: E0501, E0502, W0503.
 
-If a job does not fit, the message says when and where its peak is, the largest kind and layer in it, and the changes
-that would make it fit. Each such change is really made to the job, which is analysed again under all the rules; the
-listed changes pass them, fit, and if possible keep the training the same. Prices come from the account: arithmetic,
-bytes exchanged, and the time of a step if the catalogue has speeds. If no change is enough, pairs are tried. If no pair
-is enough, one change of each kind is added, each time the change that leaves the lowest peak.
+If a job does not fit, the message says when and where its peak is, and the largest kind and layer in it. It lists the
+changes that would make the job fit. Each such change is really made to the job, which is analysed again under all the
+rules; the listed changes pass them, fit, and if possible keep the training the same. Prices come from the account:
+arithmetic, bytes exchanged, and the time of a step if the catalogue has speeds. If no change is enough, pairs are
+tried. If no pair is enough, one change of each kind is added, each time the change that leaves the lowest peak.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ the states of generators before and after a forward pass; only if one has moved,
 compares them after each line.
 
 Limits: a generator is known if it is Python's or numpy's global one, or the operating system's. It is also known if an
-attribute of a module holds it, an object or a container in such an attribute, or a variable of a Python module of the
-network's code.
+attribute of a module holds it, or an object or a container in an attribute. A variable of a Python module of the
+network's code may hold it too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds tensors on the CPU that a network or a loss combines with tensors on a GPU; it needs no GPU.
 
 Model: parameters, buffers and batches lie on `cpu:0`, and what code makes without naming a device on `cpu`. To torch's
-fake tensors these are two devices, with the rules of a GPU and the CPU (a number without dimensions and indices may be
-on the CPU). Every kernel is a kernel that a machine without a GPU has.
+fake tensors these are two devices, with the rules of a GPU and the CPU: a number without dimensions and indices may be
+on the CPU. Every kernel is a kernel that a machine without a GPU has.
 
 Limits: what follows a number read out of a tensor is not looked at. A device that code names counts as the GPU, also
 `cpu`, which `"cuda" if torch.cuda.is_available() else "cpu"` gives here.

@@ -95,8 +95,8 @@ def trace_model(
 ) -> ModelFacts:
     """Returns the facts of the module that `make()` makes, for a sample `input`.
 
-    A module that looks at numbers, which a run without memory does not have, is made and run for real, if its
-    parameters take no more than `REAL` bytes; `looks` then says where it does.
+    A run without memory has no numbers. A module that looks at numbers is made and run for real, if its parameters take
+    no more than `REAL` bytes; `looks` then says where it does.
 
     `loss`, of an output and a target of the example, is the loss, where only its gradient tells which parameters are
     used. `counted` is a loss that counts by itself, over pieces of sequences. `outputs` takes outputs like the

@@ -135,8 +135,9 @@ class BCE(Call):
 class Contrastive(Call):
     """The contrastive loss of embeddings, which are brought to length 1 (NT-Xent, Chen et al. 2020, arXiv:2002.05709;
     with classes Khosla et al. 2020, arXiv:2004.11362): the mean over the positives p of an embedding z of
-    -log(exp(z.p/t) / sum over all others a of exp(z.a/t)). Positives are the other views of the sample, of an output
-    (samples, views, width) or a pair; of one embedding a sample, those of its class. Without any the loss is 0.
+    -log(exp(z.p/t) / sum over all others a of exp(z.a/t)). Of an output (samples, views, width) or a pair, positives
+    are the other views of the sample. Of one embedding a sample, they are the embeddings of its class. Without any the
+    loss is 0.
     """
 
     over: str = arg(word("node", "all"), "the samples that are compared: those of a node, or all", default="node")
@@ -340,11 +341,11 @@ class Synthetic(Call):
 
 @call("source", "python", open=True)
 class PythonSource(PythonCall):
-    """A data set of yours with `len` and indexing, a stream, or a pair (train, validation) of them, of which the second
-    may be a dict of data sets by name, or a triple with a data set for the test. A stream is an
-    `IterableDataset`, or an object with a number `shards` and a method `shard(n)`, which gives something to iterate
-    over. The random numbers that a sample draws from `random`, `numpy.random` and `torch` follow from the seed, the
-    epoch and the sample.
+    """A data set of yours with `len` and indexing, a stream, or a pair (train, validation) of them, or a triple with a
+    data set for the test. In a pair, `validation` may be a dict of data sets by name. A stream is an `IterableDataset`,
+    or an object with a number `shards` and a method `shard(n)`, which gives something to iterate over. The random
+    numbers that a sample draws from `random`, `numpy.random` and `torch` follow from the seed, the epoch and the
+    sample.
     """
 
 
@@ -382,7 +383,7 @@ def parts_of(source: Call) -> tuple[Call, ...]:
 @call("group")
 class Group(Call):
     """The parameters that a pattern matches, with a learning rate or a weight decay of their own. A tied weight has
-    several names, each of which stands for it. A parameter of several groups belongs to the first of them.
+    several names, and each of them stands for it. A parameter of several groups belongs to the first of them.
     """
 
     parameters: tuple[str, ...] = arg(

@@ -1,6 +1,6 @@
 """Names of PyTorch, Lightning, Hugging Face, Accelerate, DeepSpeed and Megatron, and their equivalents here.
 
-Plain data. Names are in lower case with `_`, those of values without. A test checks that every target exists.
+Plain data. Names are in lower case with `_`, names of values without. A test checks that every target exists.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Constant(Schedule):
 class WarmupCosine(Schedule):
     """Rises linearly, then falls along a half cosine. Step s, from 0, has `(s + 1) / warmup`, and after the warm-up
     `floor + (1 - floor) * (1 + cos(pi * t)) / 2` with `t = (s - warmup) / (steps - warmup)`: the first factor is
-    `1 / warmup`, and the last that of `t = 1 - 1 / (steps - warmup)`. `from = 0` is transformers'
+    `1 / warmup`, and the last belongs to `t = 1 - 1 / (steps - warmup)`. `from = 0` is transformers'
     `get_cosine_schedule_with_warmup`, whose first step has a rate of 0.
     """
 
@@ -86,7 +86,7 @@ class WarmupConstant(Schedule):
 class WarmupStableDecay(Schedule):
     """Rises linearly, stays, and falls at the end (Hu et al. 2024, arXiv:2404.06395). Step s, from 0, has
     `(s + 1) / warmup`, then 1, and in the last `decay` steps `floor + (1 - floor) * shape(u)` with
-    `u = (s - steps + decay) / decay`: the first factor is `1 / warmup`, and the last that of `u = 1 - 1 / decay`.
+    `u = (s - steps + decay) / decay`: the first factor is `1 / warmup`, and the last belongs to `u = 1 - 1 / decay`.
     `from = 0` begins with a rate of 0, as transformers' `get_wsd_schedule`.
     """
 

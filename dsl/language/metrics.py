@@ -1,4 +1,4 @@
-"""The metrics of an evaluation: ratios of sums, which the runtime counts itself; those of the library `torchmetrics`;
+"""The metrics of an evaluation: ratios of sums, which the runtime counts itself; metrics of the library `torchmetrics`;
 and a user's own.
 """
 
@@ -118,7 +118,7 @@ class ConfusionMatrix(TorchMetric):
 @call("metric", "python", open=True)
 class PythonMetric(PythonCall):
     """The result of a function of yours: a `torchmetrics.Metric`; or an object with `update(output, target)`,
-    `compute()`, and `states`, which says of each attribute that counts how those of several ranks are put together:
+    `compute()`, and `states`, which says of each attribute that counts how the values of several ranks are combined:
     `{"hits": "sum"}`, or `max`, `min`, `cat`. `compute` gives a number, or a dict of numbers.
     """
 

@@ -1,9 +1,10 @@
-"""The optimizers: those of torch, and a user's own. One class says everything that dslc has to know of one of torch's.
+"""The optimizers: torch's, and a user's own. One class says everything that dslc must know of one of torch's
+optimizers.
 
 Its fields are its arguments, with torch's defaults. The class variables and properties describe its class in
-`torch.optim`: the name of its class, the state that it keeps, its fused kernels, and the memory of an update without
-one. The account of memory, the programs of the ranks, checkpoints and `dslc verify` all read these, and name no
-optimizer.
+`torch.optim`: the name of its class, the state that it keeps, its fused kernels, and the memory of an update without a
+fused kernel. The account of memory, the programs of the ranks, checkpoints and `dslc verify` all read these, and name
+no optimizer.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimizer(Call):
     """An optimizer; a subclass is its one registration.
 
-    `state` names the tensors that torch keeps for each parameter, of the parameter's shape; `counts` those of one
-    number each. `rounding` is for `dslc verify`: by how much rounding may move a parameter in a step, as a share of the
-    learning rate, because the update divides by a gradient; 0 where it does not.
+    `state` names the tensors that torch keeps for each parameter, of the parameter's shape; `counts` the tensors of one
+    number each. `rounding` is for `dslc verify`: the distance by which rounding may move a parameter in a step, as a
+    share of the learning rate. It is 0 where the update does not divide by a gradient.
     """
 
     torch_class: ClassVar[str] = ""  # in `torch.optim`; "": it has none
@@ -203,10 +204,10 @@ class Rmsprop(Optimizer):
 @call("optimizer", "python", open=True)
 class PythonOptimizer(Optimizer, PythonCall):
     """`f(params, lr = …, …)` of yours, or a class, giving a `torch.optim.Optimizer` over all of `params`: a list of
-    parameters, or groups with a `weight_decay` of 0 for those of `no_decay`. If its first argument is called
+    parameters, or groups with a `weight_decay` of 0 for the parameters of `no_decay`. If its first argument is called
     `named_parameters`, it gets pairs (name, parameter) in their place. The schedule multiplies the `lr` of each group.
-    What it keeps for each parameter (tensors, numbers) is measured before a training, and is kept in checkpoints; and
-    it is tried out whether a rank may update a part of the parameters, or of each parameter.
+    What it keeps for each parameter (tensors, numbers) is measured before a training, and is kept in checkpoints. A
+    trial shows whether a rank may update a part of the parameters, or of each parameter.
     """
 
     rounding: ClassVar = 2.0  # a sign may be another

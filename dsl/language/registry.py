@@ -2,8 +2,8 @@
 
 The fields carry kind, default and one sentence of documentation. Checking, `--set`, formatting, completion, the
 reference page and the JSON schema all read these declarations; `dsl/meaning` interprets them. Declarations use the
-user's words and never name a backend. They are in blocks.py, layers.py (the parts of networks), optimizers.py
-(which names classes of `torch.optim` too) and calls.py (losses, sources and all other calls).
+user's words and never name a backend. They are in blocks.py, layers.py (the parts of networks), optimizers.py (which
+names classes of `torch.optim` too), and calls.py. The last has losses, sources and all other calls.
 
 A `Kind` describes the values that a field takes, and their types in Python:
 

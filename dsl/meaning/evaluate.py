@@ -5,8 +5,8 @@ is evaluated anew under the kind of each use; so it may hold a word, a call or a
 cannot be computed is `BAD`: the mistake is in the report already, and nothing more is reported. Mistakes point at the
 expression that holds the value, also inside a param, with the use in a note.
 
-Limits: evaluation recurses with the nesting of the text, including that of params, to the bound `OPENED`. Params that
-stand for more and more of one another are evaluated at each use, at most `VALUES` times in all.
+Limits: evaluation recurses with the nesting of the text, params included, to the bound `OPENED`. Params that stand for
+more and more of one another are evaluated at each use, at most `VALUES` times in all.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from dslc.dsl.words import listed
 
 
 def _change_of(count: int) -> str:
-    """Returns the remedy for a list that wants so many values more, or fewer."""
+    """Returns the remedy for a list that needs `count` values more, or fewer."""
     return f"write {count:,} more" if count > 0 else f"leave out {-count:,} of them"
 
 

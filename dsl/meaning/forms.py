@@ -88,7 +88,7 @@ def words_in(kind: Kind) -> list[str]:
 
 
 def bare_words(kind: Kind) -> list[str]:
-    """Returns those of the words that are no calls."""
+    """Returns the words that are no calls."""
     if isinstance(kind, Either):
         return [word for inner in kind.kinds for word in bare_words(inner)]
     if isinstance(kind, ListOf) and kind.single:

@@ -37,14 +37,14 @@ class LoadResult(Record):
     """The result of loading a job file.
 
     `job` is None if one cannot be built, because something required is missing or wrong. With errors in the report it
-    may still exist, for checks that find more; these should ignore values that depend on a path in `broken`
-    (`devices.gpus`), for which the job has the default.
+    may still exist, for checks that find more. These should ignore values that depend on a path in `broken`
+    (`devices.gpus`): there the job has the default.
 
     `origins` maps every field (`data.batch`), every written argument (`train.optimizer.lr`) and every param to its
-    origin: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are those of a sweep, each as settings (path,
-    text) to be laid over the job with `--set`; the job itself is the first of them. `files` are those read, absolute,
-    the main one last; `texts` are the same by their paths from the job's folder, and `settings` what was laid over
-    them, with paths relative to the folder `beside`. `looks` is the number of jobs of its kind that are analysed
+    origin: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are the sweep's, each as settings (path, text) to
+    be laid over the job with `--set`; the job itself is the first of them. `files` are the files that were read,
+    absolute, the main one last; `texts` are the same by their paths from the job's folder, and `settings` what was laid
+    over them, with paths relative to the folder `beside`. `looks` is the number of jobs of its kind that are analysed
     together: the combinations of its sweep.
     """
 
@@ -243,7 +243,7 @@ class _FileReader:
             self.take(found, target, key, here)
 
     def may_follow(self, statement: tree.Import, chain: list[tuple[str, Span]]) -> bool:
-        """True if a job may import so deep, and so many files."""
+        """True if a job may import at this depth, and one more file."""
         message = ""
         if len(chain) > IMPORT_DEPTH.most:
             message = f"imports of imports go more than {IMPORT_DEPTH.most} deep"

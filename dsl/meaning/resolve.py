@@ -2,8 +2,8 @@
 
 `resolve` never stops at a mistake: each block is built on its own. A wrong optional value counts as not given, and its
 path as `broken`, so that later checks can ignore what depends on it. A job is made if every block could be. With a
-sweep, the job is that of the first alternatives; every other alternative is tried in turn, and mistakes that it alone
-has are reported at it.
+sweep, the job has the first alternatives; every other alternative is tried in turn, and mistakes that it alone has are
+reported at it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Combination = tuple[tuple[str, str], ...]
 
 @record
 class Resolved(Record):
-    """`combinations` are those of a sweep, as settings; empty without one."""
+    """`combinations` are the combinations of a sweep, as settings; empty without one."""
 
     job: JobSpec | None
     origins: dict[str, str]
@@ -117,7 +117,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
 def _too_many(
     lists: Mapping[tuple[str, ...], Sequence[tree.Expr]], merged: Merged, values: int, report: Report
 ) -> bool:
-    """True if a sweep has more combinations than are analysed; each is the whole job again, of so many `values`."""
+    """True if a sweep has more combinations than are analysed; each is the whole job again, of `values` values."""
     longest = max(len(items) for items in lists.values())
     count = math.prod(len(items) for items in lists.values()) if max(longest, len(lists)) <= LOOKS.most else 0
     each = merged.words + values

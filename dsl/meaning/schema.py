@@ -1,8 +1,8 @@
 """The language as declared in its registry: a JSON schema for tools, and the reference page for people.
 
-In the schema a job is an object of blocks, a block an object of fields, a quantity a text such as `76GiB`, a call the
-object `{"call": "adamw", "arguments": {"lr": 3e-4}}` or, without arguments, its name. `fragment` returns the schema of
-one kind; the calls of a category are under `$defs`.
+In the schema a job is an object of blocks, a block an object of fields, and a quantity a text such as `76GiB`. A call
+is the object `{"call": "adamw", "arguments": {"lr": 3e-4}}` or, without arguments, its name. `fragment` returns the
+schema of one kind; the calls of a category are under `$defs`.
 
 docs/reference.md is the output of `reference`; a test compares the two.
 """

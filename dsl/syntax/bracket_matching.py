@@ -24,7 +24,7 @@ GOES_ON = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "DOUBLE
 
 
 class TokenRange(NamedTuple):
-    """Tokens `start` to `end`, of which the last ends it."""
+    """Tokens `start` to `end`; the last token ends the range."""
 
     start: int
     end: int

@@ -1,8 +1,8 @@
 """Explains syntax mistakes to the user.
 
 `explain` looks at the place where the parser stopped and its surroundings, finds what was probably meant, and reports
-it with the place to correct. It asks one question after the other, particular ones first; the order matters. The words
-are those of a person who writes jobs: no message speaks of tokens.
+it with the place to correct. It asks one question after the other, particular ones first; the order matters. Messages
+use the words of a person who writes jobs: no message speaks of tokens.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class SettingText(Record):
 def parse(source: Source, report: Report, words: int = WORDS.most) -> tree.Document | None:
     """Returns the tree of a job file, or None if the text is no job at all. Mistakes go into `report`.
 
-    It may have so many `words`, signs and comments. After mistakes the document is the readable part: an unreadable
-    value is `tree.UnreadValue`, and `complete` is false if something was left out.
+    It may have at most `words` words, signs and comments. After mistakes the document is the readable part: an
+    unreadable value is `tree.UnreadValue`, and `complete` is false if something was left out.
     """
     mistakes = Mistakes(source, report)
     try:

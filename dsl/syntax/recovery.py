@@ -58,7 +58,7 @@ class Recovery:
         return True
 
     def finish(self, parser: InteractiveParser, unit: TokenRange, at: int) -> None:
-        """Gives Lark the missing tokens of a unit of which it has read the tokens before `at`."""
+        """Gives Lark the missing tokens of a unit, after it has read the tokens before `at`."""
         tokens = self.laid.tokens
         where = tokens[unit.end - 1].end
         header = tokens[unit.end].kind == "LBRACE"

@@ -124,7 +124,7 @@ def _pair(source: SourceFacts, model: ModelFacts | None) -> tuple[TensorFact, Le
 def _compares(loss: Call, output: TensorFact, target: LeafFact) -> bool:
     """True if a loss of the library can compare them. Either the target has classes for scores, and the scores' other
     dims are the target's, or both have one number for each sample. Of more numbers the mean of a sample would depend on
-    what it is padded to.
+    its padding.
     """
     if isinstance(loss, c.CrossEntropy):
         return target.dtype in _WHOLE and len(target.grown) == len(output.shape)

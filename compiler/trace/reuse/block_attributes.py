@@ -1,7 +1,7 @@
 """The attributes of blocks: compared between two blocks, before and after a run, and watched.
 
-Model: what a forward pass of a module does follows from its class, its attributes and what it is given. Two blocks with
-equal attributes, except attributes that no forward pass reads, do the same.
+Model: what a forward pass of a module does follows from its class, its attributes and its input. Two blocks with equal
+attributes, except attributes that no forward pass reads, do the same.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Traces a module without the blocks in its middle, whose facts equal other blocks' facts (repeated_blocks.py).
 
-Model: while the module is traced, a block that is left out gives what it is given: the module is one with fewer blocks.
-The facts of the block that stands for it are then written for it too, in its place in the order.
+Model: while the module is traced, a skipped block returns its input: the module is one with fewer blocks. The facts of
+the block that stands for it are then written for it too, in its place in the order.
 
-Contract: the facts are those of tracing each block. `BlocksDifferError` is raised where the blocks in the middle turn
-out to differ: two groups that follow each other have other figures, a block is called in another way than recorded, or
-an attribute that differs is read.
+Contract: the facts equal the facts from tracing each block. `BlocksDifferError` is raised where the blocks in the
+middle turn out to differ: two groups that follow each other have other figures, a block is called in another way than
+recorded, or an attribute that differs is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds blocks of a module that are alike, so that the facts of one hold for all.
 
 Model: the module runs forward once, without memory, and each operation is recorded, by block. The record has the
-operation, its plain arguments, and the origin of each tensor (the block's input, a parameter of it, an operation of it,
-or anything outside). Blocks are alike if their records are the same and
+operation, its plain arguments, and the origin of each tensor: the block's input, a parameter of it, an operation of it,
+or anything outside. Blocks are alike if their records are the same and
 
 - they have modules of the same classes, with equal attributes, and parameters and buffers of the same shapes. An
   attribute may differ (`layer_idx` does) as long as no forward pass reads it, which is watched (`Unread`);
@@ -11,9 +11,9 @@ or anything outside). Blocks are alike if their records are the same and
 - nothing else takes what it makes, it writes into nothing that was there before, and no attribute of the whole module
   changes.
 
-In a row of such blocks, or of groups of them (one with local attention after each five of another kind), each block
-leaves the same state. So the blocks in the middle can be skipped: `RepeatedBlocks` names them, and the representative
-of each.
+Blocks may repeat one by one, or in groups (one with local attention after each five of another kind). In such a row
+each block leaves the same state. So the blocks in the middle can be skipped: `RepeatedBlocks` names them, and the
+representative of each.
 
 Contract: the result is a proposal. `block_reuse.py` measures two groups in the middle. It drops the proposal if they
 differ in anything, or if an attribute that differs was read. Whatever is not understood here makes a block unlike all

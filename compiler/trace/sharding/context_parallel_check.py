@@ -8,10 +8,10 @@ operation that works across the positions, or is not known, is refused. The runs
 in the same order, with the same numbers. Their tensors must have the same shapes, except for the length of the piece.
 
 Constants, which follow from no parameter and not from the input (positions, masks), are computed. A constant is a
-piece, or the same on all ranks, if its numbers are. Any other constant, such as positions that each rank counts from 0,
-may decide what the module does, but is refused where it meets other tensors. A module whose `forward` takes
-`position_ids` receives the positions of the piece. It must do the same, with the same constants, when it is given the
-whole and no positions, as in one process.
+piece, or the same on all ranks, if its numbers are. Any other constant, as positions that each rank counts from 0, may
+decide what the module does. It is refused where it meets other tensors. A module whose `forward` takes `position_ids`
+receives the positions of the piece. It must do the same, with the same constants, when it is given the whole and no
+positions, as in one process.
 
 All of this holds in training and in evaluation. The ranks have all parameters, and add up the gradients of their
 pieces: the check needs no gradients.
