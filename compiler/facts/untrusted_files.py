@@ -22,6 +22,7 @@ from dslc.dsl.files import TooLarge, open_file, read_bytes
 
 __all__ = [
     "TooLarge",
+    "atomic_write",
     "create_file",
     "open_file",
     "open_to_append",
@@ -100,9 +101,22 @@ def open_to_append(path: str, *, truncate: bool = False) -> int:
 
 
 @contextlib.contextmanager
+def atomic_write(path: str) -> Iterator[str]:
+    """Yields the path of a file beside `path`, which takes its place when the context ends, or is removed if that
+    fails. Another process sees the old file or the new one. Raises OSError.
+    """
+    part = f"{path}.part"
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+
+
+@contextlib.contextmanager
 def replacing(path: str, *, newline: str | None = None) -> Iterator[TextIO]:
     """Opens a new file that takes the place of `path` when the context ends. Raises OSError."""
-    part = f"{path}.part"
-    with open(recreate_file(part), "w", encoding="utf-8", newline=newline) as file:
+    with atomic_write(path) as part, open(recreate_file(part), "w", encoding="utf-8", newline=newline) as file:
         yield file
-    os.replace(part, path)

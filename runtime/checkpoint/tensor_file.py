@@ -19,12 +19,11 @@ import contextlib
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from dslc.compiler.facts.untrusted_files import recreate_file
+from dslc.compiler.facts.untrusted_files import atomic_write, recreate_file
 from dslc.runtime.process.records import naming
 
 # Bytes of a number, by the names that the format has for dtypes.
@@ -67,18 +66,11 @@ def writing(
 ) -> Iterator[BinaryIO]:
     """The file, to which the bytes of each of `entries` are to be written in their order. Raises OSError."""
     head = _header(entries, metadata)
-    part = path + ".part"
-    try:
-        with naming(path), open(recreate_file(part), "wb") as file:
-            file.write(head)
-            yield file
-            written, wanted = file.tell() - len(head), sum(entry.bytes for entry in entries.values())
-            assert written == wanted, f"{written:,} bytes were written, and the header says {wanted:,}"
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(part)
-        raise
+    with atomic_write(path) as part, naming(path), open(recreate_file(part), "wb") as file:
+        file.write(head)
+        yield file
+        written, wanted = file.tell() - len(head), sum(entry.bytes for entry in entries.values())
+        assert written == wanted, f"{written:,} bytes were written, and the header says {wanted:,}"
 
 
 def _header(entries: Mapping[str, StoredTensor], metadata: Mapping[str, str] | None) -> bytes:

@@ -23,6 +23,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dslc.compiler.facts.untrusted_files import atomic_write
 from dslc.runtime.checkpoint.tensor_file import StoredTensor, writing
 
 SUFFIXES = (".npz", ".safetensors")
@@ -124,13 +125,12 @@ class PredictionArray(NamedTuple):
 
 
 def _write_npz(path: str, arrays: Sequence[PredictionArray]) -> None:
-    with zipfile.ZipFile(path + ".part", "w", zipfile.ZIP_STORED) as archive:
+    with atomic_write(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
         for each in arrays:
             with archive.open(f"{each.name}.npy", "w", force_zip64=True) as entry:
                 about = {"descr": _KINDS[each.kind][0], "fortran_order": False, "shape": each.shape}
                 np.lib.format.write_array_header_1_0(entry, about)
                 _copy(each.files, entry)
-    os.replace(path + ".part", path)
 
 
 def _write_safetensors(path: str, arrays: Sequence[PredictionArray]) -> None:

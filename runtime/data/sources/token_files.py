@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from dslc.compiler.facts.untrusted_files import atomic_write
+
 MAGIC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic and version, by the type of a token
 HEADER = 256  # numbers
 MOST = 2**31 - 1  # tokens of a file
@@ -59,10 +61,9 @@ def write_tokens(texts: Sequence[str], file: str, tokenizer: str | None, seen: S
     encode, vocab, end_id, end = _tokenizer(tokenizer) if tokenizer is not None else (_bytes_of, 256, None, "")
     item = "uint16" if vocab <= 1 << 16 else "uint32"
     stored = np.dtype(item).newbyteorder("<")
-    beside = f"{file}.part"
     held = 0
     try:
-        with open(beside, "wb") as out:
+        with atomic_write(file) as part, open(part, "wb") as out:
             out.write(_header(item, 0, vocab))
             for text in texts:
                 for ids in encode(text, seen):
@@ -75,12 +76,8 @@ def write_tokens(texts: Sequence[str], file: str, tokenizer: str | None, seen: S
                     raise TokensError(f"more than {MOST:,} tokens: make several files of fewer texts each")
             out.seek(0)
             out.write(_header(item, held, vocab))
-        os.replace(beside, file)
     except OSError as error:
         raise TokensError(f"{error.filename or file}: {error.strerror or error}") from error
-    finally:
-        if os.path.exists(beside):
-            os.remove(beside)
     return TokenFile(file, held, vocab, item, end)
 
 
