@@ -134,7 +134,7 @@ def launch(
 
 
 def _preload(program: JobProgram) -> None:
-    """Imports what the ranks would have to import each.
+    """Imports the modules that each rank would otherwise import.
 
     On GPUs not what may import torchao (transformers, peft): its modules ask CUDA about the devices, and a process that
     is forked after that cannot use them.

@@ -10,7 +10,7 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 
 Hosts that come to an elastic training, or leave it, are no fault: such a change takes none of the restarts.
 
-On several hosts the keeper's host decides, and a host that is lost is waited for, up to `launch.timeout`
+On several hosts the coordinator's host decides, and a host that is lost is waited for, up to `launch.timeout`
 (hosts/launcher_group.py). The loss of that host itself is a failure like any other: the rest wait for it. A process
 that mpirun or srun has started does not come back: the training ends, and goes on when it is started again.
 

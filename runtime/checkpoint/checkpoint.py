@@ -1,13 +1,13 @@
 """Decides when a training's state is saved, by which rank and into which folder; and resumes from it.
 
-Model: all ranks save after the same step. Each copies the tensors that it has to write (state.py) and continues
-training. A thread of each rank writes the copies, over a process group of its own. Rank 0 publishes the folder when all
-of it is on the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To
-resume, rank 0 lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the
-one chosen. Ranks that are started `again` after a failure resume from the newest of the training's own; if there is
-none yet, they begin where the first ones did.
+Model: all ranks save after the same step. Each copies the tensors that it writes (state.py) and continues training. A
+thread of each rank writes the copies, over a process group of its own. Rank 0 publishes the folder when all of it is on
+the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To resume, rank 0
+lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the one chosen.
+Ranks that are started `again` after a failure resume from the newest of the training's own; if there is none yet, they
+begin where the first ones did.
 
-Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. A save
+Contract: a checkpoint is complete or not there. A save waits for the previous save, and `finish` for the last. A save
 that fails (storage that is full or read-only) is reported, and the training goes on; the ranks agree on that. The
 second failure in a row is raised on all of them, and ends the training. Another error in a thread is raised in the
 training, at the next step at the latest, and ends it. Publishing a checkpoint removes older ones, down to `keep` and
@@ -62,7 +62,7 @@ class Start:
 
 
 def preload(job: JobProgram) -> None:
-    """Imports, in the launcher, the modules that each rank would have to import (0.6 s)."""
+    """Imports, in the launcher, the modules that each rank would otherwise import (0.6 s)."""
     if _uses_checkpoints(job) or not job.is_training:
         import torch.distributed.checkpoint  # noqa: F401
 
@@ -192,7 +192,7 @@ class Checkpoints:
         return [reason for reasons in of_all for reason in reasons]
 
     def _keep(self, step: int, found: list[files.CheckpointCandidate], asked: str) -> None:
-        """Chooses the checkpoints that count as this training's own, which resumes from the one of `step`."""
+        """Chooses the checkpoints that count as this training's own, which resumes from the checkpoint of `step`."""
         if self._rank != 0 or not self.on:
             return
         if os.path.realpath(asked) != os.path.realpath(self._folder):
@@ -262,9 +262,7 @@ class Checkpoints:
         return self._step.seconds > 0 and time.monotonic() - self._last >= self._step.seconds
 
     def due(self, step: int, asked: bool) -> bool:
-        """True if a checkpoint is to be written after `step`; `asked`: for a reason that all ranks know, as that by
-        rank 0's clock one is due.
-        """
+        """True if a checkpoint is due after `step`; `asked`: for a reason that all ranks know, such as rank 0's clock."""
         every = self._step.every
         return self.on and (asked or step == self._job.steps or (every > 0 and step % every == 0))
 

@@ -70,7 +70,7 @@ class OwnState:
 
     @torch.no_grad()
     def make(self, states: Mapping[str, Collection[str]], size: Callable[[str, str], Sequence[int]]) -> list[Piece]:
-        """Makes the state of each parameter of `states`, which names the states of each, and returns what is to be
+        """Makes the state of each parameter of `states`, which names the states of each, and returns the tensors to
         read. `size` gives the size of a state. Raises OptimizerError if the optimizer makes other states.
         """
         own = self._optimizer.own

@@ -64,7 +64,7 @@ class StoredTensor:
 def writing(
     path: str, entries: Mapping[str, StoredTensor], metadata: Mapping[str, str] | None = None
 ) -> Iterator[BinaryIO]:
-    """The file, to which the bytes of each of `entries` are to be written in their order. Raises OSError."""
+    """The file, to which the caller writes the bytes of each of `entries` in their order. Raises OSError."""
     head = _header(entries, metadata)
     with atomic_write(path) as part, naming(path), open(recreate_file(part), "wb") as file:
         file.write(head)

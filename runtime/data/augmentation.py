@@ -40,7 +40,7 @@ class WithPictures(Protocol):
     def __len__(self) -> int: ...
 
     def picture(self, index: int) -> tuple[Image.Image, Tensor]:
-        """Returns a picture as it is stored, in the mode in which it is used, and its target."""
+        """Returns an image as it is stored, in the mode that the training uses, and its target."""
         ...
 
 
@@ -250,7 +250,7 @@ def numbers_of(picture: Any) -> Tensor:
 
 
 def preload(step: DataStep) -> None:
-    """Imports, in the launcher, the library that each rank would have to import (0.6 s)."""
+    """Imports, in the launcher, the library that each rank would otherwise import (0.6 s)."""
     if step.pictures is not None and (step.pictures.augment or step.pictures.erase):
         let_torchvision_load()
         import torchvision.transforms.v2  # noqa: F401

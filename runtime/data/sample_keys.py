@@ -149,8 +149,8 @@ def _map_samples(
 
 
 def _classes(samples: Samples) -> Tensor | None:
-    """Returns the class of each sample, if the samples or a user's data set have them as `targets`; else they have to
-    be fetched.
+    """Returns the class of each sample, if the samples or a user's data set have them as `targets`; else they must be
+    fetched.
     """
     if isinstance(samples, Part):
         whole = _classes(samples.samples)

@@ -3,9 +3,9 @@
 Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`, which a sampler
 may draw (weighted_sampler.py) or sort (length_bucketing.py). Its global batch `k` is the entries `k * batch` to `(k +
 1) * batch` of that order. A data rank takes a contiguous share of the batch, and the share is cut into micro-batches,
-both by compiler/placement/shares.py. Samples that can only be read a block at a time (row groups of Parquet files) are
-shuffled by blocks, and then within each `window` of consecutive blocks. So a block is read once an epoch, and few are
-held.
+both by compiler/placement/shares.py. Some samples can only be read a block at a time (row groups of Parquet files).
+They are shuffled by blocks, and then within each `window` of consecutive blocks. So a block is read once an epoch, and
+few are held.
 
 Contract: everything is a pure function of (seed, epoch, k) and the rank's place. It is the same on any machine, in any
 process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch, whatever
@@ -35,7 +35,7 @@ from dslc.runtime.data.weighted_sampler import draw
 def permutation(step: DataStep, epoch: int) -> Tensor:
     """Returns the order in which `epoch` (from 0) visits the training samples: int64, shape (visited,).
 
-    It is shared between callers and must not be written to. If there is a sampler, `prepare` has to come first.
+    It is shared between callers and must not be written to. If the job has a sampler, `prepare` must come first.
     """
     if step.parts:
         return _order_of_mixture(step, epoch)

@@ -2,10 +2,10 @@
 
 Rule: a round begins with a copy c_i of each member's weights, which a thread sums over the members. It ends with x_i <-
 x_i + (mean of c - c_i). A member copies and adds between two steps of its own. It begins a round at the first such
-moment after the last round has ended and `interval` of time has passed since the last round began. So the mean over the
-members stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed
-exactly. The number of targets that count may differ from rank to rank. Later steps wait for no sum: they divide by a
-rank's own number times the number of ranks.
+moment after the last round has ended, at least `interval` of time after that round began. So the mean over the members
+stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed exactly.
+The number of targets that count may differ from rank to rank. Later steps wait for no sum: they divide by a rank's own
+number times the number of ranks.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `AsyncModelAverageAlgorithm`.
 
@@ -19,8 +19,8 @@ freeing memory does, would wait for the late member. The late member may wait fo
 
     settle  before weights are averaged to be evaluated or saved: all ranks, after the same step, complete the rounds
             that any has begun
-    close   after the last step: a member goes on taking part, at once each time, until all of them have told in one
-            round that they are done
+    close   after the last step: a member goes on taking part, at once each time, until all of them have
+            reported in one round that they are done
 
 Contract: an error in the thread is raised in the training, before the next step. A training that fails tells the
 thread to end; if it is within a round it ends with the process, at the latest. Waits remain where ranks exchange
@@ -48,7 +48,7 @@ from dslc.runtime.exchange.exchange_groups import group_of, group_of_node
 
 
 class AsyncAverage(WeightExchange):
-    """Averages weights in a thread, every so much time."""
+    """Averages weights in a thread, each time `interval` has passed."""
 
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step, model)
@@ -146,7 +146,7 @@ class AsyncAverage(WeightExchange):
 
 
 class _Averaging(threading.Thread):
-    """Sums copies over the members, a round at a time: `messages` are then what a member has to add."""
+    """Sums copies over the members, a round at a time: `messages` are then the changes that a member adds."""
 
     def __init__(
         self,

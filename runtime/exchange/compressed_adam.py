@@ -17,9 +17,9 @@ is so as long as the last one before it. (The paper leaves corrections out: afte
 they are near 1. In Bagua's optimizer the correction of v goes on though v is frozen, so that updates grow. DeepSpeed's
 1-bit Adam asks the user for a mask of the numbers whose v is 0.)
 
-Model: what is kept is Adam's own state: `step`, `exp_avg` and `exp_avg_sq`. To keep v' while `step` grows, `exp_avg_sq`
-is multiplied by the quotient of this step's correction and the last step's. The quotient soon is 1. A checkpoint so
-fits `adam`, whose next update would be by the same v', and the other way round.
+Model: the optimizer keeps Adam's own state: `step`, `exp_avg` and `exp_avg_sq`. To keep v' while `step` grows,
+`exp_avg_sq` is multiplied by the quotient of this step's correction and the last step's. The quotient soon is 1. A
+checkpoint so fits `adam`, whose next update would be by the same v', and the other way round.
 
 Limits: a parameter without a gradient in some steps, as may be on one rank, is frozen after `alone` updates of its
 own. An update that is left out (an overflow under `fp16`, `on_nonfinite = skip`) does not count, so that v has always

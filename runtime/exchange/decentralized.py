@@ -67,6 +67,6 @@ class Decentralized(WeightExchange):
 
 
 def peer(member: int, members: int, turn: int) -> int:
-    """Returns whom a member meets in a turn, counted from 0."""
+    """Returns the peers of a member in a turn, counted from 0."""
     half = members // 2
     return half + (turn + member) % half if member < half else (member - half - turn) % half

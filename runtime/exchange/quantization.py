@@ -1,6 +1,6 @@
 """MinMaxUInt8: numbers in 8 bits between the minimum and the maximum of their row.
 
-Rule: let lo, hi = min, max of a row t, s = 255 / (hi - lo + 1e-7) and b = round(hi s) - 255. The code of a number is
+Rule: a row t has lo, hi = min, max. Let s = 255 / (hi - lo + 1e-7) and b = round(hi s) - 255. The code of a number is
 round(t s) - b, and a code stands for (code + b) / s. The steps are 1/s apart and lie on its multiples, so that 0 stays
 0; a number moves by half a step at most, and the order of numbers is kept.
 

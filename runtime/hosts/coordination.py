@@ -17,7 +17,7 @@ Model: every launcher asks its `HostGroup` what to do, a few times a second. The
 
 Contract: nothing is done in a step for this: ranks read the board of their own host, as on one host.
 
-Limits: while the coordinator is gone nobody decides.
+Limits: while the coordinator is gone no launcher decides.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HostGroup:
         self._verdict: Verdict = "go on"
 
     def look(self) -> Verdict:
-        """Takes what has arrived, and returns what this launcher has to do now."""
+        """Takes what has arrived, and returns what this launcher must do now."""
         board, group = self._board, self.group
         for node, message in group.hear():
             try:

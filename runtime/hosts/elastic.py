@@ -6,13 +6,13 @@ last start first; the rest wait at the join queue. The first meeting begins `LAS
 a later one as soon as the hosts of the last start are back, and without one that is not within `BACK` seconds.
 
 Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
-keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while. A host that
-has begun to keep a first start gives way to an earlier one. When the coordinator is lost, each of the others looks for
-a join queue at the addresses of all, which it knows from the last join reply; the next in order opens one, if it can
-lock the run directory (`claim`): the lock is what keeps two groups, which a network has parted, from both going on. A
-coordinator whose join queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A
-coordinator that was lost and came back may wait there so. A coordinator of a first start that finds the run directory
-locked waits for that, with the hosts that came to it.
+keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while. A host that has
+begun to keep a first start gives way to an earlier one. When the coordinator is lost, each of the others looks for a
+join queue at the addresses of all hosts, which the last join reply named. The next host in order opens one, if it can
+lock the run directory (`claim`). If the network parts two groups, the lock keeps them from both going on. A coordinator
+whose join queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A coordinator that
+was lost and came back may wait there so. A coordinator of a first start that finds the run directory locked waits for
+the lock, with the hosts that came to it.
 
 Contract: `meet` and `meet_again` return what this launcher then is, with the join queue if it keeps.
 
@@ -66,7 +66,7 @@ Place = tuple[str, int]
 
 class TrainingOverError(Exception):
     """The training has ended after `steps` steps, or was `stopped` after them, and this host had no part in the end of
-    it; `host` knows more. Without these nobody has said so.
+    it; `host` knows more. Without these no host has reported it.
     """
 
     def __init__(self, steps: int = 0, host: str = "", *, stopped: bool = False) -> None:

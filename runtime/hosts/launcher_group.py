@@ -7,7 +7,7 @@ message. From then on every launcher has a `LauncherGroup`: the coordinator a co
 one to the coordinator.
 
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
-places and meet at a `Endpoint`, which the one of rank 0 opens.
+places and meet at a `Endpoint`, which the launcher of rank 0 opens.
 
 Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new
 connections. They then have a new port for the store. A host that was lost may come back meanwhile: its launcher, which
@@ -23,7 +23,7 @@ once, or, if hosts may come back, when no host was lost for a while. A launcher 
 (connection.py).
 
 Limits: if the training is not elastic, a fixed number of hosts, and a coordinator at a fixed address: while it is gone
-nobody goes on.
+no host goes on.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Rendezvous:
 @dataclass(frozen=True, kw_only=True)
 class RendezvousResult:
     """The result of a meeting: this launcher's node, all machines, the connections by node, and the store's address;
-    the number of this start of the ranks, and the run directory of the one before.
+    the number of this start of the ranks, and the run directory of the previous start.
     """
 
     node: int
@@ -407,7 +407,7 @@ class LateJoiners:
         return [(connection, join_request) for connection, (join_request, _) in arrived.items()]
 
     def _why(self, join_request: Message, hosts: Sequence[str], waited: float) -> str:
-        """Returns why a host has to leave; "" if it may find a place yet."""
+        """Returns why a host must leave; "" if it may find a place yet."""
         if _difference(self._rendezvous, ["", ""], [self._rendezvous.facts, join_request["facts"]]) is not None:
             return (
                 f"another training meets at {self._rendezvous.address}, that of {' and '.join(hosts)}, and "
@@ -567,7 +567,7 @@ class WaitReporter:
         self._next = self._began + _SAY[0]
 
     def turn_to(self, what: str, help: str) -> None:
-        """Waits for something else from now on, and says so at once."""
+        """Waits for something else from now on, and reports it at once."""
         if what != self.what:
             self.what, self.why, self.help, self._next = what, "", help, time.monotonic()
 

@@ -8,10 +8,10 @@ as a checkpoint or as weights: the training ends instead. `continue` checks noth
 When `stop` finds a loss, without a new wait of the host:
 
     on CPUs    whose ranks share one board, in the step itself: the loss is in the host's memory. The rank that has it
-               writes the step on the board before its backward pass, and the other ranks read that after the exchange
-               of gradients, to which it contributed later: all of them end before the same update.
+               writes the step on the board before its backward pass. The other ranks read the board after the exchange
+               of gradients, to which the rank contributed later. So all of them end before the same update.
     else       in the next step that is logged, before its update, where the ranks exchange the loss anyway. By then
-               parameters may have become not finite: the first of these is named. So it is on CPUs, too, if each rank
+               parameters may have become not finite: the first of these is named. The same holds on CPUs if each rank
                has a gradient of its own (exchange/), as nothing then holds a rank up in each step.
 
 Gradients are checked when their norm is known (`clip`, on CPUs) and before an update that is saved; parameters before

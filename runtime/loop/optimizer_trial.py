@@ -5,8 +5,9 @@ cannot run there, on numbers. Then a few parameters of the model, made smaller, 
 gradients: all at once and each alone, whole and in rows and columns, from one seed and another, and with a checkpoint
 between two steps. Updates that agree to `CLOSE` of the largest are the same.
 
-Contract: `try_out` raises as the user's code does, and OptimizerError for what is no optimizer. A parameter whose
-smaller copy is kept otherwise (a quantised state of large parameters alone) is tried whole, if it is not too large.
+Contract: `try_out` raises as the user's code does, and OptimizerError for an object that is no optimizer. A parameter
+whose smaller copy is kept otherwise (a quantised state of large parameters alone) is tried whole, if it is not too
+large.
 
 Limits: temporary tensors of an update that torch compiles, or that works on all parameters at once on GPUs alone, are
 not counted. An optimizer that treats parameters otherwise from a size on, and keeps the same for them, is not seen to.

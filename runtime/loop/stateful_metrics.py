@@ -1,8 +1,8 @@
 """Metrics that keep states: of the `torchmetrics` library, and a user's own.
 
 Model: each rank that has outputs makes its own object and updates it with its batches. At the end rank 0 gathers the
-states and puts them together into a new object, in the order of the ranks, which is the order of the samples. It shares
-the result with all ranks.
+states and puts them together into a new object. Their order is the order of the ranks, and so of the samples. Rank 0
+shares the result with all ranks.
 
 Contract: exact over the split on any number of ranks where the states say truly how they add up; `try_out` puts that
 to the test. Every rank gets the same result; nan where there was nothing to count.
@@ -60,7 +60,7 @@ def keeps(step: MetricStep) -> bool:
 
 
 def preload(steps: Sequence[MetricStep]) -> None:
-    """Imports, in the launcher, the library that each rank would have to import (1.2 s)."""
+    """Imports, in the launcher, the library that each rank would otherwise import (1.2 s)."""
     if any(step.torchmetrics for step in steps):
         let_torchvision_load()  # which it imports
         import torchmetrics  # noqa: F401
@@ -85,7 +85,7 @@ class StatefulMetric:
             self._object.update(wide_tensors(output), target)
 
     def states(self) -> tuple[Settings, States] | None:
-        """Returns what it has counted, in the host's memory; None if nothing."""
+        """Returns its states so far, in the host's memory; None if nothing."""
         if self._object is None:
             return None
         with mark_errors(self._line):

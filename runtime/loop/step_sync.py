@@ -25,8 +25,7 @@ from dslc.runtime.step.assemble import TrainingComponents
 
 class StepReduction:
     """The knowledge that all ranks share of a step: whether they leave after it (`stopped`). Of a logged step also the
-    mean loss over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of the guards'
-    numbers.
+    mean loss over the global batch, and the sum of the guards' numbers. `late`: a checkpoint is due by rank 0's clock.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ def _compare_read(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered
 
 
 def _compare_again(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered]) -> None:
-    """Reads samples that differ several times, and raises RanksDifferError for what is not drawn anew each time."""
+    """Reads samples that differ several times, and raises RanksDifferError for parts not drawn anew each time."""
     reads = [_leaf_digests(job, place, [each] * READS)[0] for each in numbered]
     of_all: list[Any] = [None] * job.world_size
     dist.all_gather_object(of_all, reads)

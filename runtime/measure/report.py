@@ -8,20 +8,20 @@ Contract: report.json is written by every run that trained to its end or was sto
     version     1
     plan        the plan's hash
     steps       {planned, done}
-    step_time   {predicted, measured}, seconds; measured: the median over the logged steps after the first, without
-                evaluation, but with the delay of a checkpoint in between
+    step_time   {predicted, measured}, seconds; measured: the median over the logged steps after the first. It
+                excludes evaluation, and includes the delay of a checkpoint in between
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
-                        `when` the peak is, in words; the predicted figures are those of the rank that holds most
+                        `when` the peak is, in words; the predicted figures are of the rank that holds most
                         among its like, without what torch's allocator does not see; `measured` is null without
                         --profile. Of a GPU, whose allocator knows no kinds, `others` stands for gradients,
                         activations, communication and what cuBLAS works in
         process         {resident} or {resident, allocated, reserved}: peaks of the whole process and of its GPU, bytes
         collectives     [{operation, predicted: {count, bytes}, measured: {count, bytes}}] of one step; `measured` is
                         null without --profile. Of an optimizer with a closure: one evaluation, the first
-        recorded        the steps whose collectives were recorded; the predicted ones are those of the first
-        steady          whether all of these had the same collectives; those shown are the first one's
+        recorded        the steps whose collectives were recorded; the predictions are of the first of them
+        steady          whether all of these had the same collectives; the first step's are shown
         checkpoints     {saved, stall}: how many it wrote, and for how many seconds (the median) each held it up
 
 An unknown figure is null: step times of hardware without a catalogue entry, all predictions for a model that was not

@@ -119,8 +119,8 @@ def build_transformers(step: TransformersStep) -> nn.Module:
 
 
 def save_configuration(step: TransformersStep, folder: str) -> dict[str, tuple[int, ...]]:
-    """Writes into `folder` what `from_pretrained` needs beside the weights, and returns the tensors that these have to
-    hold: the configuration, and the tokenizer's files if the model's own is a folder with them.
+    """Writes into `folder` what `from_pretrained` needs beside the weights: the configuration, and the tokenizer's
+    files if the model's own is a folder with them. Returns the tensors that the weights must hold.
 
     Raises TransformersError and OSError.
     """

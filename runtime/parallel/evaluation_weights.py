@@ -1,4 +1,4 @@
-"""The weights that a user's optimizer evaluates, where those are others than the weights that it trains.
+"""The weights that a user's optimizer evaluates, where they differ from the weights that it trains.
 
 Model: an optimizer with `train()` and `eval()`, as schedule-free ones have (Defazio et al. 2024, arXiv:2405.15682),
 keeps the parameters at one point while it trains, and puts another into them in `eval()`. It trains from the first

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class mark_errors(contextlib.ContextDecorator):
-    """Marks exceptions with a line of the job, and with what is at work, as a `with` statement or a decorator. Empty
+    """Marks exceptions with a line of the job, and with the part at work, as a `with` statement or a decorator. Empty
     text marks nothing.
     """
 
@@ -52,7 +52,7 @@ def mark_line(error: BaseException, line: str) -> None:
 
 
 def mark_during(error: BaseException, during_what: str) -> None:
-    """Marks an exception with what is at work, in place of what an inner block has marked it with."""
+    """Marks an exception with the part at work, in place of the mark of an inner block."""
     with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
         setattr(error, _DURING, during_what)
 

@@ -65,7 +65,7 @@ class Watch:
         self.interval = LOOKS[self._fancy]
 
     def look(self) -> None:
-        """Shows what is new. Called often; costs some microseconds if nothing is new."""
+        """Shows new records and notes. Called often; costs some microseconds if nothing is new."""
         for line in self._notes.new():
             with self._screened():
                 self._say(readable(line.rstrip()))

@@ -154,7 +154,7 @@ def is_asked_to_stop(run_dir: str) -> bool:
 
 
 def begin(run_dir: str, steps: int) -> None:
-    """Says that a run starts, or starts again, in a folder, and forgets what was asked of the one before."""
+    """Says that a run starts, or starts again, in a folder, and forgets the requests to the previous run."""
     before = read_status(run_dir)
     again = before is not None and before.state == "restarting"
     if not again:

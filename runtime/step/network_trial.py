@@ -299,7 +299,7 @@ class NetworkTrial:
         return model
 
     def _count_further(self, one: Pass, passes: list[Pass], counted: Sequence[str]) -> None:
-        """Adds passes in which the buffers that count calls have gone on, as after more steps."""
+        """Adds passes with higher call counters in the buffers, as after more steps."""
         first = dict(self.model.named_buffers())
         numbers = {n: (first[n].item(), one.buffers[n].item()) for n in counted if n in first and first[n].numel() == 1}
         for jump in _JUMPS[:-1] if numbers else ():

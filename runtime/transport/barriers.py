@@ -4,8 +4,8 @@ Model: a gate is a pipe, made before the ranks are forked. Nothing is written to
 process could write any more. A process that ends thus counts like one that has spoken, and none can end holding a lock.
 
 Contract: a rank calls `begin` first; `tell` when it has finished its work or cannot go on; and then `part`, which
-returns when all have finished. A rank that left earlier would close its connections while another may still have to
-read from them.
+returns when all have finished. A rank that left earlier would close its connections while another rank may still need
+to read from them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Model: a pickle may name any function of any module and have it called. Torch makes a rank read two kinds of pickle. One
 is the `.metadata` of a checkpoint, which anyone who can write to its folder may have forged. The other are the objects
-that ranks send one another, over connections without a password (`all_gather_object` and its like, which distributed
-checkpoints use for their plans). `PlainUnpickler` reads both. It resolves only the names listed here: plain values,
+that ranks send one another, over connections without a password: `all_gather_object` and its like, which distributed
+checkpoints use for their plans. `PlainUnpickler` reads both. It resolves only the names listed here: plain values,
 exceptions of Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
 (https://docs.python.org/3/library/pickle.html#restricting-globals).
 
