@@ -262,7 +262,7 @@ class Checkpoints:
         return self._step.seconds > 0 and time.monotonic() - self._last >= self._step.seconds
 
     def due(self, step: int, asked: bool) -> bool:
-        """True if a checkpoint is due after `step`; `asked`: for a reason that all ranks know, such as rank 0's clock."""
+        """True if a checkpoint is due after `step`; `asked`: for a reason that all ranks know (rank 0's clock)."""
         every = self._step.every
         return self.on and (asked or step == self._job.steps or (every > 0 and step % every == 0))
 

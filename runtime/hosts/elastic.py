@@ -8,11 +8,11 @@ a later one as soon as the hosts of the last start are back, and without one tha
 Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
 keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while. A host that has
 begun to keep a first start gives way to an earlier one. When the coordinator is lost, each of the others looks for a
-join queue at the addresses of all hosts, which the last join reply named. The next host in order opens one, if it can
-lock the run directory (`claim`). If the network parts two groups, the lock keeps them from both going on. A coordinator
-whose join queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A coordinator that
-was lost and came back may wait there so. A coordinator of a first start that finds the run directory locked waits for
-the lock, with the hosts that came to it.
+join queue at the addresses of all hosts (in the last join reply). The next host in order opens one, if it can lock the
+run directory (`claim`). If the network parts two groups, the lock keeps them from both going on. A coordinator whose
+join queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A coordinator that was
+lost and came back may wait there so. A coordinator of a first start that finds the run directory locked waits for the
+lock, with the hosts that came to it.
 
 Contract: `meet` and `meet_again` return what this launcher then is, with the join queue if it keeps.
 

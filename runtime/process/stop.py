@@ -11,7 +11,7 @@ than `SECOND` seconds after the first, ends the training at once.
 
 Why all ranks leave after the same step. Rank 0 reads the request before it begins step s. If there is one it writes
 `stop_at = s` (once) and only then works on step s. Each rank compares `stop_at` with its own step at the end of a step.
-- At the end of step s a rank has completed the exchange of gradients of step s, to which rank 0 contributed after its
+- At the end of step s a rank has completed the exchange of gradients of step s. Rank 0 contributed to it after its
   write: the rank finds `stop_at = s` and leaves.
 - At the end of a step before s it finds 0 or s; neither is its own step: it goes on.
 This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step,
