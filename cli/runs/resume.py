@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dslc.compiler.facts.checkpoint_names import checkpoint_folder
 from dslc.compiler.graph.constants import data_step, optimizer_step
 from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.rules.analysis import Analysis
@@ -27,7 +28,6 @@ from dslc.runtime.checkpoint.files import (
     Manifest,
     checkpoints_in,
     damage,
-    is_checkpoint,
     look,
     misfitting_tensors,
     same_state,
@@ -71,8 +71,7 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
 
 def _paths(place: str) -> list[str]:
     """Returns the checkpoints in a place, the newest first: in a folder of them, or in a run directory."""
-    place = os.path.expanduser(place)
-    return checkpoints_in(place) or ([] if is_checkpoint(place) else checkpoints_in(os.path.join(place, "checkpoints")))
+    return checkpoints_in(checkpoint_folder(os.path.expanduser(place)))
 
 
 def _candidate(path: str, analysis: Analysis) -> _Candidate:

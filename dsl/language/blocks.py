@@ -332,7 +332,10 @@ class CheckpointSpec(Block):
     asynchronous: bool = arg(Bool(), "training continues while it is written", default=True)
     dir: str | None = arg(Path("write"), "where", default=None, shown="<run>/checkpoints")
     resume: str | None = arg(
-        either(word("auto"), Path("read")), "from the newest, or from this one", default=None, shown="none"
+        either(word("auto"), Path("read")),
+        "from the newest, or from a checkpoint, a folder of them or a run directory",
+        default=None,
+        shown="none",
     )
 
     @property

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.facts.checkpoint_names import name_of
+from dslc.compiler.facts.checkpoint_names import checkpoint_folder, name_of
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
@@ -132,10 +132,10 @@ class Checkpoints:
         if self._step.resume == "none" and not self._again:
             return Start()
         own = self._again or self._step.resume == "auto"
-        asked = self._folder if own else self._step.resume
+        asked = self._folder if own else checkpoint_folder(self._step.resume)
         choice, found = self._choose(asked)
         if own and choice.taken is None and self._step.resume not in ("none", "auto"):
-            own, asked = False, self._step.resume
+            own, asked = False, checkpoint_folder(self._step.resume)
             choice, found = self._choose(asked)
         self._tell(choice, asked)
         taken = choice.taken

@@ -29,6 +29,7 @@ from dslc.runtime.process.user_code import load_function
 from dslc.runtime.technique import dynamo
 
 NAMED = "named_parameters"  # the first argument of a function that takes names
+CLOSURE = "closure"  # the argument of `step` that evaluates the loss
 RATES = ("lr", "initial_lr")  # entries of a group that the schedule sets
 
 Group = tuple[list[tuple[str, Tensor]], bool]  # tensors with their names; true if they do not decay
@@ -75,7 +76,19 @@ def has_modes(optimizer: Any) -> bool:
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """True if `step` has an argument without a default, as LBFGS's has."""
     parameters = inspect.signature(optimizer.step).parameters.values()
-    return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
+    return any(
+        each.default is each.empty
+        and (each.kind is each.POSITIONAL_OR_KEYWORD or (each.kind is each.KEYWORD_ONLY and each.name == CLOSURE))
+        for each in parameters
+    )
+
+
+def _closure_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
+    """Returns the `step` of an optimizer that evaluates the loss: its closure may be an argument by name alone."""
+    closure = inspect.signature(optimizer.step).parameters.get(CLOSURE)
+    if closure is not None and closure.kind is closure.KEYWORD_ONLY:
+        return lambda closure: optimizer.step(closure=closure)
+    return optimizer.step
 
 
 def _takes_names(function: Callable[..., Any]) -> bool:
@@ -121,7 +134,7 @@ class OwnOptimizer(torch.optim.Optimizer):
         self.needs_closure = self.own is not None and (step.closure or needs_closure(self.own))
         if self.own is not None:
             self.state = self.own.state
-            self._update = self.own.step if self.needs_closure else _step_of(self.own)
+            self._update = _closure_step(self.own) if self.needs_closure else _step_of(self.own)
 
     @property
     def has_modes(self) -> bool:

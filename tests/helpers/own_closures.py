@@ -88,6 +88,23 @@ class SamWithDefault(Sam):
         return super().step(closure)
 
 
+class SamByName(Sam):
+    """The same, with a closure that is given by name alone."""
+
+    @torch.no_grad()
+    def step(self, *, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+        return super().step(closure)
+
+
+class SamByNameWithDefault(Sam):
+    """The same, with a default that it does not do without."""
+
+    @torch.no_grad()
+    def step(self, *, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
+        assert closure is not None, "it needs a closure"
+        return super().step(closure)
+
+
 class GradientsFirst(torch.optim.SGD):
     """Uses the gradients of a backward pass that the loop has done before."""
 

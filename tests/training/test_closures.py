@@ -73,7 +73,7 @@ def by_hand(optimizer: str, clip: float = math.inf) -> ByHand:
 
     for _ in range(5):
         evaluations: list[float] = []
-        made.step(torch.enable_grad()(closure))  # type: ignore[arg-type]
+        made.step(closure=torch.enable_grad()(closure))  # type: ignore[arg-type]
         losses.append(evaluations[0])
     return ByHand(losses, norms, [parameter.detach() for parameter in model.parameters()])
 
@@ -87,6 +87,7 @@ def by_hand(optimizer: str, clip: float = math.inf) -> ByHand:
         (SEARCH, ("parallelism.microbatches=2",)),
         (SAM.replace("Sam", "SamWithDefault"), TWO_BY_TWO),
         (SAM, (*TWO, 'model.network=python("own_closures:wide_net")')),
+        (SAM.replace("Sam", "SamByName"), TWO),
         pytest.param(SAM, TWO_BY_TWO, marks=pytest.mark.long),
         pytest.param(PLAIN, TWO_BY_TWO, marks=pytest.mark.long),
         pytest.param(SAM, (), marks=pytest.mark.long),

@@ -231,3 +231,25 @@ def test_a_resume_says_that_the_schedule_is_another(
     again = ready(job, *given, *more)
     shown = train(launcher, tmp_path / "run", again.program, again.places).shown
     assert ("the learning rate of" in shown) == bool(words) and words in shown
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_directory_gives_its_last_good_checkpoint(launcher: Launcher, tmp_path: Path, damaged: bool) -> None:
+    job = tmp_path / "made.plt"
+    job.write_text(CONVNET)
+    given = ("devices.cpus=1", "checkpoint.every=2 steps", "train.steps=4")
+    first = ready(job, *given)
+    train(launcher, tmp_path / "run", first.program, first.places)
+    newest = Path(checkpoints_in(str(tmp_path / "run" / "checkpoints"))[0])
+    if damaged:
+        (newest / next(iter(read_manifest(str(newest)).files))).write_bytes(b"")
+    again = ready(job, *given, "train.steps=5", f'checkpoint.resume="{tmp_path / "run"}"')
+    shown = train(launcher, tmp_path / "other", again.program, again.places).shown
+    assert f"resumes after step {2 if damaged else 4}, from " in shown
+
+
+def test_a_run_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "made.plt").write_text(CONVNET)
+    with pytest.raises(AssertionError, match=r"there is no checkpoint to resume from: .*run holds none"):
+        ready(tmp_path / "made.plt", f'checkpoint.resume="{tmp_path / "run"}"')

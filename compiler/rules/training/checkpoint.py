@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dslc.compiler.facts.checkpoint_names import MANIFEST, names_in
+from dslc.compiler.facts.checkpoint_names import MANIFEST, checkpoint_folder, names_in
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Slurm
 from dslc.dsl.language.job import JobSpec
@@ -34,7 +34,7 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
                 "W0812",
                 f"there is no checkpoint to resume from: {missing}",
                 checkpoint.at("resume"),
-                help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
+                help="a checkpoint (`step-00000050`), a folder that holds some, a run directory, or `auto`",
             )
     call = job.launch.with_
     if isinstance(call, Slurm) and call.time is not None and not checkpoint.is_enabled:
@@ -58,7 +58,8 @@ def _missing(path: str) -> str:
         return f"{path} does not exist"
     if not os.path.isdir(path):
         return f"{path} is not a folder"
-    if not os.path.exists(os.path.join(path, MANIFEST)) and not _checkpoints_in(path):
+    folder = checkpoint_folder(path)
+    if not os.path.exists(os.path.join(folder, MANIFEST)) and not _checkpoints_in(folder):
         return f"{path} holds none"
     return ""
 

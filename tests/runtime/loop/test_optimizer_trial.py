@@ -81,6 +81,7 @@ def test_one_with_a_closure_may_keep_tensors_like_its_parameters() -> None:
     assert set(map(str, bytes_of(facts).values())) == {"{'momentum_buffer': ('like', 4), 'old': ('like', 4)}"}
     assert facts.closure and not facts.unkept and not tried("Lion").closure
     assert tried("own_closures:SamWithDefault") == facts, "by a step without one, which fails"
+    assert tried("own_closures:SamByName") == tried("own_closures:SamByNameWithDefault") == facts
 
 
 def test_without_a_model_it_is_tried_on_some_shapes() -> None:
