@@ -276,7 +276,8 @@ class _TrainingRun:
         if self._records is not None:
             self._records.close()
         with self._averaged():
-            weights.save_weights(parts.plain, self._run_dir, writes=self._place.rank == 0, pipeline=parts.pipeline)
+            if self._job.observation is None:  # an observed training keeps its own, also of float64
+                weights.save_weights(parts.plain, self._run_dir, writes=self._place.rank == 0, pipeline=parts.pipeline)
         self._checkpoints.finish()
         if step == job.steps:
             return TrainingResult(steps=step)

@@ -16,6 +16,7 @@ from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
+from dslc.dsl.words import shorten_list
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.probe.gpus import gpus_here
@@ -159,8 +160,10 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     if noise and noisy(alone) and plan.program.precision.dtype == "float32":
         again = _train_with_other_rounding(one, steps, folder)
         rounding = rounding_of(alone, again, NOISE)
+    low_parameters = alone.low_parameters
+    low = False  # judged as a training in 16 bits
     while True:
-        verdict = compare(plan.program, under_plan, alone, by_nature, rounding or Rounding())
+        verdict = compare(plan.program, under_plan, alone, by_nature, rounding or Rounding(), low=low)
         if verdict.findings[3].status == "holds" and saved:
             taken = os.path.join(folder, "plan", "checkpoints", name_of(saved))
             gone_on = _observed(one.program, steps, CheckpointStep(resume=taken))
@@ -168,13 +171,16 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
             resumed = resumed or _train(one, gone_on, os.path.join(folder, "resumed"), what)
             if not resumed:
                 return TRAINING_FAILED
-            compare_resumed(plan.program, resumed, alone, saved, verdict, rounding or Rounding())
-        if rounding or not verdict.only_numbers or plan.program.precision.dtype != "float32":
+            compare_resumed(plan.program, resumed, alone, saved, verdict, rounding or Rounding(), low=low)
+        if rounding or low or not verdict.only_numbers or plan.program.precision.dtype != "float32":
             break
         wide = None if noise else _in_float64(plan, one, by_nature, steps, folder)
-        if wide is not None:
+        if wide is not None and not (wide.broken_invariants and low_parameters):
             verdict = wide
             break
+        if low_parameters:
+            low = True
+            continue
         again = _train_with_other_rounding(one, steps, folder)
         rounding = rounding_of(alone, again)
     if rounding and noise:
@@ -193,6 +199,11 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     if model is not None and model.noise and not noise and (draws is None or "Dropout" in draws.kind):
         verdict.notes.append(
             "dropout is switched off in both trainings, as no two ranks draw the same: `--noise` keeps it"
+        )
+    if low:
+        verdict.notes.append(
+            f"{shorten_list([f'`{name}`' for name in low_parameters])} have 16 bits, and the network rounds to them: "
+            "differences are allowed as in a training with `precision = bf16`"
         )
     plain = _held_plain(one, alone, steps, folder)
     if plain is None:
@@ -257,9 +268,11 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
         wide = train("one process in float64", quiet=True, exact=True)
         plain = wide and train("plain loop in float64", quiet=True, exact=True, plain=True)
         if wide and plain:
-            return compare_plain(program, wide, plain, exact=True)
+            finding = compare_plain(program, wide, plain, exact=True)
+            if not (finding.has_violation and alone.low_parameters):
+                return finding
     plain = train("plain loop", plain=True)
-    return compare_plain(program, alone, plain, exact=False) if plain else None
+    return compare_plain(program, alone, plain, exact=False, low=bool(alone.low_parameters)) if plain else None
 
 
 def _train_with_other_rounding(one: Ready, steps: int, folder: str) -> list[Observation]:

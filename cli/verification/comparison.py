@@ -31,6 +31,9 @@ With noise kept on (`--noise`) no two ranks draw the same. The difference betwee
 orders of samples, and so other noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another
 size. The plain loop draws what the one process draws.
 
+A network with parameters in 16 bits is compared as above first. If the numbers differ, and it cannot be trained in
+float64 or rounds there too, the tolerances of bf16 and fp16 hold, and a note names the parameters.
+
 Limits: noise that remains when dropout is off, statistics per rank or per micro-batch, and steps that fp16 skips in one
 training alone, differ by nature: results that depend on them are shown, with the reason, and not judged.
 """
@@ -167,9 +170,9 @@ def rounding_of(one: Observation, others: Sequence[Observation], times: float = 
 EXACT = Tolerance(loss=1e-9, norm=1e-9, parameter=1e-9)  # for two trainings in float64
 
 
-def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
-    """Returns the tolerance of the table above; `rates` are the learning rates of the steps."""
-    if job.precision.dtype != "float32":
+def tolerance_of(job: JobProgram, rates: Sequence[float], *, low: bool = False) -> Tolerance:
+    """Returns the tolerance of the table above; `rates` are the learning rates of the steps, `low`: as of 16 bits."""
+    if job.precision.dtype != "float32" or low:
         return Tolerance(loss=2e-2, norm=5e-2, parameter=None, way=0.2)
     declared = PythonOptimizer if job.optimizer.python else torch_optimizer(job.optimizer.kind)
     rounding, way = declared.rounding, sum(rates)
@@ -187,9 +190,10 @@ def compare(
     rounding: Rounding = Rounding(),
     *,
     exact: bool = False,
+    low: bool = False,
 ) -> Verdict:
     """Compares the two trainings. `job` is the plan's program; `by_nature` are known reasons for differences; `exact`:
-    both are in float64.
+    both are in float64; `low`: the network computes in 16 bits.
     """
     verdict = Verdict(rows=_rows(plan, one), notes=list(by_nature))
     samples, start, scale, state = verdict.findings
@@ -205,7 +209,7 @@ def compare(
         reason = "the inputs of the steps differ"
     elif verdict.notes:
         reason = "it is expected to differ: see below"
-    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in one.ranks[0]])
+    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in one.ranks[0]], low=low)
     _count(plan, one, scale)
     if reason:
         _leave(scale, reason)
@@ -224,15 +228,16 @@ def noisy(seen: Observation) -> bool:
     return any(each.noise for steps in seen.ranks for each in steps)
 
 
-def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exact: bool) -> Finding:
-    """Compares the training of one process with that of the plain loop; `exact`: both in float64.
+def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exact: bool, low: bool = False) -> Finding:
+    """Compares the training of one process with that of the plain loop; `exact`: both in float64; `low`: the network
+    computes in 16 bits.
 
     In the first step, where they begin alike, the first difference names the fault: the rate, the loss, the norm of the
     gradient or, if these agree, the update.
     """
     finding = Finding()
     _start(one, plain, finding)
-    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in plain.ranks[0]])
+    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in plain.ranks[0]], low=low)
     for ours, theirs in zip(one.ranks[0], plain.ranks[0], strict=True):
         _step_of_plain(job, ours, theirs, tolerance, finding)
         if exact and not finding.has_violation and ours.step == 1:
@@ -242,7 +247,7 @@ def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exac
     finding.texts = []
     _state(one, plain, tolerance, Rounding(), finding, "")
     if not finding.has_violation:
-        how = "both in float64: " if exact else ""
+        how = "both in float64: " if exact else "as the network rounds to 16 bits: " if low else ""
         finding.texts.insert(
             0, f"{how}learning rates, losses and norms of {plural(len(one.ranks[0]), 'step')} are the plain loop's"
         )
@@ -289,6 +294,7 @@ def compare_resumed(
     rounding: Rounding = Rounding(),
     *,
     exact: bool = False,
+    low: bool = False,
 ) -> None:
     """Adds to the fourth invariant the result of resuming in one process from the plan's checkpoint of `step`."""
     finding = verdict.findings[3]
@@ -296,7 +302,7 @@ def compare_resumed(
     if [seen.samples for seen in resumed.ranks[0]] != [seen.samples for seen in later]:
         finding.breaks(f"resumed from the checkpoint of step {step}, the samples are not the next ones")
         return
-    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in one.ranks[0]])
+    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in one.ranks[0]], low=low)
     for theirs, ours in zip(resumed.ranks[0], later, strict=True):
         losses = theirs.total / max(1.0, theirs.number), ours.total / max(1.0, ours.number)
         allowed = max(tolerance.loss, rounding.loss(ours.step))

@@ -97,6 +97,7 @@ class _Account:
         self._units = staging.units if self._sharding.engine == "fsdp" else ()
         self._samples = staging.workload.microbatch / layout.sizes["context"]
         self._samples_of_a_step = staging.workload.share
+        self._steps = staging.workload.steps
         mine = staging.stages_of(pipeline)
         self._ends = mine[-1] == len(stages) - 1  # the rank has the last stage, and the loss
         again = set(recomputed(job, model))
@@ -377,9 +378,10 @@ class _Account:
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes(), phase="point")
         exchange = self._sharding.exchange
         if exchange is not None and self._sharding.engine != "fsdp":
-            gradients = self._engine(last).update() if exchange.agrees is not Payload.WEIGHTS else 0
-            passing = passing_bytes(exchange, self._exchanged)
-            self._stop("exchange", None, gradients, passing, 0, phase="point")
+            if self._steps is None or exchange.first_step <= self._steps:
+                gradients = self._engine(last).update() if exchange.agrees is not Payload.WEIGHTS else 0
+                passing = passing_bytes(exchange, self._exchanged)
+                self._stop("exchange", None, gradients, passing, 0, phase="point")
             if summed := summed_bytes(exchange, self._exchanged):
                 gradients = self._engine(last).update()
                 self._stop("exact sum of gradients", None, gradients, summed, 0, phase="point")

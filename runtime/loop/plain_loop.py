@@ -36,6 +36,7 @@ from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.stepper import StepResult
+from dslc.runtime.technique.precision import widen_model
 
 MeanLoss = Callable[[Any, Any], Tensor]
 
@@ -49,7 +50,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     documents.apply(job.model.documents, model)
     model.train()
     if job.observation is not None and job.observation.exact:
-        model.double()  # before an optimizer makes its state
+        widen_model(model)  # before an optimizer makes its state
     optimizer = _optimizer(job.optimizer, model)
     scheduler = _scheduler(job.learning_rate, optimizer)
     work = _step(job, model, optimizer, device)

@@ -156,11 +156,14 @@ class Observer:
             if is_permuted(name):
                 local = as_named(name, tensor.full_tensor())  # type: ignore[attr-defined]
                 part = tuple(slice(0, size) for size in local.shape)
+            if local.is_complex():
+                local = torch.view_as_real(local.resolve_conj())
             wide = local.cpu().to(kept) if local.is_floating_point() else local.cpu()
             found[name] = wide.clone(memory_format=torch.contiguous_format)
             places[name] = [(each.start, each.stop) for each in part]
         parameters = [name for name, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter)]
-        told = {"parts": json.dumps(places), "parameters": json.dumps(parameters)}
+        low = [name for name in parameters if self._tensors[name].dtype in (torch.bfloat16, torch.float16)]
+        told = {"parts": json.dumps(places), "parameters": json.dumps(parameters), "low": json.dumps(low)}
         save_file(found, _tensor_file(self._folder, when, self._place.rank), told)
 
 
@@ -169,6 +172,8 @@ def _tensor_file(folder: str, when: str, rank: int) -> str:
 
 
 def _wide(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
@@ -216,11 +221,19 @@ class Observation:
             told = json.load(file)
         return tuple(from_json(StepObservation, each) for each in told)
 
+    @property
+    def low_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters of 16 bits."""
+        return tuple(sorted({name for rank in range(len(self.ranks)) for name in self._file("start", rank).low}))
+
+    def _file(self, when: str, rank: int) -> _Tensors:
+        return _Tensors(_tensor_file(self._folder, when, rank))
+
     def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
         """Returns by name, of `start`, `first` or `end`: the part that `rank` holds, its place in the whole, and
         whether it is a parameter.
         """
-        return _Tensors(_tensor_file(self._folder, when, rank))
+        return self._file(when, rank)
 
 
 class _Tensors(Mapping[str, tuple[Part, Array, bool]]):
@@ -232,6 +245,7 @@ class _Tensors(Mapping[str, tuple[Part, Array, bool]]):
         self._file: Any = safe_open(path, framework="np")
         told: dict[str, str] = self._file.metadata()  # type: ignore[no-untyped-call]
         self._parts, self._parameters = json.loads(told["parts"]), set(json.loads(told["parameters"]))
+        self.low: list[str] = json.loads(told.get("low", "[]"))
 
     def __getitem__(self, name: str) -> tuple[Part, Array, bool]:
         part = tuple(slice(start, stop) for start, stop in self._parts[name])

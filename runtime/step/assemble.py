@@ -28,7 +28,7 @@ from dslc.runtime.pipeline.recording import SMALL
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute
 from dslc.runtime.technique.ema import Average, WeightsInPlace
-from dslc.runtime.technique.precision import grad_scaler
+from dslc.runtime.technique.precision import grad_scaler, widen_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _widen(job: JobProgram, model: nn.Module) -> None:
     """Makes a model float64 where its training is compared without rounding, before anything is laid out for it."""
     if job.observation is not None and job.observation.exact:
         assert job.pipeline is None and job.precision.dtype == "float32", "stages send float32"
-        model.double()
+        widen_model(model)
 
 
 def _engine(job: JobProgram, model: nn.Module, device: torch.device, stages: Sequence[nn.Module] = ()) -> Engine:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslc.compiler.ir.program import PrecisionStep
 from dslc.compiler.trace.private_torch import unscale_all
@@ -101,3 +101,11 @@ class StepSkipper(torch.amp.GradScaler):
 
 class _MultiAxisStepSkipper(StepSkipper, _MultiAxisScaler):
     """Skips steps over several axes."""
+
+
+def widen_model(model: nn.Module) -> None:
+    """Makes the parameters and buffers of a model float64, and complex ones complex128."""
+    model.double()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_complex():
+            tensor.data = tensor.data.to(torch.complex128)

@@ -347,6 +347,39 @@ def test_what_a_network_amplifies_is_compared_in_float64(tmp_path: Path, setting
     assert "note: both were trained in float64" in run.stdout
 
 
+OF_16_BITS = {
+    "net": "self.low = nn.Linear(6, 6).to(torch.bfloat16)",
+    "forward": "x = self.low(x.to(torch.bfloat16)).float()",
+}
+COMPLEX = {
+    "net": "self.turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))",
+    "forward": "x = torch.view_as_real(torch.view_as_complex(x.unflatten(1, (3, 2))) * self.turn).flatten(1)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (OF_16_BITS, "`low.bias`, `low.weight` have 16 bits, and the network rounds to them"),
+        (COMPLEX, "both in float64: learning rates, losses"),
+        pytest.param(
+            {**COMPLEX, "loss": "each = each * (1 + 1e-4 * len(each))"}, "same scale broken", marks=pytest.mark.long
+        ),
+        pytest.param(
+            {**OF_16_BITS, "loss": 'each = each * (1.2 if os.environ.get("RANK") == "1" else 1)'},
+            "same scale broken",
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["16 bits", "complex", "a fault beside complex", "a fault beside 16 bits"],
+)
+def test_parameters_of_another_precision(tmp_path: Path, broken: dict[str, str], words: str) -> None:
+    run = verify(tmp_path, JOB.replace("sgd(lr = 0.1, momentum = 0.9)", "adamw(lr = 1e-2)"), "--steps=4", **broken)
+    assert run.returncode == ("broken" in words), run.stdout + run.stderr
+    assert words in run.stdout and "ComplexWarning" not in run.stderr
+
+
 @pytest.mark.slow
 def test_a_fault_is_one_in_float64_too(tmp_path: Path) -> None:
     run = verify(tmp_path, JOB, "--steps=2", loss="each = each * (1 + 1e-4 * len(each))")

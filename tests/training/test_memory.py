@@ -103,16 +103,26 @@ def test_frozen_layers_keep_what_autograd_keeps(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("case", "most"),
     [
-        Case(network="mlp", ranks=2, gradients="async_average(warmup = 50)"),
-        pytest.param(Case(network="convnet", ranks=2, gradients="async_average(warmup = 50)"), marks=pytest.mark.long),
+        (Case(network="mlp", ranks=2, gradients="async_average(warmup = 50)"), 0.03),
+        (Case(network="mlp", ranks=2, gradients="low_precision_decentralized(interval = 50)"), 0.03),  # never
+        *(
+            pytest.param(Case(network=network, ranks=2, gradients=gradients), most, marks=pytest.mark.long)
+            for network, gradients, most in (
+                ("gpt", "low_precision_decentralized(interval = 3)", 0.03),
+                ("gpt", "low_precision_decentralized(interval = 4)", 0.03),
+                # Images keep their usual order, and the account has the copies of another (docs/memory.md).
+                ("convnet", "async_average(warmup = 50)", 0.12),
+            )
+        ),
     ],
     ids=str,
 )
-def test_gradients_that_are_summed_before_weights_are_exchanged(case: Case) -> None:
+def test_exchanges_that_begin_late_or_never(case: Case, most: float) -> None:
     found = measure(case.text)
-    assert max(map(abs, found.errors)) <= 0.03, (found.errors, found.predicted, found.at_peak, found.when)
+    assert min(found.errors) >= -0.02, (found.errors, found.predicted, found.at_peak, found.when)
+    assert max(found.errors) <= most, (found.errors, found.predicted, found.at_peak, found.when)
 
 
 def test_half_of_the_predictions_are_within_a_tenth() -> None:
