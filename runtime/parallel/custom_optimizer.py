@@ -134,7 +134,7 @@ class OwnOptimizer(torch.optim.Optimizer):
         self.needs_closure = self.own is not None and (step.closure or needs_closure(self.own))
         if self.own is not None:
             self.state = self.own.state
-            self._update = _closure_step(self.own) if self.needs_closure else _step_of(self.own)
+            self._update: Callable[..., Any] = _closure_step(self.own) if self.needs_closure else _step_of(self.own)
 
     @property
     def has_modes(self) -> bool:
