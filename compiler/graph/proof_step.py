@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from dslc.compiler.graph.graph import passes_in, unknown
 from dslc.compiler.graph.proof_exchange import AGREED
+from dslc.compiler.graph.proof_flow import holders
 from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir.actions import (
     ALWAYS,
@@ -203,11 +204,14 @@ def groups(view: View) -> str:
     """
     axes = {axis.name: (axis.size, axis.stride) for axis in view.plan.one(Devices).axes}
     axes["all"] = (view.plan.one(Devices).count, 1)
+    all_holders = holders(view.plan)
     for name, action in view.actions.items():
         if not isinstance(action, Collective):
             continue
         if action.is_message and action.axis == "pipeline":
             sound = action.group == (0, 0)
+        elif action.carries is Payload.BUFFERS:
+            sound = action.group == (all_holders.ranks, all_holders.stride)
         else:
             wider = action.axis == "data" and action.carries in _OF_ALL_HOLDERS
             sound = wider or action.group == axes[action.axis]

@@ -47,6 +47,12 @@ class Coordinate(Staging):
         return RankGroup(axis="data", ranks=self.sharding.shards, stride=self.layout.stride("context"))
 
     @property
+    def owners(self) -> RankGroup:
+        """The ranks that have copies or shares of the same parameters."""
+        ranks = self.sharding.shards * self.sharding.replicas
+        return RankGroup(axis="data", ranks=ranks, stride=self.layout.stride("context"))
+
+    @property
     def replicas(self) -> RankGroup:
         """The ranks that have copies of the same share."""
         stride = self.layout.stride("context") * self.sharding.shards

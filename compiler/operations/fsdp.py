@@ -32,7 +32,7 @@ def fsdp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOper
         yield from _sums(place, weights, "all_reduce", Payload.SCALE_OF_SUMS, place.replicas, moment, 1)
     if place.model.moves_buffers and data.ranks > 1:
         for kind, sizes in buffer_buckets(place.layers, limit=1).items():
-            yield operation("broadcast", Payload.BUFFERS, data, m.BEFORE_PASSES, sizes, dtype=kind)
+            yield operation("broadcast", Payload.BUFFERS, place.owners, m.BEFORE_PASSES, sizes, dtype=kind)
     if searches(place.model, sharding) and data.ranks > 1:
         used = [4 * len(place.whole.trained)]
         yield operation("all_reduce", Payload.USED_PARAMETERS, data, m.BEFORE_UPDATE, used, dtype="int32")

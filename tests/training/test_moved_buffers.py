@@ -20,6 +20,7 @@ JOB = job_text(
 NORM = "model.network.norm=true"  # batch norm, whose statistics are synchronised, beside it
 MEAN = "model.network.how=mean"
 CALLS = "model.network.how=calls"
+REPLICAS = ("devices.cpus=4", "parallelism.zero=3", "parallelism.replicas=2", NORM)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_it_is_the_same_under_each_zero(job: Path, launcher: Launcher, settings:
     "settings",
     [
         ("parallelism.zero=3", NORM),
-        *(pytest.param(each, marks=pytest.mark.long) for each in ((NORM,), (), ("parallelism.zero=2",))),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ((NORM,), (), ("parallelism.zero=2",), REPLICAS)),
     ],
 )
 def test_its_exchanges_are_planned(job: Path, launcher: Launcher, tmp_path: Path, settings: tuple[str, ...]) -> None:
