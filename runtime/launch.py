@@ -97,11 +97,11 @@ def launch(
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
-    `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `group` are
-    the launchers of a training on several nodes; this launcher starts the ranks of its own node. `gathered` is called
-    when they have met again for a restart, and gives the program for those who are there, if it is another one.
-    `in_group`: SIGTERM is sent to this process and its ranks at once. To be called from a process that has not used
-    torch. Raises OSError if processes or files cannot be made.
+    `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `group` are the
+    launchers of a training on several nodes; this launcher starts the ranks of its own node. `gathered` is called when
+    they have met again for a restart, and gives the program for the present hosts, if it changes. `in_group`: SIGTERM
+    is sent to this process and its ranks at once. To be called from a process that has not used torch. Raises OSError
+    if processes or files cannot be made.
     """
     assert program.world_size == len(places)
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)

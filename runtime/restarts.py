@@ -11,8 +11,8 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 Hosts that come to an elastic training, or leave it, are no fault: such a change takes none of the restarts.
 
 On several hosts the coordinator's host decides, and a host that is lost is waited for, up to `launch.timeout`
-(hosts/launcher_group.py). The loss of that host itself is a failure like any other: the rest wait for it. A process
-that mpirun or srun has started does not come back: the training ends, and goes on when it is started again.
+(hosts/launcher_group.py). The loss of the coordinator's host itself is a failure like any other: the rest wait for it.
+A process that mpirun or srun has started does not come back: the training ends, and goes on when it is started again.
 
 The ranks of each start resume from the newest checkpoint that is whole (checkpoint/checkpoint.py), at the next sample.
 
@@ -74,7 +74,7 @@ class Restarts:
         return self._board.attempt - 1 - self.changes
 
     def go_on(self, failure: Failure, *, stopping: bool, folder: bool) -> tuple[bool, Failure]:
-        """Returns the same for the loss of a host of an elastic training, which the others do without."""
+        """Returns the same for the loss of a host of an elastic training; the other hosts train on without it."""
         if self._once or not folder:
             return False, failure
         again = not stopping and not failure.lasting

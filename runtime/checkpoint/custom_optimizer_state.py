@@ -1,11 +1,12 @@
 """The state of a user's own optimizer by name: its tensors and numbers for each parameter.
 
 Model: `optimizer.<name>.<state>` is a tensor, or a number of Python as a tensor without a dim. A tensor of a class that
-is made of others (a block-quantised one) is these, `<state>:<inner>`. An entry of a group that updates change is kept
-for each of its parameters, `group:<entry>`. So another plan, with other groups on a rank, finds it.
+is made of inner tensors (a block-quantised one) is stored as these, `<state>:<inner>`. An entry of a group that updates
+change is kept for each of its parameters, `group:<entry>`. So another plan, with other groups on a rank, finds it.
 
 To load, `make` has the optimizer make its state by steps without a gradient, after which the parameters get their
-values back; the tensors of that state are then read into. So dslc does not need to know how a user's code makes them.
+values back; the tensors of this state then take the numbers that are read. So dslc does not need to know how a user's
+code makes them.
 
 An optimizer with a closure may keep anything under any parameter, as LBFGS keeps lists under the first one. Its whole
 state is one tensor of bytes, `optimizer.<first name>.packed`, as `torch.save` writes it. Each rank has all of it.

@@ -1,8 +1,8 @@
 """Exports the whole weights of a checkpoint to a file that torch reads without dslc, or to a folder for `transformers`.
 
 Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (state.py), in pieces; one tensor
-after another is put together and written. `.safetensors` is written directly. `.pt`, which torch writes from a state
-dict, is made from such a file, which the safetensors library maps into memory.
+after another is put together and written. `.safetensors` is written directly. torch writes `.pt` from a state dict. Its
+tensors come from a `.safetensors` file that the safetensors library maps into memory.
 
 Of a network with adapters the weights are merged: each layer has its own name, and its weight the change of its
 adapter, as peft's `merge_and_unload` gives it. `export_adapter` writes what was trained alone, for peft.

@@ -1,9 +1,10 @@
-"""The folders of checkpoints: their names and manifests, tests for damage, and the choice of one that fits a job.
+"""The folders of checkpoints: their names and manifests, tests for damage, and the choice of a checkpoint that fits a
+job.
 
 Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`.
 The manifest has the step and sample of the training, and the size and checksum of every file. It also has the
 properties that a job must share to resume from it (`Compatibility`). A checkpoint is written beside its place, as
-`step-00000050.part`, and renamed once it is complete; one that is removed is renamed to `step-00000050.gone` first. So
+`step-00000050.part`, and renamed once it is complete; a removed checkpoint is renamed to `step-00000050.gone` first. So
 a folder with the plain name is complete, and `damage` finds later damage: a file that is gone, cut off or changed. The
 manifest has a checksum too.
 

@@ -26,7 +26,8 @@ Contract: an error in the thread is raised in the training, before the next step
 thread to end; if it is within a round it ends with the process, at the latest. Waits remain where ranks exchange
 numbers in any case: in the steps that are logged, for evaluations, and for checkpoints.
 
-Limits: what is under way when a process fails is lost, with its round. A resumed training begins with a new round.
+Limits: sums that are under way when a process fails are lost, with their round. A resumed training begins with a new
+round.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ MARK = "dslc: exchange"
 
 
 class Exchange:
-    """One way for a rank to agree with the others; does nothing by itself. `step` is the step, from 1, that is under
-    way or was last; `differ` is true if the weights of ranks differ.
+    """One way for a rank to agree with the other ranks; does nothing by itself. `step` is the step, from 1, that is
+    under way or was last; `differ` is true if the weights of ranks differ.
     """
 
     differ = False
@@ -100,9 +100,9 @@ class GradientExchange(Exchange):
     The first collective of a bucket begins as soon as the backward pass has filled it, and `gradients` waits for the
     last. A bucket's numbers are the numbers of its gradients, in place.
 
-    `spreads` is true of a rule by which a number that is not finite makes others nan, on all ranks. If an exchange with
-    this rule is `watched`, `unsound` is true after `gradients` if it happened. `broken` then names the parameters whose
-    gradients on this rank were not finite before. `scaler` is the scaler of the loss.
+    `spreads` is true of a rule by which a number that is not finite makes other numbers nan, on all ranks. If an
+    exchange with this rule is `watched`, `unsound` is true after `gradients` if it happened. `broken` then names the
+    parameters whose gradients on this rank were not finite before. `scaler` is the scaler of the loss.
     """
 
     spreads: ClassVar[bool] = False

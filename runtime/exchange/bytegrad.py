@@ -6,8 +6,8 @@ does not divide is filled up with zeros.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `ByteGrad`.
 
-Model: a number's code depends on the others in its row. DistributedDataParallel lays its buckets out anew after the
-first steps of a process. In its buckets a resumed training would not go on to the bit. So gradients are copied to
+Model: a number's code depends on the other numbers in its row. DistributedDataParallel lays its buckets out anew after
+the first steps of a process. In its buckets a resumed training would not go on to the bit. So gradients are copied to
 buckets of their own, in an order that follows from their names.
 """
 

@@ -9,8 +9,8 @@ Contract: a recorded frame verifies in no other connection, at no other place in
 direction. Nobody learns the secret, or a digest of it alone, from a frame. An empty secret gives the same protocol and
 proves nothing.
 
-Limits: messages are not encrypted, and whoever forwards all of them between two launchers can cut them off. A token of
-few characters can be found out by trying, from one recorded greeting and proof.
+Limits: messages are not encrypted, and a program that forwards all of them between two launchers can cut them off. A
+token of few characters can be found out by trying, from one recorded greeting and proof.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 Model: every launcher asks its `HostGroup` what to do, a few times a second. The coordinator decides for all:
 
     done     when the ranks of every host are done, all may leave
-    failed   a launcher whose ranks fail reports the cause that it sees. The coordinator asks the others for theirs,
-    takes the best, and all end with it. A host that is lost is a cause too. The coordinator says whether the ranks are
-             started again (restarts.py); who loses the coordinator supposes so, and waits for it. If no launcher comes
-             back, the loss of one ends all at once: what has started them soon does
+    failed   a launcher whose ranks fail reports the cause that it sees. The coordinator asks the other launchers for
+             their causes, takes the best, and all end with it. A host that is lost is a cause too. The coordinator
+             says whether the ranks are started again (restarts.py). A launcher that loses the coordinator assumes a
+             restart, and waits for it. If no launcher comes back, the loss of one ends all at once: what has started
+             them soon does
     changed  hosts have come to an elastic training, or one is lost: the coordinator has all stop after a step, as for
              `stop`, or end; they meet again and go on
     stop     Ctrl-C on any host, or the job's time. Memory is not shared between hosts, so ranks cannot look at one

@@ -3,16 +3,16 @@
 Model: the coordinator has a `JoinQueue`, which is open to the end: a host that comes sends a join request and waits
 there until the next meeting. At a meeting the coordinator takes as many hosts as the job can train on, hosts of the
 last start first; the rest wait at the join queue. The first meeting begins `LAST_CALL` seconds after the last arrival;
-a later one as soon as the hosts of the last start are back, and without one that is not within `BACK` seconds.
+a later one as soon as the hosts of the last start are back, and without a host that is not back within `BACK` seconds.
 
 Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
 keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while. A host that has
-begun to keep a first start gives way to an earlier one. When the coordinator is lost, each of the others looks for a
-join queue at the addresses of all hosts (in the last join reply). The next host in order opens one, if it can lock the
-run directory (`claim`). If the network parts two groups, the lock keeps them from both going on. A coordinator whose
-join queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A coordinator that was
-lost and came back may wait there so. A coordinator of a first start that finds the run directory locked waits for the
-lock, with the hosts that came to it.
+begun to keep a first start gives way to an earlier one. When the coordinator is lost, each other host looks for a join
+queue at the addresses of all hosts (in the last join reply). The next host in order opens one, if it can lock the run
+directory (`claim`). If the network parts two groups, the lock keeps them from both going on. A coordinator whose join
+queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A coordinator that was lost
+and came back may wait there so. A coordinator of a first start that finds the run directory locked waits for the lock,
+with the hosts that came to it.
 
 Contract: `meet` and `meet_again` return what this launcher then is, with the join queue if it keeps.
 
@@ -223,7 +223,7 @@ class JoinQueue:
         return list(_resolvable_addresses(named[begin : begin + _CALLS]))
 
     def tell(self, kind: str, **more: object) -> None:
-        """Sends a message to those who wait."""
+        """Sends a message to the hosts that wait."""
         for connection in self._connections:
             connection.send({"kind": kind, **more})
 

@@ -1,8 +1,8 @@
 """The connections that come to a socket that listens, until the launcher behind each has said who it is.
 
-Contract: whoever comes costs only a socket, for `HELLO` seconds at most. There are at most `PENDING`: one that has said
-nothing for `GRACE` seconds is dropped for another one, which the system keeps meanwhile. Nothing waits for them, and of
-hosts that come all at once none is dropped.
+Contract: an unknown client costs only a socket, for `HELLO` seconds at most. There are at most `PENDING`: a connection
+that has sent nothing for `GRACE` seconds is dropped for the next one, which the system keeps meanwhile. Nothing waits
+for them, and of hosts that come all at once none is dropped.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Model: each host compiles the job and then calls `meet` with the address of a rendezvous. The launcher on the host that
 has this address is the coordinator, node 0, whose first rank is rank 0; the others are nodes in the order in which they
 arrive. Each sends what it knows of the job: versions, digests of files, GPUs. If two differ, all leave with the same
-message. From then on every launcher has a `LauncherGroup`: the coordinator a connection to each other one, the others
-one to the coordinator.
+message. From then on every launcher has a `LauncherGroup`: the coordinator a connection to each other launcher, the
+other launchers one to the coordinator.
 
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
 places and meet at a `Endpoint`, which the launcher of rank 0 opens.
@@ -121,7 +121,7 @@ class LauncherGroup:
 
     @property
     def _turns_away(self) -> LateJoiners | None:
-        """Looks at those who come, unless a host is lost and all meet again, where they are looked at."""
+        """Looks at the hosts that come, unless a host is lost and all meet again: then the meeting looks at them."""
         return None if self.lost and self._rendezvous.again else self._late
 
     @property
@@ -157,7 +157,7 @@ class LauncherGroup:
         return [connection for node, connection in self._connections.items() if node not in self.lost]
 
     def leave(self, why: str) -> None:
-        """Tells the others why this launcher cannot train; they leave, if they wait for it."""
+        """Tells the other launchers why this launcher cannot train; they leave, if they wait for it."""
         self.tell("leaves", why=why[: MOST // 8])
 
     def tell(self, kind: str, **more: object) -> None:
@@ -214,7 +214,7 @@ class LauncherGroup:
 
     def go_on(self, starts: int) -> None:
         """Takes the training to be one that was cut off after `starts` starts of its ranks, if any; on the coordinator,
-        which tells the others (`shared`). None of them counts as a restart.
+        which tells the other launchers (`shared`). None of them counts as a restart.
         """
         if starts:
             self.start, self.changes = starts + 1, starts

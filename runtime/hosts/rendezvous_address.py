@@ -1,6 +1,7 @@
-"""Where launchers meet that know their places: the first opens an endpoint, and the others look for it.
+"""Where launchers meet that know their places: the first launcher opens an endpoint, and the other launchers look for
+it.
 
-A endpoint is a socket at one address. How the others learn the address depends on who has started them
+A endpoint is a socket at one address. How the other launchers learn the address depends on who has started them
 (runtime/launchers): `FixedEndpoint` is at an address that all are given, `FileEndpoint` at one that stands in a file.
 """
 
@@ -36,7 +37,9 @@ class Endpoint(Protocol):
         """Returns the socket at which the first launcher listens. Raises RendezvousError and OSError."""
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address of that socket, for the others; None if it is not known yet. Raises RendezvousError."""
+        """Returns the address of that socket, for the other launchers; None if it is not known yet. Raises
+        RendezvousError.
+        """
 
     def close(self) -> None:
         """Removes what shows the endpoint; called by all when they have met, or not."""
@@ -114,7 +117,7 @@ class FileEndpoint:
 
 
 def _address_here() -> str:
-    """Returns the address of this host that others know it by. Raises RendezvousError."""
+    """Returns the address of this host by which other hosts know it. Raises RendezvousError."""
     name = socket.gethostname()
     with contextlib.suppress(RendezvousError):
         return address_of(name)
@@ -140,7 +143,7 @@ def address_of(name: str) -> str:
 
 
 def address_toward(name: str) -> str:
-    """Returns the address of this host on the way to another one, or to itself. Raises RendezvousError."""
+    """Returns the address of this host on the way to another host, or to itself. Raises RendezvousError."""
     there = address_of(name)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asking:

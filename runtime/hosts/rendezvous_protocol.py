@@ -1,4 +1,5 @@
-"""How launchers find each other at a rendezvous: the coordinator, who waits for them, and the others, who come.
+"""How launchers find each other at a rendezvous: the coordinator, who waits for them, and the other launchers, who
+come.
 
 Model: the coordinator listens. Each other launcher sends a join request, with what it knows of the job, and waits.
 When all have come the coordinator compares. If they agree, it accepts them with a node each and the address of the
@@ -38,7 +39,7 @@ _EXPLAINED_BY = {"the plan": "--set"}  # facts that are compared only where anot
 
 
 class HostLeftError(RendezvousError):
-    """A host left while others waited for it. It may come back."""
+    """A host left while other hosts waited for it. It may come back."""
 
 
 class StopRequestedError(Exception):
@@ -190,7 +191,7 @@ def wait_for_hosts(
 
 
 def _as_many(rendezvous: Rendezvous, arrived: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
-    """Returns as many hosts as the job takes, hosts of the last start first, and refuses the others."""
+    """Returns as many hosts as the job takes, hosts of the last start first, and refuses the rest."""
     arrived = sorted(arrived, key=lambda each: each[1].get("node") is None)
     taken, over = arrived[: rendezvous.nodes - 1], arrived[rendezvous.nodes - 1 :]
     hosts = names_of([rendezvous.host, *(str(join_request["host"]) for _, join_request in taken)], ranks=False)
@@ -253,7 +254,9 @@ def refuse(connection: Connection, why: str, fact: str = "") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherMismatch:
-    """Why launchers cannot train together: in words for this one and for the others, and the `fact` that differs."""
+    """Why launchers cannot train together: in words for this launcher and for the other ones, and the `fact` that
+    differs.
+    """
 
     here: str
     there: str
@@ -389,7 +392,7 @@ class LateJoiners:
         return [*self.requests.handles, *(connection.fileno() for connection in self._arrived)]
 
     def look(self, hosts: Sequence[str]) -> None:
-        """Tells those who have come with which hosts the training goes on."""
+        """Tells the hosts that have come with which hosts the training goes on."""
         now = time.monotonic()
         for connection, (join_request, *_) in self.requests.poll():
             connection.send({"kind": "heard"})

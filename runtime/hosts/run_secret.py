@@ -50,7 +50,7 @@ class RunSecret:
         return secret
 
     def load(self) -> bytes | None:
-        """Returns the secret; None if its file is not seen here. Raises SecretError if others can read it."""
+        """Returns the secret; None if its file is not seen here. Raises SecretError if other users can read it."""
         if self.token or not self.path:
             return self.token
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def write_private(path: str, text: str, *, replace: bool) -> None:
 
 def read_private(path: str) -> bytes | None:
     """Returns the content of a file that this user alone can read and write; None if it is not there. Raises OSError,
-    and PermissionError if others could have written it, or it is no regular file.
+    and PermissionError if other users could have written it, or it is no regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

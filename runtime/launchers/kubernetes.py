@@ -1,7 +1,7 @@
 """Kubernetes: an indexed Job, a pod for each node, which meet at the name that a headless Service gives to the first.
 
 Model: Kubernetes sets `JOB_COMPLETION_INDEX`, and the manifest of `dslc submit` the number of pods and the name of the
-first. A name resolves when its pod has started, which may be later than the others.
+first. A name resolves when its pod has started, which may be later than the other pods.
 
 The pods of an elastic job have no such number, and are no world: their command names all of them as the rendezvous of
 hosts that come and go (hosts/elastic.py).

@@ -4,8 +4,8 @@ Model: neither launcher says where rank 0 is. Its process listens at an address 
 beside the run directory, which all hosts see; a file that an earlier run has left is replaced, and an address that does
 not answer is looked up again. Nothing here needs MPI itself.
 
-When a process ends with an error, mpirun ends all others: Open MPI within two seconds, MPICH at once. Of ranks that
-fail, which are forked from these processes, it hears nothing.
+When a process ends with an error, mpirun ends all other processes: Open MPI within two seconds, MPICH at once. Of ranks
+that fail, which are forked from these processes, it hears nothing.
 
 MPICH names no run. Its proxy, which has started this process, was told by its command line where mpirun listens: no two
 that run at once have this alike. Where that cannot be read, two runs of one job that begin in one folder at once, each

@@ -51,7 +51,7 @@ def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedEndpoin
 
 
 class StoreDoor:
-    """A port of rank 0's, whose address the others find in torchrun's store."""
+    """A port of rank 0's; the other ranks find its address in torchrun's store."""
 
     def __init__(self, address: str, port: int, key: str, *, one_host: bool) -> None:
         self._where, self._key, self._one_host = (address, port), key, one_host
@@ -60,7 +60,7 @@ class StoreDoor:
         self.name = f"{address}:{port}, where torchrun keeps its store"
 
     def open(self) -> socket.socket:
-        """Returns the socket at which rank 0 listens, when others can find it. Raises RendezvousError and OSError."""
+        """Returns rank 0's listening socket, when other ranks can find it. Raises RendezvousError and OSError."""
         listening = listen("127.0.0.1" if self._one_host else address_toward(self._where[0]))
         secret = secrets.token_hex(32)
         self._opened().set(self._key, json.dumps([*listening.getsockname()[:2], secret]))

@@ -2,8 +2,8 @@
 
 Model: each rank evaluates its own contiguous share, in batches, without padding; the sums of the metrics are one
 float64 vector, summed over the ranks at the end by one all-reduce; metrics that keep states gather those. If a forward
-pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than others repeats one and does not
-count it.
+pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than other ranks repeats a batch and
+does not count it.
 
 A loss that compares samples is taken over batches of the training's size (cross_sample_evaluation.py).
 

@@ -434,7 +434,7 @@ class _UpdateTrial:
         return not self._same(self._whole, self._trained(seed=1).parameters)
 
     def coupling_reason(self) -> str:
-        """Returns the reason why a parameter cannot be updated without the others; "" if it can."""
+        """Returns the reason why a parameter cannot be updated without the other parameters; "" if it can."""
         for n, (names, _) in enumerate(self._values):
             (only,) = self._trained(only=n).parameters
             if not self._same([self._whole[n]], [only], [n]):

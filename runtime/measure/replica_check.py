@@ -81,7 +81,7 @@ def compare_samples(job: JobProgram, place: RankPlace, splits: Splits, device: t
 
 
 def _compare_read(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered], device: torch.device) -> float:
-    """Reads and compares samples; returns the seconds that reading another one takes here."""
+    """Reads and compares samples; returns the seconds that reading another sample takes here."""
     first, seconds = _leaf_digests(job, place, numbered)
     digests = [_digest("".join(f"{name} {each[name]} " for name in each)) for each in first]
     differing = [numbered[each] for each in _differing(digests, device)] if digests else []

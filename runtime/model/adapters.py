@@ -1,8 +1,8 @@
 """Adapters beside dense layers, made by the library `peft` in the place of the layers (Hu et al. 2021,
 arXiv:2106.09685).
 
-Model: a layer `x` becomes one that computes `x(input) + scale * B(A(dropout(input)))`, in which `x` is frozen; A begins
-with numbers of the same distribution as a dense layer's, B with zeros. All else is frozen, except the modules to
+Model: a layer `x` becomes a layer that computes `x(input) + scale * B(A(dropout(input)))`, in which `x` is frozen; A
+begins with numbers of the same distribution as a dense layer's, B with zeros. All else is frozen, except the modules to
 `save`, which train where they are.
 
 Contract: `add` takes a module of any device. The first numbers of A follow from the seed and its name in the file of an

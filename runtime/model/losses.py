@@ -176,7 +176,7 @@ def _classes_first(step: LossStep, output: Tensor, target: Tensor) -> bool:
 
 
 def wide(output: Tensor) -> Tensor:
-    """Converts 16-bit numbers to float32 and leaves others as they are."""
+    """Converts 16-bit numbers to float32 and leaves other numbers as they are."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 

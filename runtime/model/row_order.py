@@ -1,8 +1,8 @@
 """The order in which ranks hold the rows of a column in parts, such as joined queries, keys and values.
 
 Model: of each part every rank of the tensor axis has an equal piece; one after another these pieces are its share of
-the rows. DTensor knows contiguous shares alone. So to it the tensor is permuted: first the pieces of rank 0, of all
-parts, then the pieces of rank 1. Whatever moves numbers between a rank and a whole tensor converts: initial values,
+the rows. DTensor knows contiguous shares alone. So the tensor is permuted for DTensor: first the pieces of rank 0, of
+all parts, then the pieces of rank 1. Whatever moves numbers between a rank and a whole tensor converts: initial values,
 weights of files, checkpoints, exported weights.
 
 Contract: `begin` says which parameters of this process are permuted, by their names in the plain model. Names that it

@@ -5,8 +5,8 @@ looked up in this order; nothing is downloaded. The arguments replace the config
 is the program's; a classifier has as many labels as the data has classes unless the file or an argument says otherwise.
 
 Contract: names in the state dict are the library's own. `forward(input)` returns the logits, one tensor; where batches
-are structures, `forward` is the library's own, with the parts of a batch as its arguments, and returns the loss among
-others. Nothing is cached from call to call. Parameters are float32, in training mode. Every module with parameters or
+are structures, `forward` is the library's own, with the parts of a batch as its arguments, and the loss is among its
+results. Nothing is cached from call to call. Parameters are float32, in training mode. Every module with parameters or
 buffers has a `reset_parameters`, which sets the library's initial values for it alone.
 
 Padding: with `pad` the model gets an attention mask that excludes this token. Sequences must be padded at their end, as

@@ -6,8 +6,8 @@ values of its own piece and the pieces before it. All ranks have the same parame
 with other samples.
 
 A network that a function makes calls torch's attention itself. While a module runs that does so, by the program, this
-function is replaced by one that meets all pieces; and the network is given the positions of its piece, if it takes
-them.
+function is replaced by a function that meets all pieces; and the network is given the positions of its piece, if it
+takes them.
 
 Contract: `apply` changes modules in place; names and parameters stay. `piece_of` returns the function that cuts inputs
 and targets, (batch, length, …) along the length. The pieces of one sequence are equal.

@@ -4,8 +4,8 @@ Model: each rank works on its share of the global batch, and DDP averages the gr
 backward pass still runs. The loss of a step is a sum divided by the global count, so the mean is undone by `scale`.
 
 Contract: parameter names are the names in the plain model, which stays as it is. Only the last of several micro-batches
-exchanges gradients (`no_sync` for the others). Ranks begin equal: each makes a library model from the seed and the
-names of its parameters; rank 0 broadcasts a user's own.
+exchanges gradients (`no_sync` for the earlier ones). Ranks begin equal: each makes a library model from the seed and
+the names of its parameters; rank 0 broadcasts a user's own.
 
 Limits: the data axis alone. Every rank uses the same parameters in every step, except `unused` ones. A static graph
 excludes `no_sync` (torch asserts), which the compiler respects.

@@ -6,8 +6,8 @@ gathered when it is called, and with `reshard` (ZeRO-3) freed after that and gat
 stay until the update that the pass is for. A reduce-scatter sums the gradients of a part after its backward pass.
 
 Contract: all ranks call the parts in one order, and all or none use what a part gives in an update. A parameter that
-some ranks use gets a gradient on all; one that none uses has none, as in one process. `ShardedModules.backward` does a
-backward pass so.
+some ranks use gets a gradient on all; a parameter that no rank uses has none, as in one process.
+`ShardedModules.backward` does a backward pass so.
 
 Limits: a step uses the parameters of a part through the part's `forward` alone; the trial before a training finds one
 that does not (E0624).
@@ -113,7 +113,7 @@ class ShardedModules:
 
     def backward(self, loss: Tensor) -> set[str]:
         """Does the backward pass of a loss; returns the parameters of parts that some rank has used. Raises ModelError
-        if some ranks use a part that others do not.
+        if some ranks use a part that other ranks do not.
         """
         found = {self._numbers[each] for each in leaves(loss) if each in self._numbers}
         owners = [next(n for n, unit in enumerate(self._units) if each.startswith(f"{unit}.")) for each in self._names]

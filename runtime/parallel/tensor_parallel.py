@@ -137,7 +137,7 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 @contextlib.contextmanager
 def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
     """Makes the modules of `step` take, hold and return the shapes that they have on a rank. It works in a user's own
-    `model` without numbers and without other ranks: this rank stands in for the others.
+    `model` without numbers and without other ranks: this rank stands in for the other ranks.
     """
     with contextlib.ExitStack() as around:
         for name, style in step.styles:

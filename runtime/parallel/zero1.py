@@ -9,7 +9,7 @@ rank. The numbers are the same as with the unsharded optimizer: every parameter'
 A parameter in a bucket is contiguous, and its gradient must be too: torch's fused updates take both as they lie in
 memory. DDP lays gradients out like parameters, so `lay_out` must come before it.
 
-Limits: parameters of one dtype (torch refuses others).
+Limits: parameters of one dtype (torch refuses several).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def look(
     tensor: TensorParallelStep | None = None,
 ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[Repeated, ...]]:
     """Returns the layers in their order, the values that cross each cut between two of them, and the parameters that
-    are used again after others. `rest` are the parameters of "". Raises as `capture` does.
+    are used again after other parameters. `rest` are the parameters of "". Raises as `capture` does.
     """
     recordings = capture(model, layers, input_form, precision, tensor)
     ordered = order(recordings, layers, rest)

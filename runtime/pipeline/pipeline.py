@@ -8,7 +8,7 @@ program's own table (`Schedule`); without gradients a batch goes from stage to s
 
 A tied weight whose layers are on two ranks exists twice, under the name that it has first in the model. The gradients
 of both are summed after the passes (`Pipeline.add_up_shared`), so that both are updated to the same numbers. The rank
-of the stage that has that first name owns it (`Pipeline.owns`); the others leave it out of norms and files.
+of the stage that has that first name owns it (`Pipeline.owns`); the other ranks leave it out of norms and files.
 
 Contract: the program fixes the shapes and dtypes that stages send. torch infers nothing, as that would take a forward
 pass that changes batch statistics. Losses are the caller's, scaled; nothing is divided by the micro-batches.
@@ -457,7 +457,7 @@ class Pipeline:
 
     def to_rank_0(self, name: str, whole: Tensor | None) -> Tensor | None:
         """Sends a tensor of the model, which the first rank of its owner has, to rank 0; returns it there, None on all
-        others.
+        other ranks.
         """
         owner = self.owner(name)
         if not self.is_first_rank or self.coordinate not in (0, owner):

@@ -100,7 +100,8 @@ class Result(NamedTuple):
 @dataclass(kw_only=True)
 class Recording:
     """The calls of one forward pass, in order. `starts` is the index of each layer's first call; `repeated` are the
-    parameters that are used again after others, each with the layers of both uses and one of the others.
+    parameters that are used again after other parameters, each with the layers of both uses and one of the other
+    parameters.
 
     The first `inputs` values are the tensors of a batch. `result` is the output, `outputs` are its tensors.
     """

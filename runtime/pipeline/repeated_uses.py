@@ -1,4 +1,4 @@
-"""Parameters that a forward pass uses twice, with uses of others between.
+"""Parameters that a forward pass uses twice, with uses of other parameters between.
 
 A schedule that splits the backward pass computes the gradients of a stage's weights by themselves, from the gradients
 of the operations that use them. From a later use torch goes through all operations between to the earlier one, and
@@ -20,8 +20,8 @@ MOST = 64  # uses of a parameter that are looked at
 
 
 def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[int, Any]) -> tuple[Repeated, ...]:
-    """Returns the parameters that are used again after others. `tensors` are the tensors of the recording by their
-    number, `names` the parameters by identity.
+    """Returns the parameters that are used again after other parameters. `tensors` are the tensors of the recording by
+    their number, `names` the parameters by identity.
     """
     order = _upstream_first(*(tensors[number].grad_fn for number in recording.outputs))
     owners = _owners(recording, tensors)

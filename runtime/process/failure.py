@@ -88,7 +88,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExits:
-    """The state of all processes when one had failed, before the launcher ended the others.
+    """The state of all processes when one had failed, before the launcher ended the rest.
 
     `statuses` are the exit statuses by rank: -N for signal N, None for a process still alive. `stopped` holds ranks;
     `folder` is true if the run directory was there.

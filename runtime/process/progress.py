@@ -31,7 +31,7 @@ LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and 
 
 
 class Watch:
-    """Follows one training from the launcher; `coordinator` is the host that shows it, if that is another one. If it
+    """Follows one training from the launcher; `coordinator` is the host that shows it, if another host does. If it
     `goes_on`, what was noted before has been shown elsewhere.
     """
 

@@ -144,7 +144,7 @@ def _read_records(run_dir: str) -> tuple[list[Record], list[str]]:
 
 
 def parse_record(line: bytes) -> Record:
-    """Returns the record in a line. Raises ValueError if there is none: others may have written it."""
+    """Returns the record in a line. Raises ValueError if there is none: another program may have written it."""
     told = parse_json(line.decode())
     if not isinstance(told, dict) or type(told.get("step")) is not int or not isinstance(told.get("split"), str):
         raise ValueError("it is not a record of a step")

@@ -1,4 +1,4 @@
-"""A step of the user's own, `train.step`: for what is no single loss and optimizer.
+"""A step of the user's own, `train.step`: for trainings without a single loss and optimizer.
 
 Model: the function is called once a step, with this rank's batch and a `StepContext`. The context's `update` closes a
 step, for all parameters or some parts of the model. It runs a backward pass, sums the gradients over the ranks, divides
@@ -6,7 +6,8 @@ them by the count of all losses, clips, and runs the optimizer. What the functio
 step.
 
 Contract: an update equals the update of one process with the global batch. Every rank makes the same updates in the
-same order. A parameter of another part keeps its value and its optimizer state, and so does one that no rank has used.
+same order. A parameter of another part keeps its value and its optimizer state, and so does a parameter that no rank
+has used.
 
 Limits: the data axis. Where nothing is sharded, or the optimizer's state alone (ZeRO-1), gradients are exchanged after
 a backward pass, not while it runs; of parts that are sharded (parallel/per_module_sharding.py) as soon as a part's are

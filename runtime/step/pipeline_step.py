@@ -1,6 +1,6 @@
 """One step of the optimizer on a rank of a pipeline: the passes of the program's table, and the update after them.
 
-Model: as in stepper.py. The losses are on the ranks with the last stage; the others have none, and their sum is 0.
+Model: as in stepper.py. The losses are on the ranks with the last stage; the other ranks have none, and their sum is 0.
 Gradients of tied weights are summed before anything uses them. The loss scale, the norm of the gradient and the
 overflow flag are the same on all ranks.
 

@@ -9,7 +9,7 @@ statistics use the unbiased variance of the batch. Backward, with y = w * x^ + b
 
 (Ioffe and Szegedy 2015, arXiv:1502.03167): torch's kernel gives w / sigma * dy and the rank's own S1 and S2. One
 all-reduce sums S1 and S2, and the rest is one more normalisation. The gradients of w and b are the rank's own share,
-and are summed with all others.
+and are summed with all other gradients.
 
 Contract: equal to one process on the whole batch, within the rounding of float32. This holds for any shares, on CPU and
 GPU, under autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing.

@@ -41,7 +41,7 @@ class Barrier:
 class StartupChannels:
     """The gates and the news pipe that the launcher and the ranks of one training share.
 
-    The first gate opens when all ranks are forked: none starts, or fails, while the launcher still forks others.
+    The first gate opens when all ranks are forked: none starts, or fails, while the launcher still forks other ranks.
     """
 
     def __init__(self, board: RunControl) -> None:

@@ -296,7 +296,7 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
     """Returns the data set to train on, and the one held out or None. Raises TableFault.
 
     A data set on this machine is found without the network, whose timeouts would take most of a minute; `fetch`
-    downloads one that is missing.
+    downloads a missing one.
     """
     try:
         import datasets
