@@ -289,6 +289,21 @@ def test_few_classes_share_a_name() -> None:
     assert len(repeated) <= MAX_REPEATED_CLASSES, f"one word, one meaning: {repeated}"
 
 
+def test_texts_name_modules_and_names_that_exist(files: list[str]) -> None:
+    """Names in strings too, such as those that a test patches, which neither mypy nor an import sees."""
+    texts = {name: (ROOT / path).read_text(encoding="utf-8") for path, name in rooms.modules().items()}
+    folders = {name.split(".")[1] for name in texts if "." in name}
+    wrong = []
+    for file in (name for name in files if name.endswith((".py", ".md", ".toml", ".sh")) and name != "CHANGELOG.md"):
+        for named in set(re.findall(r"(?<![\w./])dslc(?:\.\w+)+", (ROOT / file).read_text(encoding="utf-8"))):
+            parts = named.split(".")
+            known = next(n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in texts)
+            rest, module = parts[known:], texts[".".join(parts[:known])]
+            if parts[1] in folders and rest and not re.search(rf"\b{rest[0]}\b", module) and rest[0] != "__path__":
+                wrong.append(f"{file}: {named}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_wheel_holds_every_module_and_data_file(files: list[str], tmp_path: Path) -> None:
     kept = [name for name in files if name.split("/")[0] in PACKAGES or "/" not in name]
     for name in kept:

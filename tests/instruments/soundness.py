@@ -304,7 +304,7 @@ def _left_out(codes: set[str]) -> Iterator[None]:
     def some(self: Report, diagnostics: Any) -> None:
         extend(self, [d for d in diagnostics if d.code not in codes])
 
-    with mock.patch.object(Report, "extend", some), mock.patch("dslc.compiler.graph.passes.verify"):
+    with mock.patch.object(Report, "extend", some), mock.patch("dslc.compiler.graph.build.verify"):
         yield
 
 
