@@ -59,8 +59,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _needs_trace(job: JobSpec | None, output: str) -> bool:
-    """True if the user's functions must be called: for the names of tied weights, for the kinds of layers with
-    adapters, and as the head of a model in a folder may follow from the user's data.
+    """True if the user's functions must be called: for the names of tied weights, and for the kinds of layers with
+    adapters. The head of a model in a folder may also follow from the user's data.
     """
     if job is None:
         return False

@@ -96,7 +96,7 @@ def _width() -> int | None:
 
 
 def _load_job_or_plan(arguments: argparse.Namespace) -> LoadResult | None:
-    """Loads a job, or that of a plan file; shows its mistakes and returns None."""
+    """Loads a job, or the job of a plan file; shows its mistakes and returns None."""
     report = Report()
     if is_plan_file(arguments.job):
         made = open_plan(arguments.job, report, _changes(arguments))

@@ -107,7 +107,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
-    """Runs a training of which this process has a part."""
+    """Runs a training in which this process takes part."""
     from dslc.launching.hosts import HostPaths, train_with_others, wait_for_speaker
     from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
@@ -134,7 +134,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
 
 
 def _worlds(around: LaunchContext) -> list[World]:
-    """Returns the places of this process, of which the first counts."""
+    """Returns the places of this process; the first one counts."""
     return list(worlds(around.environ).values()) if around.environ is not None else []
 
 
@@ -210,8 +210,8 @@ def _run_of_sweep(training: SweepTraining) -> int:
 
 
 def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
-    """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it,
-    or nothing if how to go on is said elsewhere. Raises FolderInUseError.
+    """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it;
+    empty if another message says how to go on. Raises FolderInUseError.
     """
     outcome, report = train(ready, folder, partial(launch, in_group=ready.world is not None))
     return _report_outcome(ready, outcome, report, folder, again)

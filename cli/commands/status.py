@@ -83,7 +83,7 @@ def follow(folders: Sequence[str]) -> list[RunState]:
 
 
 def _exit_status(found: Sequence[RunState]) -> int:
-    """Returns the exit status: that of the run, the worst of several; 0 while they wait or run."""
+    """Returns the exit status of the run, or the worst of several; 0 while they wait or run."""
     states = {each.state for each in found}
     if states & {"failed", "gone"}:
         return TRAINING_FAILED

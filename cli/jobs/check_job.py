@@ -64,9 +64,9 @@ def check_one(
 def inspect(
     loaded: LoadResult, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
 ) -> Analysis | None:
-    """Adds the findings of `load` and the rules to the report, and returns the analysis if there can be one; of an
-    elastic job that of the largest count of nodes on which it trains. `reuse` is passed from one combination of a sweep
-    to the next.
+    """Adds the findings of `load` and the rules to the report, and returns the analysis if the job allows one. Of an
+    elastic job, it returns the analysis on the largest count of nodes on which the job trains. `reuse` is passed from
+    one combination of a sweep to the next.
     """
     found = inspect_counts(loaded, report, reuse, trace=trace, run=run)
     return found[max(found)] if found else None

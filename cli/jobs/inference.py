@@ -77,7 +77,7 @@ def require_weights(job: JobSpec, asked: str | None) -> SelectedWeights:
 
 def _without_training(job: JobSpec) -> JobSpec:
     """Returns the job without what only a training needs: its checkpoints, promises and initial weights; the account of
-    its memory, which is that of a training; a global batch that the ranks can divide.
+    a training's memory; a global batch that the ranks can divide.
     """
     layout = lay_out(job, Report())
     each = layout.sizes["data"] * layout.microbatches if layout else 1

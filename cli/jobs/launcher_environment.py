@@ -59,8 +59,8 @@ def in_pod(word: str, environ: Mapping[str, str]) -> bool:
 def counts_there(
     job: JobSpec, counts: Mapping[int, Analysis], environ: Mapping[str, str], report: Report
 ) -> Mapping[int, Analysis]:
-    """Returns the analysis of the one count of nodes on which the launcher of an elastic job has started its
-    processes; none if it does not train on so many; of all counts, if the launcher has not started it.
+    """Returns the analysis of the count of nodes on which the launcher of an elastic job has started its processes. It
+    is empty if the job does not train on that count. If the launcher has not started the job, it has all counts.
     """
     world = worlds(environ).get(job.launch.with_.word)
     if world is None or world.fault:

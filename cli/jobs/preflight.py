@@ -1,5 +1,5 @@
-"""Checks, before a rank starts, variables that torch would stumble over, what else has its name, and how many open
-files and how much shared memory the system lets a process have.
+"""Checks, before a rank starts, variables that break torch, other modules named torch, and two limits of a process: on
+open files, and on shared memory.
 
 Contract: an error names the host and the variable or the limit. A lower limit of open files than a training needs is
 raised where the system allows it.

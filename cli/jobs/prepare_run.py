@@ -51,7 +51,7 @@ class Ready:
     # a launcher of others has decided on one
 
     def on(self, nodes: int) -> Ready:
-        """Returns an elastic job as it is trained on so many nodes."""
+        """Returns an elastic job as it is trained on `nodes` nodes."""
         compiled = compile_plan(self.counts[nodes])
         program = dataclasses.replace(compiled.program(), mode=self.program.mode)
         return dataclasses.replace(self, compiled=compiled, program=program, places=compiled.places())
@@ -102,7 +102,7 @@ def detect_launcher(
     analysis: Analysis, report: Report, around: LaunchContext, *, elastic: bool = False
 ) -> World | None:
     """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
-    the job, a job of several nodes that is to run on one, and one of one node where hosts are to meet.
+    the job, a job of several nodes that would run on one node, and a job of one node whose hosts would meet.
     """
     nodes, job = analysis.layout.nodes, analysis.job
     by_ssh = isinstance(job.launch.with_, SSH) and around.environ is not None and not around.hosts
@@ -134,7 +134,7 @@ def detect_launcher(
 
 
 def file_of(compiled: Compiled, loaded: LoadResult) -> PlanFile:
-    """Returns the plan file of a job. That of a sweep is of its first combination."""
+    """Returns the plan file of a job. The plan file of a sweep is of its first combination."""
     job, settings = compiled.analysis.job, list(loaded.settings)
     for combination in loaded.combinations[:1]:
         settings += [f"{path}={text}" for path, text in combination]

@@ -1,4 +1,4 @@
-"""`dslc run --try`: a job's first steps, an evaluation, a checkpoint, and a resume from it, of which nothing is left.
+"""`dslc run --try`: a job's first steps, an evaluation, a checkpoint, and a resume from it, without leaving a file.
 
 Model: the ranks train the job as it is for `STEPS` steps, evaluate, and save; new ranks resume from that checkpoint and
 take one more step. Only the times differ: when it logs, evaluates and saves. What a training would find hours later (an
@@ -6,9 +6,9 @@ evaluation that fails, state that cannot be written or read) shows in the first 
 
 Contract: everything lies in a temporary folder, which is removed; it stays, and is named, if the ranks fail.
 
-Limits: a checkpoint that the job resumes from is not read, its `checkpoint.dir` not touched, and its loggers, which may
-write elsewhere, not called. The folder is where Python puts temporary files (`TMPDIR`), which may be another disk than
-the training's.
+Limits: a checkpoint that the job resumes from is not read, and its `checkpoint.dir` is not touched. Its loggers, which
+may write elsewhere, are not called. The folder is where Python puts temporary files (`TMPDIR`), which may be another
+disk than the training's.
 """
 
 from __future__ import annotations

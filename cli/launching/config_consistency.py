@@ -52,8 +52,8 @@ def is_other_folder(out: str | None, folder: str) -> bool:
 
 
 def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) -> None:
-    """Raises RendezvousError if a run directory that other hosts name is not that of `--out`, or without it, not one of
-    a training of the job: this launcher would write there.
+    """Raises RendezvousError if other hosts name another run directory than `--out`. Without `--out`, their run
+    directory must belong to a training of the job, because this launcher would write there.
     """
     from dslc.runtime.hosts.rendezvous_address import RendezvousError
 

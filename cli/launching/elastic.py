@@ -101,11 +101,11 @@ def train_elastic(ready: Ready, address: str, out: str | None, then: Then) -> in
 
 
 def _outlive() -> None:
-    """Waits for Kubernetes to end this pod, as it does when that of the coordinator has ended, for `_LAST` seconds at
-    most.
+    """Waits for Kubernetes to end this pod, for `_LAST` seconds at most. It ends the pod when the coordinator's pod has
+    ended.
 
-    If one of the pods was given up and all others ended within a second or so, Kubernetes would see that all have ended
-    and one has failed, and say so of the Job, before it looks whether one has ended well.
+    Otherwise the Job may fail if one pod was given up, and all others end within a second or so. Kubernetes sees that
+    all pods have ended and one has failed, before it looks whether one has ended well.
     """
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())

@@ -1,10 +1,10 @@
-"""Trains with others: with the launchers of several hosts, each of which runs the same command, or with the processes
-that torchrun or another launcher has started, one for each rank. This is one of them.
+"""Trains with other launchers or processes. Either the launchers of several hosts all run the same command, or torchrun
+or another launcher has started one process for each rank. This process is one of them.
 
-Model: every one compiles the job by itself. They meet (runtime/hosts/launcher_group.py) and compare what each knows
-of the job: versions, the texts of the job, the modules and the data that it names, the plan, GPUs. The coordinator's
-run directory has everything; a host that sees the same folder writes the logs of its ranks there, another one into a
-run directory of its own.
+Model: every one compiles the job by itself. They meet (runtime/hosts/launcher_group.py) and compare their facts of the
+job: versions, the texts of the job, the modules and the data that it names, the plan, GPUs. The coordinator's run
+directory has everything. A host that sees the same folder writes the logs of its ranks there, any other host into a run
+directory of its own.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class HostPaths:
 
 
 def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
-    """Trains with those that come to the rendezvous, or that the launcher has started, and returns the exit status that
-    `then` gives for the outcome, the report (on the coordinator) and the run directory. Raises RendezvousError, and
-    FolderInUseError.
+    """Trains with the hosts that come to the rendezvous, or the processes that the launcher has started. Returns the
+    exit status that `then` gives for the outcome, the report (on the coordinator) and the run directory. Raises
+    RendezvousError, and FolderInUseError.
 
     The coordinator writes all before another ends: mpirun ends the others soon after one process has ended with an
-    error. Then the others end after it: that of MPICH can lose the exit status of processes that end at the same
-    moment.
+    error. The other processes end after the coordinator: MPICH's mpirun can lose the exit status of processes that end
+    at the same moment.
     """
     from dslc.runtime.hosts.launcher_group import meet
     from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
@@ -114,10 +114,11 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
 
 
 def wait_for_speaker(world: World | None) -> None:
-    """Waits, in a process that leaves with nothing said, for the one that speaks: torchrun and mpirun end all others as
-    soon as one has left with an error. They end this one when the other has left; else it leaves by itself.
+    """Waits, in a process that leaves without a message, for the process that writes the messages. torchrun and mpirun
+    end all processes as soon as one has left with an error. They end this process when the other has left; else it
+    leaves by itself.
 
-    A speaker on this host is waited for until it ends, and one that is not seen here for some time.
+    It waits for the end of a speaker on this host, and for some time if the speaker is not seen here.
     """
     from dslc.runtime.process.lifetime import end_with
 
@@ -157,7 +158,7 @@ def _speaker_of(world: World, launcher: int) -> int | None:
 
 def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
     """Tells the other processes of a launcher why this one cannot train; all of them then leave. Returns True if they
-    met, when the one that speaks has spoken.
+    met, and the process that writes the messages has written its message.
     """
     from dslc.runtime.hosts.launcher_group import meet
     from dslc.runtime.hosts.rendezvous_address import RendezvousError

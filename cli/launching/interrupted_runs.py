@@ -1,4 +1,4 @@
-"""Trainings all of whose launchers were lost at once: the same commands, typed again, go on with them.
+"""Trainings that lost all launchers at once: the same commands, typed again, go on with them.
 
 Model: the run directory has the plan, the state that the launcher has written last (runtime/process/run_status.py), and
 the lock, which a launcher holds as long as it lives. A training of the same plan whose launcher is gone, but has not
@@ -26,8 +26,8 @@ _ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 
 
 def starts_before(folder: str, plan_of: Callable[[int], str]) -> int:
-    """Returns how often the ranks were started of a training that was cut off in this run directory; 0 if there is
-    none. `plan_of` gives the hash of the job's plan on so many nodes, or "".
+    """Returns how often the ranks of a training that was cut off in this run directory were started; 0 without such a
+    training. `plan_of` gives the hash of the job's plan on a number of nodes, or "".
     """
     status = read_status(folder)
     if status is None or status.state not in ALIVE or not (silence(folder, status) or _is_free(folder)):

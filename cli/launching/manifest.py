@@ -1,10 +1,10 @@
 """The manifest of `dslc submit` for Kubernetes: what a job asks of the cluster, from its plan.
 
-Model: for each training a ConfigMap with the job as resolved, a Secret by which several pods know each other, a
-headless Service, and an indexed Job with a pod for each node, whose agent forks the ranks; with `jobset` among the
-options a JobSet, which makes the Service itself. All pods run the same command. A pod that fails is made again, and so
-are the others, which lose it: the training goes on from its newest checkpoint. A pod that Kubernetes takes away does
-not count.
+Model: each training has a ConfigMap with the job as resolved, a Secret by which several pods know each other, a
+headless Service, and an indexed Job. The Job has a pod for each node, whose agent forks the ranks. With `jobset` among
+the options it is a JobSet, which makes the Service itself. All pods run the same command. A pod that fails is made
+again, and so are the others, which lose it: the training goes on from its newest checkpoint. A pod that Kubernetes
+takes away does not count.
 
 An elastic job has a pod for each node that it can use at most. Their command names all of them as the rendezvous, and
 those that run train; others wait for room in the cluster, and come later. A pod that fails is made again while the rest
@@ -44,8 +44,8 @@ class OptionError(Exception):
 
 
 def manifest(runs: Sequence[Ready], folders: Sequence[str], name: str, new_token: Callable[[], str]) -> dict[str, Any]:
-    """Returns what is handed to `kubectl apply`: a list of resources for trainings that are alike but for the values of
-    a sweep, each with its folder. `new_token` makes the secret of one. Raises OptionError.
+    """Returns the text for `kubectl apply`: a list of resources for trainings, each with its folder. The trainings are
+    alike except for the values of a sweep. `new_token` makes the secret of one. Raises OptionError.
     """
     items: list[dict[str, Any]] = []
     for ready, folder in zip(runs, folders, strict=True):
@@ -58,7 +58,7 @@ def text_of(made: Mapping[str, Any]) -> str:
 
 
 def name_of(job: str, folder: str) -> str:
-    """Returns the name of a training's resources: that of the job, and one of its folder."""
+    """Returns the name of a training's resources, made of the job's name and a name for its folder."""
     plain = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")[:_LONGEST].strip("-") or "job"
     return f"{plain if plain[0].isalpha() else f'j-{plain}'}-{hashlib.sha256(folder.encode()).hexdigest()[:6]}"
 
@@ -147,14 +147,14 @@ def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: di
 
 
 def _of_all_pods(restarts: int) -> dict[str, Any]:
-    """Returns what follows when pods of a fixed number end: all of them begin again, up to so many times."""
+    """Returns what follows when pods of a fixed number end: all of them begin again, up to `restarts` times."""
     rules = [_TAKEN_AWAY, _on_status("FailJob", JOB_AT_FAULT, WRONG_USAGE)]
     return {"backoffLimit": restarts, "podFailurePolicy": {"rules": rules}}
 
 
 def _of_each_pod(compiled: Compiled) -> dict[str, Any]:
-    """Returns what follows when a pod of an elastic job ends. One that was asked to stop has stopped all of them; they
-    are made again and go on, but for `dslc stop`, which has them end with the status of a job at fault.
+    """Returns what follows when a pod of an elastic job ends. A pod that was asked to stop has stopped all pods; they
+    are made again and go on. After `dslc stop` they end with the status of a job at fault instead.
     """
     counts = compiled.analysis.layout.node_counts
     rules = [

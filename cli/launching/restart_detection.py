@@ -56,20 +56,20 @@ def is_training_done(ready: Ready, out: str | None) -> bool:
 
 
 def _pod_status(ready: Ready, out: str | None) -> RunStatus:
-    """Returns the status of the training in the run directory of a pod; that of none elsewhere."""
+    """Returns the status of the training in the run directory of a pod; outside of a pod, an empty status."""
     told = read_status(out) if out is not None and is_in_pod(ready) else None
     return told or RunStatus(state="")
 
 
 def plan_on(ready: Ready, nodes: int) -> str:
-    """Returns the hash of the plan on so many nodes; "" if the job does not train on them."""
+    """Returns the hash of the plan on `nodes` nodes; "" if the job does not train on them."""
     if not ready.counts:
         return ready.program.plan_hash if nodes == ready.compiled.plan.topology.nodes else ""
     return ready.on(nodes).program.plan_hash if nodes in ready.counts else ""
 
 
 def folder_of(ready: Ready, out: str | None) -> str:
-    """Returns the run directory, made anew or that of the attempt before. Raises FolderInUseError."""
+    """Returns the run directory: a new one, or the previous attempt's. Raises FolderInUseError."""
     world = ready.world
     if world is None or not world.run or out is not None:
         return make_folder(ready.program, out)

@@ -3,7 +3,7 @@
 Model: one task a node, whose agent forks the ranks of that node. The script starts them by `srun`, and asks
 slurm_requeue.py what follows: the end, another start in the same allocation, or a place in the queue again. The warning
 before the time limit comes early enough for `_STEPS` steps and a checkpoint, as the plan predicts them. An elastic job
-takes as many nodes as SLURM has for it, of which it uses as many as it trains on.
+takes as many nodes as SLURM has for it, and uses as many of them as it trains on.
 
 Limits: the host's memory beside GPUs, and the speed of the disk, are supposed; `options` say otherwise.
 """
@@ -30,8 +30,8 @@ _LAUNCHER = 1 << 30
 
 
 def slurm_script(runs: Sequence[Ready], folders: Sequence[str], folder: str, job: str) -> str:
-    """Returns the script for trainings that are alike but for the values of a sweep, each with its folder; `job` is the
-    name to show.
+    """Returns the script for trainings that are alike except for the values of a sweep, each with its folder; `job` is
+    the name to show.
     """
     ready = runs[0]
     launch = ready.compiled.analysis.job.launch

@@ -9,7 +9,7 @@ before it has the secret of the run. Lines on standard input ask for more: `stop
 Contract: the command and its ranks end with this process, however it ends; and it ends when its input does, or when no
 line has come for `SILENCE` seconds: the starting command was killed, or the connection is gone. Where a signal ends the
 command, it is started again, `RESTARTS` times in all: then the other hosts, which wait for this one, go on. The exit
-status is that of the command, 128 + N where signal N ended it.
+status is the command's, 128 + N where signal N ended it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The hosts that `ssh` has reached, while they train: what is passed on to them, and what comes from them.
+"""The hosts that `ssh` has reached, while they train: the lines that they receive, and the lines that they print.
 
-Model: `FixedHosts` has a fixed number of hosts, of which the loss of one ends all. `ElasticHosts` has those of an
-elastic job: the ones that can be reached train, and the others are tried again, at growing intervals, and join them.
-How a host is started, and what its end by itself means, is ssh_launch.py's.
+Model: `FixedHosts` has a fixed number of hosts, and the loss of one ends all. `ElasticHosts` has the hosts of an
+elastic job: reachable hosts train; unreachable hosts are tried again, at growing intervals, and join them. How a host
+is started, and what its end by itself means, is ssh_launch.py's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Host:
 
 
 def end(hosts: Sequence[Host]) -> None:
-    """Ends what is left on these hosts, each of which notices that nothing more comes, and waits for it."""
+    """Ends the remaining processes on these hosts and waits for them. Each host notices that its input has ended."""
     for host in hosts:
         host.tell("end")
         with contextlib.suppress(OSError):
@@ -174,8 +174,8 @@ class _Hosts(ABC):
 
 
 class FixedHosts(_Hosts):
-    """A fixed number of hosts. Their exit status is that of the first; of the others is printed, at the end, what the
-    first has not said.
+    """A fixed number of hosts. The first host's exit status counts. At the end, lines of the other hosts that the first
+    has not printed are printed.
     """
 
     def __init__(self, hosts: list[Host], board: RunControl, why: Callable[[Host], str]) -> None:

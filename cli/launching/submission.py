@@ -47,7 +47,7 @@ def write_submission(folder: str, made: Submission) -> None:
 def read_submission(folder: str) -> Submission | None:
     """Returns the job that runs a folder; None if it was not submitted, or the file could not come from `dslc submit`.
 
-    The words of a submission become arguments of `scancel` and `kubectl`, so that each has to be a plain name.
+    The words of a submission become arguments of `scancel` and `kubectl`, so each word must be a plain name.
     """
     return _read_submission(folder)[0]
 
@@ -119,8 +119,9 @@ class Queue:
 
 
 def pods_of(made: Submission) -> tuple[str, str] | None:
-    """Returns the phase of the pods of a job in Kubernetes, and why they are in it: that of those furthest from an end
-    well, or nearest in an elastic job; ("", "") if there are none, None where nobody can be asked.
+    """Returns the phase of the pods of a job in Kubernetes, and why they are in it. If phases differ, it returns the
+    phase of the pods furthest from a good end, or nearest to it in an elastic job. ("", "") if the job has no pods,
+    None where `kubectl` gives no answer.
     """
     space = ["--namespace", made.space] if made.space else []
     told = command(["kubectl", "get", "pods", "--selector", f"dslc-run={made.job}", "--output", "json", *space])

@@ -1,14 +1,14 @@
 """Notes what tracing looks at: files, environment variables, and things that cannot be compared later.
 
-Model: a child watches itself while it traces (`DependencyRecorder`): Python's audit events name the files that are
-opened, the environment notes the variables that the user's code reads (those of libraries are in each key), and
-standard output and error whether anything is written. Files of the standard library and of installed distributions are
-known by the distributions' versions; all others count by their content, and so do the sources of modules from
+Model: a child watches itself while it traces (`DependencyRecorder`). Python's audit events name the files that are
+opened. The environment notes the variables that the user's code reads (variables of libraries are in each key).
+Standard output and error note whether anything is written. Files of the standard library and of installed distributions
+are known by the distributions' versions; all others count by their content, and so do the sources of modules from
 elsewhere.
 
 Contract: `dependencies` is None if anything was done that may come out otherwise another time, or that has an effect
-beside its result: a process was started, a connection opened, a file written, a folder listed, text printed, or
-Python's or numpy's own random numbers were drawn.
+beside its result. Such are: starting a process, opening a connection, writing a file, listing a folder, printing text,
+drawing Python's or numpy's own random numbers.
 
 Limits: the clock, and questions whether a file exists, are not seen.
 """

@@ -1,7 +1,7 @@
 """Tries a user's network on real samples, in the child that has traced it (runtime/step/network_trial.py).
 
-A trial is bounded: a network that is large, or that takes long, is traced and not tried, and nothing is said of what
-only a trial shows.
+A trial is bounded: a network that is large, or that takes long, is traced and not tried. Faults that only a trial shows
+are then not reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def can_try(facts: ModelFacts) -> bool:
 
 
 def undone(model: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Returns those of the modules that are in training mode after `model.train()`."""
+    """Returns the modules among `names` that are in training mode after `model.train()`."""
     return tuple(name for name in names if model.get_submodule(name).training)
 
 
@@ -78,7 +78,9 @@ def try_network(
     batch: Any,
     restored: tuple[str, ...],
 ) -> NetworkFacts:
-    """Returns the facts of a traced network with those of a trial on `batch`, or with the reason why it failed."""
+    """Returns the facts of a traced network with the facts of a trial on `batch`, or with the reason why the trial
+    failed.
+    """
     from dslc.compiler.graph.constants import loss_step
     from dslc.runtime.step.network_trial import NetworkTrial
 

@@ -1,9 +1,9 @@
 """Outputs of the network for a few samples, with their targets, by which a loss and metrics are tried.
 
-Model: a child opens the data and makes the network with its initial values, as a training on one rank does, and writes
-the outputs of its training mode, for a loss, and of its evaluation mode, for metrics. Where that
-cannot be, outputs are invented: numbers around zero, and the same as probabilities and as their logarithms, as networks
-that end in an activation give them. Whoever fails on all of these may still be right.
+Model: a child opens the data and makes the network with its initial values, as a training on one rank does. It writes
+the outputs of its training mode, for a loss, and of its evaluation mode, for metrics. Where that cannot be, outputs are
+invented: numbers around zero, and the same as probabilities and as their logarithms, as networks that end in an
+activation give them. Whoever fails on all of these may still be right.
 
 Limits: there are none of a network with more than `PARAMETERS` or `FLOPS`, nor where the job has faults that keep it
 from being analysed. `model.weights` is not read: outputs of other values have the same form.

@@ -1,7 +1,7 @@
-"""Makes a user's data set a second time, as every rank does, and compares some samples with those of the first.
+"""Makes a user's data set a second time, as every rank does, and compares some samples with samples of the first.
 
 Model: two children make it, each with its own entropy, clock and process, and the generators seeded as in a rank. If
-the source lists folders, a third child is given the names in another order; if its module makes sets whose order may
+the source lists folders, a third child is given the names in another order. If its module makes sets whose order may
 count, another interpreter is started, whose texts have other hashes. Each sample is read twice: what differs then is
 drawn anew at each access, and is not compared.
 

@@ -1,16 +1,16 @@
 """Keeps what tracing a network found, in the user's cache, for the next time that everything is the same.
 
-Model: an entry's name is a digest of what is known beforehand: the call with its arguments, the settings that tracing
-depends on, a sample's shape, the versions of Python and of every installed distribution, dslc's own code, the
-processor, the modules that could be imported from the job's folder, and the variables that libraries read. In it are
-also the files and variables that tracing looked at (dependency_recorder.py); it is taken only if these have the same
-content now. Nothing else is imported or run to find out: a hit loads neither torch nor a line of the user's.
+Model: an entry's name is a digest of what is known beforehand. That is the call with its arguments, the settings that
+tracing depends on, and a sample's shape; the versions of Python and of every installed distribution; dslc's own code;
+the processor; the modules that could be imported from the job's folder; and the variables that libraries read. In it
+are also the files and variables that tracing looked at (dependency_recorder.py); it is taken only if these have the
+same content now. Nothing else is imported or run to find out: a hit loads neither torch nor a line of the user's.
 
-Contract: facts that are taken are those that tracing would find. What prints, fails, looks at numbers, leaves processes
-behind or does anything else whose result may be another next time is not kept. Of the samples that a network is
-tried with, the description of their source is compared, not their numbers. An entry is JSON, read by the codec, and
-begins with its checksum; what is damaged, of another user, or could have been written by one, is not read. An entry is
-written whole or not at all, so that several processes may read and write at once. Nothing fails because of the cache.
+Contract: cached facts equal the facts that tracing would find. What prints, fails, looks at numbers, leaves processes
+behind or does anything else whose result may be another next time is not kept. Of the samples that a network is tried
+with, the description of their source is compared, not their numbers. An entry is JSON, read by the codec, and begins
+with its checksum; what is damaged, of another user, or could have been written by one, is not read. An entry is written
+whole or not at all, so that several processes may read and write at once. Nothing fails because of the cache.
 
 `DSLC_TRACE_CACHE=off` in the environment switches it off.
 """
@@ -76,8 +76,8 @@ class TraceCache:
         return facts
 
     def watched(self, work: Callable[[], Any], prepare: Callable[[], None]) -> Callable[[], Any]:
-        """Returns work for a child that does this, and tells what it looked at. `prepare` comes first, unwatched: it
-        reads data, of which only the source's description is in the key.
+        """Returns work for a child that does `work`, and reports the files and variables it looked at. `prepare` comes
+        first, unwatched: it reads data, and the key has only the description of the data's source.
         """
         if not self._path:
 

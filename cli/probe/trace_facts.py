@@ -1,6 +1,6 @@
 """The facts of a job that its functions and its other libraries tell: each is called in a child, once.
 
-Model: first the source, whose batches the network is traced with, then the network, then the loss, the metrics and the
+Model: first the source, whose batches the network is traced with; then the network; then the loss, the metrics and the
 rest, which are tried with outputs like the network's.
 """
 

@@ -79,7 +79,9 @@ def _load_job(job: str, settings: Sequence[str]) -> LoadResult:
 def _all_settings(
     settings: Sequence[str], values: Mapping[str, Any] | None, objects: Mapping[str, Any]
 ) -> Iterator[list[str]]:
-    """Yields all settings: those of the objects first, so that others may change their arguments."""
+    """Yields all settings: settings of the objects come first, so that other settings may change the objects'
+    arguments.
+    """
     if isinstance(settings, str):
         raise TypeError("`settings` is a list of texts: `settings=['train.epochs=2']`")
     try:
@@ -153,13 +155,12 @@ def run(
     """Trains, as `dslc run` does, and returns the metrics and the trained module to the caller.
 
     `job` may be a plan file, which takes no settings. The processes are started from a fresh interpreter, so it may be
-    called from a notebook, or after torch has been used. Objects go there by cloudpickle: what a module has by its
-    name, what is defined in the program itself, lambdas and local classes too, by value; so does
-    `python("__main__:f")`. With `quiet` nothing is printed. `callback` is called, in this process, with each record of
-    `metrics.jsonl`; an exception of it ends the training after a step, and is raised.
-    Raises `JobError` if the job is at fault, `dslc.runs.run_folder.FolderInUseError` if `out` holds other things or
-    another run is writing there, `TrainingError` if the training failed, TypeError for an object that cannot be passed
-    to another process.
+    called from a notebook, or after torch has been used. Objects go there by cloudpickle: objects of a module by name;
+    objects defined in the program itself by value, lambdas and local classes too. So does `python("__main__:f")`. With
+    `quiet` nothing is printed. `callback` is called, in this process, with each record of `metrics.jsonl`; an exception
+    of it ends the training after a step, and is raised. Raises `JobError` if the job is at fault;
+    `dslc.runs.run_folder.FolderInUseError` if `out` holds other things or another run is writing there; `TrainingError`
+    if the training failed; TypeError for an object that cannot be passed to another process.
     """
     with _all_settings(settings, set, objects) as laid:
         return _run(job, laid, out, quiet, callback)
@@ -233,8 +234,8 @@ def predict(
     **objects: Any,
 ) -> str:
     """Writes the outputs of a checkpoint for every sample of a split (`train`, `validation`, `test` or `all`) to
-    `output`, an `.npz` or `.safetensors` file, whose path it returns: `output`, or `output.NAME` for each tensor of a
-    structure, and `index`, the numbers of the samples. Raises `JobError` and `CommandError`.
+    `output`, and returns its path. The `.npz` or `.safetensors` file holds `output`, or `output.NAME` for each tensor
+    of a structure, and `index`, the numbers of the samples. Raises `JobError` and `CommandError`.
     """
     with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         run_command("predict", path, laid, ["-o", output, "--split", split, *_checkpoint_options(checkpoint)])

@@ -68,7 +68,7 @@ def run_command(
 
 
 def _named(settings: Sequence[str]) -> list[str]:
-    """Returns the functions that settings name, of which those of this program are handed over."""
+    """Returns the functions that settings name; the functions of this program are handed over."""
     return [text.split('"')[1] for text in " ".join(settings).split("python(")[1:] if text.startswith('"')]
 
 

@@ -99,7 +99,7 @@ def _best_weights(job: JobSpec) -> SelectedWeights:
 
 
 def _places(job: JobSpec) -> list[str]:
-    """Returns the places of the job's checkpoints: its own folder of them, its run directories, those of a sweep."""
+    """Returns the places of the job's checkpoints: its own folder, its run directories, and a sweep's."""
     runs = os.path.join(os.path.abspath("runs"), glob.escape(job.name))
     found = [path for depth in ("*", os.path.join("*", "*")) for path in glob.glob(os.path.join(runs, depth))]
     own = [job.checkpoint.dir] if job.checkpoint.dir and os.path.isdir(job.checkpoint.dir) else []

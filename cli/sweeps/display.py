@@ -64,7 +64,7 @@ class _Followed:
 
 
 class _BaseDisplay(ABC):
-    """The trainings that are followed, and what is said of them in words, each line after the name of its training."""
+    """The trainings that are followed, and the messages about them, each line after the name of its training."""
 
     def __init__(self, screen: TextIO) -> None:
         self._screen = screen

@@ -1,7 +1,7 @@
 """Runs the trainings of a sweep, one after another or several at once, and goes on with a sweep that was killed.
 
-Model: each combination has a sub-folder, which is a run directory of its own. A training whose `status.json` says that
-it is done, and whose `job.plt` is that of the combination, is not done again. An unfinished one resumes from its newest
+Model: each combination has a sub-folder, which is a run directory of its own. A training is not done again if its
+`status.json` says that it is done, and its `job.plt` matches the combination. An unfinished one resumes from its newest
 checkpoint, or begins again without one.
 
 Contract: a training that fails does not end the others. Ctrl-C ends those that run after their step, and begins no
@@ -49,9 +49,9 @@ Runner = Callable[[Sequence[SweepTraining]], int]
 
 
 def run_sweep(loaded: LoadResult, runs: Sequence[Ready], folder: str, run: Runner, again: Sequence[str]) -> int:
-    """Runs what is left of a sweep by `run`, which returns the worst of the exit statuses; shows the table, and how to
-    go `again` (the command without --out) if something is left; returns the status. Raises FolderInUseError before the
-    first training.
+    """Runs the unfinished trainings of a sweep by `run`, which returns the worst of the exit statuses. Shows the table,
+    and if trainings remain, the command to go on: `again` (the command without --out). Returns the status. Raises
+    FolderInUseError before the first training.
     """
     with claim_folder(folder, None):
         places = trainings(loaded, runs, folder)
@@ -95,9 +95,7 @@ def one_after_another(train: Callable[[SweepTraining], int]) -> Runner:
 
 
 def trainings(loaded: LoadResult, runs: Sequence[Ready], folder: str) -> list[SweepTraining]:
-    """Returns the trainings of a sweep, of which those that were begun go on. Raises FolderInUseError if a folder holds
-    something else.
-    """
+    """Returns the trainings of a sweep; begun ones go on. Raises FolderInUseError if a folder holds something else."""
     places = [place for place, _ in folders_of(loaded, [ready.loaded for ready in runs], folder)]
     found = []
     for number, (place, ready) in enumerate(zip(places, runs, strict=True), 1):

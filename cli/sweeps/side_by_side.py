@@ -51,7 +51,7 @@ class NotHeld(Exception):
 
 
 def places_for(runs: Sequence[Ready], count: int) -> list[DeviceShare]:
-    """Returns `count` places of this machine, each of which holds any of the trainings. Raises NotHeld."""
+    """Returns `count` places of this machine; each of them holds any of the trainings. Raises NotHeld."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     machine = runs[0].compiled.analysis.facts.machine
     memory = machine.memory if machine is not None else 0
@@ -62,9 +62,7 @@ def places_for(runs: Sequence[Ready], count: int) -> list[DeviceShare]:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The share of a machine that one training takes: `named` are the GPUs that its job names, `memory` that of the
-    host.
-    """
+    """The share of a machine that one training takes: `named` are the GPUs that its job names, `memory` the host's."""
 
     processes: int
     gpu: bool
@@ -205,7 +203,7 @@ class _ParallelSweep:
             os.kill(child.process, signal.SIGTERM)  # no race: it is not waited for yet
 
     def close(self) -> None:
-        """Ends what is left, after an error of this process."""
+        """Ends the remaining trainings, after an error of this process."""
         for child in self._running:
             os.kill(child.process, signal.SIGKILL)
             os.waitpid(child.process, 0)

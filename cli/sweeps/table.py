@@ -32,8 +32,8 @@ _LOWER = ("loss", "perplexity", "mse")  # kinds of metrics that fall as a traini
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep as written in its folder: `runs` are pairs (sub-folder, values), the values those of `paths`; `highest`
-    says of a metric whether its highest value is the best.
+    """A sweep as written in its folder: `runs` are pairs (sub-folder, values), with a value for each of `paths`;
+    `highest` says of a metric whether its highest value is the best.
     """
 
     job: str
@@ -55,8 +55,8 @@ class SweepRow:
 
 
 def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: JobProgram) -> None:
-    """Writes `sweep.json`: the combinations of `loaded` are trained in the sub-folders `names`; `program` is that of
-    one of them.
+    """Writes `sweep.json`: the combinations of `loaded` are trained in the sub-folders `names`; `program` is the
+    program of one of them.
     """
     sweep = Sweep(
         job=program.file,

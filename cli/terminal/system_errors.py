@@ -30,7 +30,7 @@ def in_words(error: OSError) -> str:
 
 
 def remedy(error: OSError, command: str) -> str:
-    """Returns what to do about an error of a command; "" if nobody knows, and the error has to be looked at."""
+    """Returns what to do about an error of a command; "" if the remedy is unknown."""
     number = error.errno or 0
     if error.filename is None:
         if number == errno.ENOENT and not _has_folder():

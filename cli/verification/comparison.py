@@ -2,8 +2,8 @@
 
 Model: four invariants of the language, each checked on the ranks' observations (runtime/measure/observe.py): the
 samples of each step, by number and by content; the initial values; losses, their count and the norm of the gradient,
-step by step; the parameters after the last step, and a third training, in one process, that resumes from the plan's
-checkpoint. Of several broken invariants only the cause is reported: if samples or initial values differ, the
+step by step; the parameters after the last step. The last includes a third training, in one process, that resumes from
+the plan's checkpoint. Of several broken invariants only the cause is reported: if samples or initial values differ, the
 consequences are shown and not judged.
 
 Tolerances, the largest accepted difference (`Tolerance`):
@@ -13,22 +13,23 @@ Tolerances, the largest accepted difference (`Tolerance`):
                                         division amplifies rounding where gradients vanish; half that sum with Adagrad
                                         and RMSprop, which have nothing to damp it; twice that sum for the bias of an
                                         attention's keys (`KEYS`) with any of these, which has no gradient but rounding
-    bf16, fp16    2e-2        5e-2      all together: 0.2 of the way that they went, root mean squares
+    bf16, fp16    2e-2        5e-2      all together: 0.2 of the distance that they moved, root mean squares
 
 A loss is compared relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
-A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py), as a fault in
-code that the plan and the one process share (optimizer, decay, schedule, clipping) would show in neither. If the model
-allows it both are trained in float64, and must agree to `EXACT`, as there is no rounding to allow for; else as above.
+A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py), because a fault
+in code that the plan and the one process share (optimizer, decay, schedule, clipping) would show in neither. If the
+model allows it both are trained in float64, and must agree to `EXACT`, as there is no rounding to allow for; else as
+above.
 
-If this fails in fp32, both are trained again in float64, if the model can be and there is no pipeline, and must agree
-to `EXACT`: rounding cannot lead them apart there, and a fault does. Else the one process is trained again, in float64
-if its model allows it, and with the samples of each batch in other orders: the rounding of float32 measured so, times
-`ROUNDING`, is accepted as well. Deep networks with batch statistics over few numbers need the former; Adam needs the
-latter if a gradient is a sum that cancels, as of `l1`.
+If this fails in fp32, both are trained again in float64, if the model can be and the plan has no pipeline. They must
+agree to `EXACT`: rounding cannot lead them apart there, and a fault does. Else the one process is trained again, in
+float64 if its model allows it, and with the samples of each batch in other orders: the rounding of float32 measured so,
+times `ROUNDING`, is accepted as well. Deep networks with batch statistics over few numbers need the former; Adam needs
+the latter if a gradient is a sum that cancels, as of `l1`.
 
-With noise kept on (`--noise`) no two ranks draw the same. The difference between trainings in one process with other
-orders of samples, and so other noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another
+With noise kept on (`--noise`) no two ranks draw the same. Trainings in one process with other orders of samples, and so
+other noise, differ. That difference, times `NOISE`, is accepted: a coarse comparison, which finds noise of another
 size. The plain loop draws what the one process draws.
 
 A network with parameters in 16 bits is compared as above first. If the numbers differ, and it cannot be trained in
@@ -131,7 +132,7 @@ class Verdict:
 @dataclass(frozen=True)
 class Rounding:
     """Differences between trainings in one process that differ in float32's rounding, or in their noise: up to each
-    step, of each tensor. So many `times` of it is accepted.
+    step, of each tensor. A multiple, `times`, of the difference is accepted.
     """
 
     losses: Sequence[float] = ()
@@ -229,10 +230,10 @@ def noisy(seen: Observation) -> bool:
 
 
 def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exact: bool, low: bool = False) -> Finding:
-    """Compares the training of one process with that of the plain loop; `exact`: both in float64; `low`: the network
-    computes in 16 bits.
+    """Compares the training of one process with the training of the plain loop; `exact`: both in float64;
+    `low`: the network computes in 16 bits.
 
-    In the first step, where they begin alike, the first difference names the fault: the rate, the loss, the norm of the
+    In the first step both begin alike, so the first difference names the fault: the rate, the loss, the norm of the
     gradient or, if these agree, the update.
     """
     finding = Finding()

@@ -34,8 +34,8 @@ class CannotShrink(Exception):
 
 
 def observed(job: JobSpec) -> JobSpec:
-    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations, but for
-    their metrics, which goals may name.
+    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations. It keeps
+    the metrics of evaluations, which goals may name.
     """
     checkpoint = CheckpointSpec(asynchronous=job.checkpoint.asynchronous)
     train = replace(job.train, max_time=None)
