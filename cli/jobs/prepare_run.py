@@ -102,7 +102,7 @@ def detect_launcher(
     analysis: Analysis, report: Report, around: LaunchContext, *, elastic: bool = False
 ) -> World | None:
     """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
-    the job, a job of several nodes that would run on one node, and a job of one node whose hosts would meet.
+    the job. Reports a job of several nodes that would run on one node, and a job of one node whose hosts would meet.
     """
     nodes, job = analysis.layout.nodes, analysis.job
     by_ssh = isinstance(job.launch.with_, SSH) and around.environ is not None and not around.hosts

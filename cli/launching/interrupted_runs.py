@@ -1,7 +1,7 @@
 """Trainings that lost all launchers at once: the same commands, typed again, go on with them.
 
 Model: the run directory has the plan, the state that the launcher has written last (runtime/process/run_status.py), and
-the lock, which a launcher holds as long as it lives. A training of the same plan whose launcher is gone, but has not
+the lock. A launcher holds the lock as long as it lives. A training of the same plan whose launcher is gone, but has not
 said how it ended, was cut off. Its next start is one more of its starts: the ranks go on from its newest checkpoint.
 
 Limits: on a file system without locks, a launcher of another host is taken to be gone when it has been silent for a

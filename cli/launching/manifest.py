@@ -1,10 +1,10 @@
 """The manifest of `dslc submit` for Kubernetes: what a job asks of the cluster, from its plan.
 
-Model: each training has a ConfigMap with the job as resolved, a Secret by which several pods know each other, a
-headless Service, and an indexed Job. The Job has a pod for each node, whose agent forks the ranks. With `jobset` among
-the options it is a JobSet, which makes the Service itself. All pods run the same command. A pod that fails is made
-again, and so are the others, which lose it: the training goes on from its newest checkpoint. A pod that Kubernetes
-takes away does not count.
+Model: each training has a ConfigMap with the resolved job, a Secret by which several pods know each other, a headless
+Service, and an indexed Job. The Job has a pod for each node, whose agent forks the ranks. With `jobset` among the
+options it is a JobSet, which makes the Service itself. All pods run the same command. A pod that fails is made again,
+and so are the others, which lose it: the training goes on from its newest checkpoint. A pod that Kubernetes takes away
+does not count.
 
 An elastic job has a pod for each node that it can use at most. Their command names all of them as the rendezvous, and
 those that run train; others wait for room in the cluster, and come later. A pod that fails is made again while the rest

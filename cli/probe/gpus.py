@@ -1,6 +1,6 @@
 """The GPUs of this machine: their memory, and for `gpus = free(n)` those that nobody uses.
 
-Model: a process that uses a GPU takes some hundreds of MiB of it for its context before the first tensor, so a GPU with
+Model: a process that uses a GPU takes some hundreds of MiB of it for its context before the first tensor. So a GPU with
 less than `IN_USE` taken is free. `nvidia-smi`, which comes with the driver, says how much is taken. The processes that
 this one starts then see the free ones alone (CUDA_VISIBLE_DEVICES), numbered from 0: the plan has their count.
 

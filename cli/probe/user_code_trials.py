@@ -202,7 +202,7 @@ def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
 
 def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: TrialBatches, report: Report) -> None:
     """Makes a user's metric. If its input is known and not large, tries whether its states add up over ranks, and
-    whether it gives the numbers that goals look at.
+    whether it gives the numbers of the goals.
     """
     from dslc.compiler.graph.constants import loss_step, metric_step
 

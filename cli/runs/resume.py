@@ -5,7 +5,7 @@ Model: the newest checkpoint in a folder that is whole (every file is read) and 
 whole one does not fit is an error at the job's field.
 
 Limits: facts that the compiler does not know (a `python(…)` model that was not traced, data that is not here) are not
-compared, and a warning says so.
+compared. A warning says so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The folder of a run: its name, the check that a run may write into it, and its lock.
 
-Model: a run directory is recognized by the lock file that every run leaves in it (or by `plan.json` and `program.json`,
-as older versions left no such file). A folder that holds anything else is refused: a run overwrites `metrics.jsonl`,
-`weights.safetensors` and other names. Names that begin with a dot are ignored, and so are other run directories, and
-checkpoints that were copied there to resume from. A run directory that holds a run is refused too, unless the job says
-`resume = auto`, which resumes it.
+Model: a run directory is recognized by the lock file that every run leaves in it. Older versions left no lock file:
+their directories are recognized by `plan.json` and `program.json`. A folder that holds anything else is refused: a run
+overwrites `metrics.jsonl`, `weights.safetensors` and other names. Names that begin with a dot are ignored, and so are
+other run directories, and checkpoints that were copied there to resume from. A run directory that holds a run is
+refused too, unless the job says `resume = auto`, which resumes it.
 
 Contract: one training at a time writes into a run directory, or into a `checkpoint.dir`. The lock is `flock` on the
 lock file, which names its holder; the system releases it when the process that took it ends, in any way. Forked

@@ -17,10 +17,10 @@ Tolerances, the largest accepted difference (`Tolerance`):
 
 A loss is compared relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
-A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py), because a fault
-in code that the plan and the one process share (optimizer, decay, schedule, clipping) would show in neither. If the
-model allows it both are trained in float64, and must agree to `EXACT`, as there is no rounding to allow for; else as
-above.
+A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py), which finds
+faults in shared code. A fault in code that the plan and the one process share (optimizer, decay, schedule, clipping)
+would show in neither. If the model allows it both are trained in float64, and must agree to `EXACT`, as there is no
+rounding to allow for; else as above.
 
 If this fails in fp32, both are trained again in float64, if the model can be and the plan has no pipeline. They must
 agree to `EXACT`: rounding cannot lead them apart there, and a fault does. Else the one process is trained again, in
@@ -33,7 +33,7 @@ other noise, differ. That difference, times `NOISE`, is accepted: a coarse compa
 size. The plain loop draws what the one process draws.
 
 A network with parameters in 16 bits is compared as above first. If the numbers differ, and it cannot be trained in
-float64 or rounds there too, the tolerances of bf16 and fp16 hold, and a note names the parameters.
+float64 or rounds there too, the tolerances of bf16 and fp16 hold. A note names the parameters.
 
 Limits: noise that remains when dropout is off, statistics per rank or per micro-batch, and steps that fp16 skips in one
 training alone, differ by nature: results that depend on them are shown, with the reason, and not judged.

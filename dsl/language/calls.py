@@ -341,11 +341,11 @@ class Synthetic(Call):
 
 @call("source", "python", open=True)
 class PythonSource(PythonCall):
-    """A data set of yours with `len` and indexing, a stream, or a pair (train, validation) of them, or a triple with a
-    data set for the test. In a pair, `validation` may be a dict of data sets by name. A stream is an `IterableDataset`,
-    or an object with a number `shards` and a method `shard(n)`, which gives something to iterate over. The random
-    numbers that a sample draws from `random`, `numpy.random` and `torch` follow from the seed, the epoch and the
-    sample.
+    """A data set of yours with `len` and indexing, a stream, or several of them: a pair (train, validation), or a
+    triple with a data set for the test. In a pair, `validation` may be a dict of data sets by name. A stream is an
+    `IterableDataset`, or an object with a number `shards` and a method `shard(n)`, which gives something to iterate
+    over. The random numbers that a sample draws from `random`, `numpy.random` and `torch` follow from the seed, the
+    epoch and the sample.
     """
 
 
@@ -448,7 +448,7 @@ class ClipValue(Call):
 @call("ema")
 class EMA(Call):
     """After every `every`, average = decay * average + (1 - decay) * weights; the first time it is the weights. With
-    `power` the decay after step s, from 1, is at most `1 - (1 + (s - 1 - after) / inv_gamma) ** -power`, and 0 up to
+    `power` the decay after step s, from 1, is at most `1 - (1 + (s - 1 - after) / inv_gamma) ** -power`. It is 0 up to
     step `1 + after`: the warm-up of diffusers and `ema_pytorch` (there `beta`, `update_after_step`, `update_every`,
     `inv_gamma`, `power` = 2/3, `min_value`; https://github.com/lucidrains/ema-pytorch).
     """
@@ -501,9 +501,9 @@ class EveryNthBlock(Call):
 @call("hook", "python", open=True)
 class PythonHook(PythonCall):
     """An object of yours, or what a class or function of yours returns, with any of the methods `start`, `before_step`,
-    `after_backward`, `after_step`, `evaluated`, `end` and `failed`, each called with a read-only view of the training:
-    `step`, `steps`, `rank`, `world_size`, `model`, `optimizer`, `lr`, `loss`, `metrics`, `folder`, `error`. What
-    `state_dict()` returns is kept in checkpoints, and given to `load_state_dict(state)` before `start`.
+    `after_backward`, `after_step`, `evaluated`, `end` and `failed`. Each is called with a read-only view of the
+    training: `step`, `steps`, `rank`, `world_size`, `model`, `optimizer`, `lr`, `loss`, `metrics`, `folder`, `error`.
+    What `state_dict()` returns is kept in checkpoints, and given to `load_state_dict(state)` before `start`.
     """
 
     ranks: str = arg(word("first", "all"), "on which ranks it is called", default="first")

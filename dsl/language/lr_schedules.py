@@ -42,9 +42,9 @@ class Constant(Schedule):
 
 @call("lr_schedule")
 class WarmupCosine(Schedule):
-    """Rises linearly, then falls along a half cosine. Step s, from 0, has `(s + 1) / warmup`, and after the warm-up
-    `floor + (1 - floor) * (1 + cos(pi * t)) / 2` with `t = (s - warmup) / (steps - warmup)`: the first factor is
-    `1 / warmup`, and the last belongs to `t = 1 - 1 / (steps - warmup)`. `from = 0` is transformers'
+    """Rises linearly, then falls along a half cosine. Step s, from 0, has the factor `(s + 1) / warmup`. After the
+    warm-up it has `floor + (1 - floor) * (1 + cos(pi * t)) / 2` with `t = (s - warmup) / (steps - warmup)`: the first
+    factor is `1 / warmup`, and the last belongs to `t = 1 - 1 / (steps - warmup)`. `from = 0` is transformers'
     `get_cosine_schedule_with_warmup`, whose first step has a rate of 0.
     """
 
@@ -57,7 +57,7 @@ class WarmupCosine(Schedule):
 
 @call("lr_schedule")
 class WarmupLinear(Schedule):
-    """Rises linearly, then falls linearly. Step s, from 0, has `(s + 1) / warmup`, and after the warm-up
+    """Rises linearly, then falls linearly. Step s, from 0, has the factor `(s + 1) / warmup`. After the warm-up it has
     `1 - (1 - floor) * (s - warmup) / (steps - warmup)`: the first factor is `1 / warmup`, and the last
     `floor + (1 - floor) / (steps - warmup)`. `from = 0` is transformers' `get_linear_schedule_with_warmup`, whose first
     step has a rate of 0.
@@ -84,8 +84,8 @@ class WarmupConstant(Schedule):
 
 @call("lr_schedule")
 class WarmupStableDecay(Schedule):
-    """Rises linearly, stays, and falls at the end (Hu et al. 2024, arXiv:2404.06395). Step s, from 0, has
-    `(s + 1) / warmup`, then 1, and in the last `decay` steps `floor + (1 - floor) * shape(u)` with
+    """Rises linearly, stays, and falls at the end (Hu et al. 2024, arXiv:2404.06395). Step s, from 0, has the factor
+    `(s + 1) / warmup`, then 1. In the last `decay` steps it has `floor + (1 - floor) * shape(u)` with
     `u = (s - steps + decay) / decay`: the first factor is `1 / warmup`, and the last belongs to `u = 1 - 1 / decay`.
     `from = 0` begins with a rate of 0, as transformers' `get_wsd_schedule`.
     """
