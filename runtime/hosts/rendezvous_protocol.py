@@ -1,5 +1,4 @@
-"""How launchers find each other at a rendezvous: the coordinator, who waits for them, and the other launchers, who
-come.
+"""How launchers find each other at a rendezvous: the coordinator waits, and the other launchers come to it.
 
 Model: the coordinator listens. Each other launcher sends a join request, with what it knows of the job, and waits.
 When all have come the coordinator compares. If they agree, it accepts them with a node each and the address of the
@@ -254,9 +253,7 @@ def refuse(connection: Connection, why: str, fact: str = "") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherMismatch:
-    """Why launchers cannot train together: in words for this launcher and for the other ones, and the `fact` that
-    differs.
-    """
+    """Why launchers cannot train together: in words for this one and for the rest, and the `fact` that differs."""
 
     here: str
     there: str
@@ -378,8 +375,8 @@ class LateJoiners:
     """Refuses the hosts that come when all have met, until the training ends.
 
     If hosts that are lost may be replaced, a host that comes waits `SILENCE` seconds for a place. The coordinator may
-    take so long to notice that another host is lost. A host of the last start has noticed that before the coordinator,
-    and waits.
+    take so long to notice that another host is lost. A host of the last start notices it before the coordinator, and
+    waits.
     """
 
     def __init__(self, rendezvous: Rendezvous, requests: JoinRequests) -> None:
