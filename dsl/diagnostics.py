@@ -70,7 +70,7 @@ class Diagnostic(Record):
 
 
 class TooManyErrors(Exception):
-    """A report has as many mistakes as anyone would read, and the search ends. It has those found so far."""
+    """A report has as many mistakes as anyone would read, and the search ends. It has the diagnostics found so far."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """Escapes control characters, and those that turn the direction of writing: `\x1b`."""
+    """Escapes control characters, and characters that turn the direction of writing: `\x1b`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if is_printable(char) else escaped(char) for char in text)

@@ -54,7 +54,7 @@ def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Json]]:
-    """Returns plain data. Lines and columns count from 1; `end_column` is the one after the last character. A
+    """Returns plain data. Lines and columns count from 1; `end_column` is the column after the last character. A
     diagnostic without a place has null there.
     """
     return [

@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def show(found: Sequence[RunState], folder: str) -> None:
-    """Prints where runs stand: the only one with all that is to be said of it, several a line each."""
+    """Prints the state of runs: a single run with all details, several runs with a line each."""
     if len(found) == 1 and found[0].folder == folder:
         print(plain(f"{folder}: {found[0].line()}"))
         if found[0].state == "failed" and "\n" in found[0].why:

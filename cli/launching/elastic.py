@@ -46,7 +46,7 @@ _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
 
 
 def train_elastic(ready: Ready, address: str, out: str | None, then: Then) -> int:
-    """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises
+    """Trains with the hosts that come to the rendezvous, and returns the exit status that `then` gives. Raises
     RendezvousError, and FolderInUseError.
 
     All hosts end after the coordinator has written all, and in pods some seconds after it (`_outlive`).

@@ -6,9 +6,10 @@ options it is a JobSet, which makes the Service itself. All pods run the same co
 and so are the others, which lose it: the training goes on from its newest checkpoint. A pod that Kubernetes takes away
 does not count.
 
-An elastic job has a pod for each node that it can use at most. Their command names all of them as the rendezvous, and
-those that run train; others wait for room in the cluster, and come later. A pod that fails is made again while the rest
-goes on, and given up after `restarts` times. The first that ends well ends the Job, also for pods that wait for room.
+An elastic job has a pod for each node that it can use at most. Their command names all of them as the rendezvous. Pods
+that run train; the other pods wait for room in the cluster, and come later. A pod that fails is made again while the
+rest goes on, and given up after `restarts` times. The first that ends well ends the Job, also for pods that wait for
+room.
 
 Limits: an elastic job needs Kubernetes 1.31, the first whose Jobs have `successPolicy` by default. The memory of a pod
 with GPUs, and the speed of the disk, are supposed as for SLURM (slurm_script.py).

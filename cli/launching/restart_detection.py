@@ -1,4 +1,4 @@
-"""A training that a launcher of others has started again, as torchrun does with all processes when one has failed.
+"""A training that another program's launcher has started again, as torchrun restarts all processes when one has failed.
 
 Model: the launcher says so by a variable (`World.attempt`). The training goes on in the run directory of the attempt
 before, from its newest checkpoint; without one it begins again there. A run directory that dslc has named by the time
@@ -24,8 +24,8 @@ _MARK = ".launcher"  # in a run directory; names that begin with a dot are no fi
 
 
 def resume_after_restart(ready: Ready) -> Ready:
-    """Returns the training as it is to be run: one that was started again goes on. A job that names the checkpoint to
-    resume from stays as it is. Ranks that fail are started again by those who have started this process, if they do.
+    """Returns the training to run: a training that was started again resumes. A job that names the checkpoint to resume
+    from stays as it is. The launcher that has started this process may start failed ranks again.
     """
     if ready.world is not None and not ready.world.again:
         ready = replace(ready, program=replace(ready.program, restarts=0))

@@ -56,7 +56,7 @@ class Host:
 
     @property
     def streams(self) -> list[int]:
-        """The descriptors of what it says, and of its errors."""
+        """The descriptors of its output, and of its errors."""
         assert self.process.stdout is not None and self.process.stderr is not None
         return [self.process.stdout.fileno(), self.process.stderr.fileno()]
 

@@ -91,7 +91,7 @@ def command(words: Sequence[str]) -> str | None:
 
 
 def _run(words: Sequence[str]) -> tuple[str | None, str]:
-    """Returns the output of a command, None if it is not there or fails, and what it says of its errors."""
+    """Returns the output of a command, None if the command is missing or fails; and its standard error."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
         return told.stdout if told.returncode == 0 else None, told.stderr

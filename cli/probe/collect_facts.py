@@ -41,7 +41,7 @@ def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Fa
 
 
 def _with_library_facts(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:
-    """Returns the facts of a source, with those that only a library can tell."""
+    """Returns the facts of a source, with the facts that only a library can tell."""
     if isinstance(call, Parquet | Datasets) and not source.missing:
         return _open_table(call, fetch=fetch)
     return source

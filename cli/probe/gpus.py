@@ -1,4 +1,4 @@
-"""The GPUs of this machine: their memory, and for `gpus = free(n)` those that nobody uses.
+"""The GPUs of this machine: their memory, and for `gpus = free(n)` the GPUs that nobody uses.
 
 Model: a process that uses a GPU takes some hundreds of MiB of it for its context before the first tensor. So a GPU with
 less than `IN_USE` taken is free. `nvidia-smi`, which comes with the driver, says how much is taken. The processes that
@@ -36,7 +36,7 @@ def gpus_here() -> tuple[int, ...]:
 
 def choose_free(count: int) -> tuple[tuple[int, ...], int]:
     """Leaves `count` of the GPUs that nobody uses visible to the processes that are started from here, or all of them
-    if there are fewer. Returns the memory of each, in bytes, and how many others there are. Raises RuntimeError.
+    if there are fewer. Returns the memory of each, in bytes, and the count of all other GPUs. Raises RuntimeError.
     """
     if not _BEFORE:
         _BEFORE.append(os.environ.get(VISIBLE))

@@ -98,8 +98,8 @@ def try_network(
 
 
 def real_batch(job: JobSpec, source: SourceFacts, path: str) -> Any:
-    """Returns a batch of real samples, input and target: those that tracing a user's source wrote to `path`, or samples
-    of a source of the library; drawn ones for a source that takes long to open. None if there are none.
+    """Returns a batch of real samples, input and target: the samples that tracing a user's source wrote to `path`, or
+    samples of a source of the library. A source that takes long to open gives drawn samples. None without samples.
     """
     import torch
 

@@ -128,8 +128,8 @@ def _random_outputs(output: tuple[int, ...], target: tuple[int, ...], dtype: str
 
 
 def spread(pair: Pair) -> Pair | None:
-    """Returns a pair with random outputs in place of those that are alike for all samples, as of a last layer that
-    begins at zero; None if they differ.
+    """Returns a pair with random outputs if the outputs are alike for all samples, as when the last layer begins at
+    zero. None if the outputs differ.
     """
     import torch
 

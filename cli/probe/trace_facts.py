@@ -77,8 +77,8 @@ def trace_facts(job: JobSpec, source: SourceFacts, report: Report, *, run: bool)
 
 
 class Files:
-    """Files in which the children that run a user's code pass on batches: those that the source makes, as pairs (input,
-    target), and what the network makes of them, as pairs (output, target).
+    """Files in which the children that run a user's code pass on batches. The source's batches are pairs (input,
+    target); the network's outputs for them are pairs (output, target).
     """
 
     def __init__(self, folder: str) -> None:
@@ -147,7 +147,7 @@ def _has_configuration(network: PythonNetwork | TransformersNetwork, folder: str
 
 
 def _trace_source(job: JobSpec, call: Call, source: SourceFacts, files: Files, report: Report) -> SourceFacts:
-    """Returns the facts of a source; if it is a user's, those that its samples tell."""
+    """Returns the facts of a source; if it is a user's, the facts that its samples tell."""
     return (_traced_source(job, call, files, report) or source) if isinstance(call, PythonSource) else source
 
 

@@ -416,8 +416,8 @@ def used(
     absent: str = "",
 ) -> Any:
     """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
-    exception. `watched` returns the work as it is to be done, if not just so. `absent` is the reason why it was tried
-    on invented numbers, which it may rightly refuse.
+    exception. `watched` wraps the work, if given. `absent` is the reason why it was tried on invented numbers, which it
+    may rightly refuse.
     """
     from dslc.compiler.graph.constants import python_function
 

@@ -34,7 +34,7 @@ _SEVERAL = ("hooks", "loggers", "metrics")
 
 
 class ObjectFactory:
-    """A function that gives the same object, for those that a job wants made: a data set, a module."""
+    """A function that always returns one object. A job calls functions to make a data set or a module."""
 
     def __init__(self, value: object) -> None:
         self._value = value

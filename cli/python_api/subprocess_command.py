@@ -36,7 +36,7 @@ class CommandError(Exception):
 def run_command(
     command: str, path: str, settings: Sequence[str], options: Sequence[str], *, may_disagree: bool = False
 ) -> tuple[str, bool]:
-    """Runs `dslc COMMAND PATH …`; returns what it printed, and whether it ended well, which it has to unless it
+    """Runs `dslc COMMAND PATH …`; returns its output, and whether it ended well. It must end well, unless it
     `may_disagree` with a job that has no mistake. Raises JobError, CommandError, KeyboardInterrupt.
     """
     words = [command, path, *options]

@@ -163,8 +163,8 @@ def _open_checkpoint(path: str) -> tuple[SelectedWeights | None, list[str]]:
 
 
 def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
-    """Returns the tensors of a checkpoint of `model`. A user's module may keep buffers out of its state: those that are
-    not `there` are left out.
+    """Returns the tensors of a checkpoint of `model`. A user's module may keep buffers out of its state: buffers that
+    are not in `there` are left out.
     """
     found = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
     kept = {b.name: b.shape for layer in model.layers for b in layer.buffers if model.root or b.name in there}

@@ -1,1 +1,1 @@
-"""Sweeps: several trainings one after another or at once, and the table of what they came to."""
+"""Sweeps: several trainings one after another or at once, and the table of their results."""

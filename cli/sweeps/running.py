@@ -4,7 +4,7 @@ Model: each combination has a sub-folder, which is a run directory of its own. A
 `status.json` says that it is done, and its `job.plt` matches the combination. An unfinished one resumes from its newest
 checkpoint, or begins again without one.
 
-Contract: a training that fails does not end the others. Ctrl-C ends those that run after their step, and begins no
+Contract: a training that fails does not end the others. Ctrl-C ends running trainings after their step, and begins no
 more. At the end, however it comes, `sweep.csv` and the table are made from the folder.
 """
 

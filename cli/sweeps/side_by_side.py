@@ -128,7 +128,7 @@ def _gpus(found: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Child:
-    """A launcher that was forked: what it came to is written into `told`."""
+    """A launcher that was forked; it writes its result into `told`."""
 
     process: int
     training: SweepTraining
@@ -262,7 +262,7 @@ def _words(outcome: Outcome) -> str:
 
 
 def _child(training: SweepTraining, place: DeviceShare, told: IO[str], parent: int) -> NoReturn:
-    """Trains, in a process of its own, and ends it; what it came to is written into `told`."""
+    """Trains, in a process of its own, and ends it; the result is written into `told`."""
     from dslc.runtime.process.lifetime import end_with
     from dslc.runtime.process.stop import SIGNALS
 

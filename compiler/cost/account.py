@@ -286,7 +286,7 @@ class _Account:
 
     @property
     def _averages(self) -> bool:
-        """True if the evaluated weights are others than those that train."""
+        """True if the evaluated weights are not the weights that train."""
         return bool(self._job.train.ema) or self._optimizer.has_modes
 
     def _optimizer_state_bytes(self, updated: Updated) -> int:
@@ -456,7 +456,9 @@ class _Account:
         return gradients
 
     def _walk_first_half(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, gradients: int) -> None:
-        """Walks the half that makes gradients of inputs: it frees nothing, and keeps those that weights will need."""
+        """Walks the half that makes gradients of inputs: it frees nothing, and keeps the gradients that weights will
+        need.
+        """
         kept = self._kept_before(stage.layers.stop) + stage.of_loss
         if not stage.of_loss:
             kept -= stage.output  # its gradient lies where this stage receives

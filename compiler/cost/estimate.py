@@ -38,8 +38,8 @@ from dslc.dsl.record import Record, record
 class StepEstimate(Record):
     """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could do at their peak.
 
-    `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for others (`waiting`), and `exposed`:
-    the traffic of gradients and parameters that nothing hides.
+    `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for other ranks (`waiting`), and
+    `exposed`: the traffic of gradients and parameters that nothing hides.
     """
 
     step_time: float | None

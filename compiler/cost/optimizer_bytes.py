@@ -33,7 +33,7 @@ class OptimizerBytes:
 
     @property
     def has_modes(self) -> bool:
-        """True if the optimizer has `train()` and `eval()`, between which the weights are others."""
+        """True if the optimizer has `train()` and `eval()`, which exchange the weights."""
         return self._facts is not None and self._facts.modes
 
     def state(self, updated: Updated, *, counts: bool) -> int:

@@ -35,7 +35,7 @@ def size_of(file: str, help: str = "paths are relative to the file that wrote th
 
 
 def folders_in(folder: str, help: str) -> list[str]:
-    """Returns the names of the subfolders, sorted, without those that begin with a dot."""
+    """Returns the names of the subfolders, sorted, without names that begin with a dot."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))

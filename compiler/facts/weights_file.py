@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 @record
 class WeightFiles(Record):
-    """The files of one model: those that hold tensors, and the index that names them, "" if there is none."""
+    """The files of one model: `files` hold tensors, and `index` names them ("" without an index)."""
 
     path: str  # the file or the index, as messages name it
     files: tuple[str, ...]

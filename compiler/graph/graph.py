@@ -21,7 +21,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class PlanGraph:
-    """The graph. Passes add to it; `done` names those that have run."""
+    """The graph. Passes add to it; `done` names the passes that have run."""
 
     graph: nx.DiGraph[str] = field(default_factory=nx.DiGraph)
     done: tuple[str, ...] = ()
@@ -52,13 +52,13 @@ class PlanGraph:
         return ((name, record) for name, record in records if isinstance(record, kind))
 
     def find(self, kind: type[Record]) -> Record | None:
-        """Returns the record of the one node of a kind, or None."""
+        """Returns the record of the only node of a kind, or None."""
         found = [record for _, record in self.of_kind(kind)]
         assert len(found) <= 1, f"{len(found)} nodes are {kind.__name__}"
         return found[0] if found else None
 
     def one(self, kind: type[Record]) -> Record:
-        """Returns the record of the one node of a kind."""
+        """Returns the record of the only node of a kind."""
         found = self.find(kind)
         assert found is not None, f"no node is {kind.__name__}"
         return found

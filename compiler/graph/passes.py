@@ -72,9 +72,9 @@ def hold_weights(
     numbers: Mapping[int, int],
     dealt: Mapping[int, Sequence[int]],
 ) -> None:
-    """Adds the parameters of each stage, in groups of those that are gathered and summed together, and the weights that
-    several stages share. `numbers` counts the parameters of each stage, `dealt` the parameters that each rank of a
-    process updates.
+    """Adds the parameters of each stage, in groups that are gathered and summed together, and the weights that several
+    stages share. `numbers` counts the parameters of each stage, `dealt` the parameters that each rank of a process
+    updates.
     """
     for name, group in weights.items():
         plan.put(name, group)

@@ -210,9 +210,9 @@ def _sums_in(exchange: p.ExchangeStep) -> str:
 
 
 class _Sums:
-    """The gradients of a process as it goes through its line. `_over` has, for each group of weights, what is not used
-    yet: by the number of ranks over which it is summed, the backward pass that made it last. `_partial` are the weights
-    whose gradients are to be summed along the tensor axis.
+    """The gradients of a process as it goes through its line. `_over` has, for each group of weights, the gradients
+    that are not used yet: by the number of ranks that they are summed over, the last backward pass that made them.
+    `_partial` are the weights whose gradients must be summed along the tensor axis.
     """
 
     def __init__(self, view: View, process: int, of_stage: dict[int, dict[str, Weights]]) -> None:
@@ -371,8 +371,9 @@ class _Sums:
         return self._missing(name)
 
     def _check_update_exchange(self, update: str, rest: Line) -> str:
-        """Checks that after the update each rank sends the others what it alone has updated, and that nothing else
-        comes."""
+        """Checks that after the update each rank sends all weights that it alone has updated to the other ranks, and
+        nothing else.
+        """
         process = next(each for _, each in self._view.plan.of_kind(Process) if each.index == self._process)
         dealt, trained = process.dealt, sum(each.trained or 0 for each in self._own.values())
         if dealt and (len(dealt) != self._holders.ranks or sum(dealt) != trained):

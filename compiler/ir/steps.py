@@ -1,6 +1,6 @@
 """The steps of a program (program.py) that the compiler plans with: modules, their initial values, a stream's order.
 
-They are a module of their own because `dslc check` needs no others, and each class takes time to make.
+They are a module of their own because `dslc check` needs only these, and each class takes time to make.
 """
 
 from __future__ import annotations

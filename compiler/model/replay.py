@@ -174,7 +174,9 @@ def _halves(operations: Sequence[Operation]) -> Halves:
 
 
 def _first_half(operations: Sequence[Operation]) -> tuple[int, int, int]:
-    """Returns the most bytes of gradients in a first half, those that stay, and whether the output's is among them."""
+    """Returns the most bytes of gradients in a first half, the bytes that stay, and whether the output's gradient
+    stays.
+    """
     output = [operations[-1].gives.bytes]
     gradients: dict[int, list[int]] = {id(operations[-1].gives): output}  # shared where passed on
     stays: dict[int, list[int]] = {}

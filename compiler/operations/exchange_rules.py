@@ -37,13 +37,13 @@ Bytes = Callable[[Sequence[ParameterNode], ExchangePolicy], int]
 
 @record
 class ExchangeRule(Record):
-    """An exchange: its collectives for one bucket, the bytes that a rank keeps for it, and those that exist while it
-    goes on.
+    """An exchange: its collectives for one bucket, the bytes that a rank keeps for it, and the bytes that exist while
+    it runs.
 
     `sums_in` is the dtype of an exchange that only rounds, and so goes with every engine. `row` are the bytes of
     numbers that are sent as codes; `factored`: matrices are sent as two
-    factors. `averaged` are the members over which a mean is taken (0: all), and `neighbours`
-    those to which each sends a message. `fixed_buckets`: no step changes its buckets of gradients.
+    factors. `averaged` counts the members of a mean (0: all), and `neighbours` the members that each one sends a
+    message to. `fixed_buckets`: no step changes its buckets of gradients.
     """
 
     collectives: Rule

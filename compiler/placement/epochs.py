@@ -69,7 +69,7 @@ def near_divisors(share: int, count: int) -> Iterator[int]:
 
 
 def counts(mixture: Mixture, train: Sequence[int]) -> tuple[int, ...]:
-    """Returns how many training samples of each source an epoch has; `train` are those that there are."""
+    """Returns how many training samples of each source an epoch has; `train` has the samples of each source."""
     weights = mixture.weights or tuple(map(float, train))
     if mixture.samples is not None:
         return _shared_out(mixture.samples, weights)

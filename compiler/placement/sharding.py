@@ -119,8 +119,8 @@ def units(model: ModelGraph) -> tuple[Unit, ...]:
 
 
 def searches(model: ModelGraph, sharding: Sharding) -> bool:
-    """True if each step has to find out which parameters it has used: DistributedDataParallel also for those that no
-    step uses, which other engines pass over by themselves.
+    """True if each step must find out which parameters it has used. DistributedDataParallel must do so also for
+    parameters that no step uses, which other engines pass over by themselves.
     """
     return model.root is None and (model.varies or (bool(model.unused) and sharding.engine not in ("fsdp", "local")))
 
@@ -195,17 +195,15 @@ def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
 
 
 def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
-    """Returns the parameters that train: those that no pattern of `model.freeze` matches by any name a tied weight
-    has.
-    """
+    """Returns the parameters that train. A pattern of `model.freeze` freezes a tied weight by any of its names."""
     everything = [q for layer in model.layers for q in layer.parameters]
     frozen = model.names.matching(job.model.freeze)
     return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
 
 
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:
-    """Returns the parameters `names` in the optimizer's groups: those that are in none of the job's, with decay and
-    without, then each of the job's. A tied weight counts by any of its names.
+    """Returns the parameters `names` in the optimizer's groups: first the parameters outside of the job's groups, with
+    decay and without, then each of the job's groups. A tied weight counts by any of its names.
     """
     groups = job.train.groups
     patterns = [group.parameters for group in groups]

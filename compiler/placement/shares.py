@@ -26,7 +26,7 @@ def largest(count: int, parts: int) -> int:
 
 
 def equal_share_runs(count: int, parts: int) -> tuple[tuple[int, int, int], ...]:
-    """Returns the parts whose pieces have one size: (first part, parts, size), without those that get nothing."""
+    """Returns the parts whose pieces have one size: (first part, parts, size), without parts that get nothing."""
     size, larger = largest(count, parts), count % parts or parts
     runs = (0, larger, size), (larger, parts - larger, size - 1)
     return tuple(run for run in runs if run[1] and run[2])

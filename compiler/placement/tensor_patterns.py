@@ -58,8 +58,8 @@ PUBLISHED: Mapping[str, TensorStyle | None] = {
 
 @record
 class TensorPlanFault(Record):
-    """Why the plan cannot be used. `entry` is the one at fault; "" in the library's own plan. `unknown` is its pattern
-    if that names no module.
+    """Why the plan cannot be used. `entry` is the entry at fault; "" in the library's own plan. `unknown` is its
+    pattern if that names no module.
     """
 
     code: str
@@ -72,7 +72,7 @@ class TensorPlanFault(Record):
 @dataclass(kw_only=True)
 class TensorPlanStyles:
     """`uneven` are counts that the ranks cannot share: the module, the kind of count, the number. `ignored` are entries
-    that name no module, beside others that do: warnings. `parts` are the rows of each part of a column, by module.
+    that name no module, beside entries that do: warnings. `parts` are the rows of each part of a column, by module.
     """
 
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The first gate: analyses a job without a plan graph, and asks every rule that may reject it.
 
 `analyse` is the work of `dslc check`. It is complete: no later step refuses a job that it accepts, except for reasons
-that only the machine can tell. Each step needs those before it; if one fails, nothing is reported on those that depend
+that only the machine can tell. Each step needs those before it; if one fails, nothing is reported on rules that depend
 on it. Plain Python; neither torch nor networkx.
 """
 

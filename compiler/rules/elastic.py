@@ -1,4 +1,5 @@
-"""The counts of nodes of an elastic job: each is analysed as a job of its own, and those that cannot train are skipped.
+"""The counts of nodes of an elastic job: each is analysed as a job of its own, and counts that cannot train are
+skipped.
 
 Only the data axis grows with the nodes: the other axes are what the job says. The global batch, the learning rate and
 the order of the samples are the same at every count.

@@ -127,7 +127,7 @@ class Walk(Run):
                     self._trained_copies[storage(copy)] = self._copies[key][2]
 
     def _count_copies(self) -> None:
-        """Counts the copies of weights, once autocast has dropped those that autograd does not keep."""
+        """Counts the copies of weights, once autocast has dropped the copies that autograd does not keep."""
         for layer, numbers, memory in self._copies.values():
             if memory() is not None:
                 self.copied[layer] += numbers

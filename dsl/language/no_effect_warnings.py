@@ -138,7 +138,7 @@ def offload_on_cpu(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 
 def momentum(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
-    """Reports momentum settings that torch's SGD refuses, and those that it ignores."""
+    """Reports momentum settings that torch's SGD refuses, and settings that it ignores."""
     optimizer: Optimizer = blocks["train"].optimizer
     if not isinstance(optimizer, SGD) or "train.optimizer.momentum" in broken:
         return

@@ -142,7 +142,7 @@ def _override(
     ev: Evaluator, declaration: type[Call], settings: dict[str, Setting], extra: dict[str, Setting],
     overrides: Mapping[str, Setting],
 ) -> bool:  # fmt: skip
-    """Lays the arguments of `--set` over the written ones, and removes those that they exclude."""
+    """Lays the arguments of `--set` over the written ones, and removes the arguments that these exclude."""
     own = words_of(declaration)
     sound = True
     for name, setting in overrides.items():

@@ -134,7 +134,7 @@ class Evaluator:
     # --------------------------------------------------------------------------------------------------- params
 
     def _circles(self) -> set[str]:
-        """Finds the params that cannot be evaluated: those that depend on themselves, and those without a value."""
+        """Finds the params that cannot be evaluated: params that depend on themselves, and params without a value."""
         done: set[str] = set()
         lost: set[str] = set()
         for name, param in self.params.items():

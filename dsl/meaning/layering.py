@@ -23,7 +23,9 @@ from dslc.dsl.syntax import tree
 
 @record
 class Setting(Record):
-    """One value, and the place that set it. `arguments` are those that later layers set in the call that it is."""
+    """One value, and the place that set it. If the value is a call, `arguments` are the arguments that later layers set
+    in it.
+    """
 
     name: Span
     value: tree.Expr

@@ -36,7 +36,8 @@ class Builder:
     """Makes the nodes of one text.
 
     While recovery.py completes an entry with a mistake, `mending` is the end of that entry: its value is broken, and
-    nothing more is reported. `dropping` is set too if the entry is to be left out. `complete` is false if any was.
+    nothing more is reported. `dropping` is set too if the entry must be left out. `complete` is false if any entry was
+    left out.
     """
 
     def __init__(self, mistakes: Mistakes) -> None:

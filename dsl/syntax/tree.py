@@ -210,8 +210,8 @@ class Comment(Node):
 class Document(Node):
     """A file, in the order in which it was written.
 
-    `complete` is false if a syntax mistake left statements or entries out: those that seem missing may be there.
-    `words` is the number of words, signs and comments.
+    `complete` is false if a syntax mistake left statements or entries out: an entry that seems missing may have been
+    written. `words` is the number of words, signs and comments.
     """
 
     source: Source

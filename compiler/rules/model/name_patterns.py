@@ -1,4 +1,4 @@
-"""Patterns of names that match nothing, and those that were probably meant.
+"""Patterns of names that match nothing, and the patterns that were probably meant.
 
 One that matches nothing beside others that match is a warning: a list may serve several networks. If no pattern of the
 list matches anything, each is an error.

@@ -18,7 +18,7 @@ from dslc.dsl.source import Span
 
 
 def check_metrics(job: JobSpec, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
-    """Reports metrics with one name, and those that fit neither the loss nor the data."""
+    """Reports metrics with one name, and metrics that fit neither the loss nor the data."""
     loss = job.model.loss
     indices = source.target is not None and source.target.dtype == "int64"
     classes = isinstance(loss, c.CrossEntropy) or indices

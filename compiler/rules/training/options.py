@@ -44,7 +44,7 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
 
 
 def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
-    """Reports patterns that are of none of the network's parameters, and those that leave none to train, or to spare
+    """Reports patterns that match none of the network's parameters, and patterns that leave none to train, or to spare
     from decay.
     """
     names = [parameter.name for layer in model.layers for parameter in layer.parameters]

@@ -106,7 +106,7 @@ class BlockReuse:
             raise BlocksDifferError(reason)
 
     def fill(self, *figures: dict[str, Any]) -> None:
-        """Puts the figures of the blocks that stand for others in for these."""
+        """Copies the figures of representatives to the blocks that they stand for."""
         for path, stand in self.middle.stands.items() if self.middle else ():
             for each in figures:
                 if stand in each:

@@ -202,7 +202,7 @@ class _Sequence(Run):
                 self._mark(tensor, TensorShare(1, 1, self._length))
 
     def go(self, positions: range | None, training: bool, asked: Asked) -> TraceRecords:
-        """Runs the module, and returns what it did; a run on a piece may fail."""
+        """Runs the module, and returns the operations that it ran; a run on a piece may fail."""
         import torch
 
         given: dict[str, Any] = {}

@@ -68,7 +68,7 @@ def with_shares(
     skipped: BlockReuse,
 ) -> ModelFacts:
     """Returns the facts of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's.
-    Blocks that are `skipped` are cut as those that stand for them; raises BlocksDifferError if they are not.
+    `skipped` blocks are cut like their representatives; raises BlocksDifferError if they are not.
     """
     facts = replace(facts, modules=_modules(model), published=_published(model), counts=_counts(model))
     found = resolve_styles(plan, facts, ranks)
