@@ -15,7 +15,7 @@ import pytest
 from helpers.commands import dslc
 from helpers.paths import EXAMPLES
 
-from dslc.compiler.plan_file import read_plan
+from dslc.compiler.plan_file import FORMAT, read_plan
 from dslc.dsl.codes import explain
 from dslc.dsl.diagnostics import JobError, Report
 from dslc.jobs.plan_file_input import prepare_plan
@@ -249,8 +249,8 @@ def test_another_version_is_refused_by_run_alone(job: Path) -> None:
 
 def test_another_format_is_refused(job: Path) -> None:
     plan = job.with_name("plan.json")
-    edit(plan, '"format": 3', '"format": 4')
-    refused(plan, "E1003", "format 4")
+    edit(plan, f'"format": {FORMAT}', f'"format": {FORMAT + 1}')
+    refused(plan, "E1003", f"format {FORMAT + 1}")
 
 
 @pytest.mark.parametrize(
