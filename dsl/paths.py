@@ -43,5 +43,5 @@ def is_path(text: str) -> bool:
 
 
 def resolved(path: str, folder: str) -> str:
-    """Returns the absolute path of one that `portable` wrote; the empty one stays empty."""
+    """Returns the absolute path of a path that `portable` wrote; the empty one stays empty."""
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path))) if path else path

@@ -130,7 +130,7 @@ def _arrow(span: Span, width: int, paint: _Paint) -> str:
 
 
 def _rows(span: Span) -> tuple[int, int]:
-    """Returns the first and the last line of a span; one that ends with a line's end belongs to that line."""
+    """Returns the first and the last line of a span; a span that ends with a line's end belongs to that line."""
     text = span.source.text
     end = max(span.start, span.end)
     while end > span.start and text[end - 1 : end] == "\n":

@@ -63,6 +63,6 @@ def _is_unseen(run: RunState, job: Submission) -> bool:
 
 
 def _delete(made: Submission) -> Sequence[str]:
-    """Returns the command that deletes what was handed to Kubernetes; its pods end as by one Ctrl-C."""
+    """Returns the command that deletes the job's resources in Kubernetes; its pods end as by one Ctrl-C."""
     space = ["--namespace", made.space] if made.space else []
     return ["kubectl", "delete", f"{made.kind},service,configmap,secret", "--selector", f"dslc-run={made.job}", *space]

@@ -170,7 +170,7 @@ def _describe_start(world: World) -> str:
 
 
 def command(word: str, layout: Layout, job: str, restarts: int = 0) -> list[str]:
-    """Returns the command by which a launcher starts the processes of a job, and starts failed ones again."""
+    """Returns the launcher's command that starts the processes of a job, and starts failed processes again."""
     if word == "kubernetes":
         return ["dslc", "submit", job]
     each = layout.world_size // layout.nodes

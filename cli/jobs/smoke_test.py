@@ -32,7 +32,7 @@ STEPS = 3
 
 
 def try_training(ready: Ready) -> int:
-    """Tries a training, says what was tried, and returns the exit status."""
+    """Tries a training, prints the parts that were tried, and returns the exit status."""
     folder, status = tempfile.mkdtemp(prefix="dslc-try-"), TRAINING_FAILED
     try:
         status = _run_trial(ready, folder)

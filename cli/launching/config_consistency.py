@@ -64,7 +64,7 @@ def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) ->
 
 
 def facts_compared(ready: Ready, out: str | None) -> Iterator[tuple[str, str]]:
-    """Yields what the hosts have to have alike, the causes before what follows from them."""
+    """Yields the facts that must be alike on all hosts, causes before consequences."""
     analysis = ready.compiled.analysis
     yield "the version of dslc", __version__
     yield "the version of torch", version("torch")
@@ -92,7 +92,7 @@ def facts_compared(ready: Ready, out: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _folder_compared(ready: Ready, out: str | None) -> str:
-    """Returns the path of the run directory where all hosts write there, else what was typed."""
+    """Returns the path of the run directory if all hosts write there, else the path as typed."""
     if out is None:
         return "nothing"
     is_shared = ready.counts or ready.program.checkpoint.is_enabled

@@ -235,9 +235,7 @@ class FixedHosts(_Hosts):
 
 @dataclass
 class _LostHost:
-    """A host that is not there: when it is tried again, how many seconds that is after the last time, and what was said
-    of it.
-    """
+    """An unreachable host: the time of the next try, the seconds between two tries, and the message about it."""
 
     at: float = 0.0
     wait: float = _AGAIN[0] / 2
@@ -283,7 +281,7 @@ class ElasticHosts(_Hosts):
         return self._status()
 
     def _wait_for_enough_hosts(self) -> bool:
-        """Waits for the hosts with which the training begins; returns False if it was stopped. Raises NotStarted."""
+        """Waits for the hosts that begin the training; returns False if it was stopped. Raises NotStarted."""
         began = time.monotonic()
         while True:
             self._poll()

@@ -53,7 +53,7 @@ def choose_free(count: int) -> tuple[tuple[int, ...], int]:
 
 
 def restore_visible() -> None:
-    """Makes visible again what was before any were chosen."""
+    """Makes the GPUs visible again that were visible before the choice."""
     if _BEFORE and _BEFORE[0] is not None:
         os.environ[VISIBLE] = _BEFORE[0]
     elif _BEFORE:
@@ -94,7 +94,7 @@ def _used_memory() -> dict[str, int] | None:
 
 
 def _visible_gpus() -> list[GPU]:
-    """Asks torch in a child: no process can use a GPU if it is forked from one that has initialized CUDA."""
+    """Asks torch in a child: no process can use a GPU if it is forked from a process that has initialized CUDA."""
 
     def look() -> list[tuple[int, str]]:
         import torch

@@ -188,7 +188,7 @@ def _holds(entry: os.DirEntry[str]) -> bool:
 
 
 def _processor() -> str:
-    """Returns what the processor can do, by which torch chooses its kernels."""
+    """Returns the processor's features, by which torch chooses its kernels."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             return next((line for line in file if line.startswith(("flags", "Features"))), "")

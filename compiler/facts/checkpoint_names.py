@@ -1,4 +1,4 @@
-"""The names of checkpoints in a folder, by which the rules, the command and the runtime know them."""
+"""The names of checkpoints in a folder, for the rules, the command and the runtime."""
 
 from __future__ import annotations
 

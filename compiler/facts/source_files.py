@@ -62,7 +62,7 @@ def _example(pattern: str) -> str:
 
 
 def _token_files(files: list[str]) -> tuple[dict[str, Any], int | None]:
-    """Returns the arguments with which the runtime maps these files, and the vocabulary, if each header has it."""
+    """Returns the runtime's arguments for mapping these files, and the vocabulary, if each header has it."""
     item, offset, _, _ = _token_header(files[0], size_of(files[0]))
     lengths: list[int] = []
     vocabs: list[int] = []

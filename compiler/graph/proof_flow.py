@@ -266,7 +266,7 @@ class _Sums:
         return ""
 
     def reason_after_update(self) -> str:
-        """Returns the reason why ranks do not have what was updated."""
+        """Returns the reason why ranks do not have the updated parameters."""
         line = self._view.lines[self._process]
         update = next(n for n, (_, action) in enumerate(line) if isinstance(action, Update))
         return self._check_update_exchange(line[update][0], line[update + 1 :])

@@ -122,7 +122,7 @@ class _WaitSimulation:
         return f"a circle of waits, a plan that hangs: {' -> '.join(self._circle(stuck))}" if stuck else ""
 
     def _go(self, process: int) -> list[int]:
-        """Runs one process until it has to wait; returns the processes that this releases."""
+        """Runs one process until it must wait; returns the processes that this releases."""
         row, freed = self.rows[process], []
         while self.at[process] < len(row):
             name = row[self.at[process]]

@@ -5,36 +5,36 @@ cover the plan, not control flow in a user's module that depends on data.
 
 Propositions, each proved once the passes so far have added its subject:
 
-    devices     every rank has a device, every device one rank; a process has the ranks of its coordinate
-    layers      every layer is on exactly one stage, every stage on exactly one pipeline coordinate
-    samples     every sample of every batch is on exactly one data rank
+    devices     every rank has a device, every device one rank; a process has the ranks of its coordinate.
+    layers      every layer is on exactly one stage, every stage on exactly one pipeline coordinate.
+    samples     every sample of every batch is on exactly one data rank.
     actions     every micro-batch goes forward once and backward once through each stage, where the stage is; each
-                process updates once
-    order       the actions of a process form one line: one thing after another
-    fields      each action is well-formed, as its class says
+                process updates once.
+    order       the actions of a process form one line: one thing after another.
+    fields      each action is well-formed, as its class says.
     ends        a message has one send and one receive, a collective all ranks of its group, with equal operation,
-                shape and dtype
-    agreement   the two ends of a pipeline connection issue its messages in one order
-    inputs      every action has its input before it, every message what it carries
-    waits       no rank waits for itself, where a send completes with its receive and a collective with its last rank
+                shape and dtype.
+    agreement   the two ends of a pipeline connection issue its messages in one order.
+    inputs      every action has its input before it, every message what it carries.
+    waits       no rank waits for itself, where a send completes with its receive and a collective with its last rank.
     weights     parameters are cut into equal shares, on ranks that exist; all ranks that hold them have gradients of
-                them, or none
-    groups      a collective along an axis is among the ranks that differ on that axis alone
+                them, or none.
+    groups      a collective along an axis is among the ranks that differ on that axis alone.
     gathered    each pass has gathered the parameters of its stage if a rank keeps only a share of them; no parameter is
-                used that was gathered before an update
+                used that was gathered before an update.
     summed      an update uses each gradient of a backward pass once. The gradient is summed over exactly the ranks that
                 hold a copy or a share of its parameter: over samples, pieces of a sequence, the tensor axis and stages
                 that share a weight. Where the sum is a mean, the loss is multiplied. The other ranks get what one rank
-                alone updates
-    agreed      where ranks agree otherwise than by exact sums of gradients: on what, among which ranks, and when
+                alone updates.
+    agreed      where ranks agree otherwise than by exact sums of gradients: on what, among which ranks, and when.
     counts      three numbers are sums over the ranks that have a part of them, in time for their use: the count that
-                divides the losses, the norm of the gradient, and the flag of a gradient that is not finite
+                divides the losses, the norm of the gradient, and the flag of a gradient that is not finite.
     compared    a loss that compares samples has the outputs of all micro-batches and of all its ranks before the first
-                backward pass. Gradients go back to the ranks that the outputs came from
-    totals      the totals of exchanges that are shown for a process are the sums over its actions
-    held        no stage holds the activations of more micro-batches than the account says
-    memory      the peak is within the limit, and counts the parameters that the rank holds
-    table       the passes of a process are the entries of its row in the schedule's table
+                backward pass. Gradients go back to the ranks that the outputs came from.
+    totals      the totals of exchanges that are shown for a process are the sums over its actions.
+    held        no stage holds the activations of more micro-batches than the account says.
+    memory      the peak is within the limit, and counts the parameters that the rank holds.
+    table       the passes of a process are the entries of its row in the schedule's table.
 
 All of it is over classes of ranks: a process node stands for the ranks of one pipeline coordinate, which do the same.
 That is enough. The groups of the data, context and tensor axes lie within a coordinate (`devices`). The pipeline's

@@ -65,7 +65,7 @@ def parse(text: str) -> Any:
 
 
 class _Wrong(Exception):
-    """A value that is not what was expected."""
+    """A value of an unexpected kind."""
 
     def __init__(self, expected: str, found: object) -> None:
         super().__init__(f"expected {expected}, found {_short.repr(found)}")

@@ -82,7 +82,7 @@ def is_of_adapter(name: str) -> bool:
 
 
 def base_name(name: str) -> str:
-    """Returns the name of a tensor in the network without adapters; of one that is no adapter's own."""
+    """Returns the name of a tensor in the network without adapters. The tensor must not be an adapter's own."""
     return name.replace(f".{BASE}.", ".").removeprefix(f"{BASE}.")
 
 

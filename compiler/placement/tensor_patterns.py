@@ -245,7 +245,7 @@ def _misfit_of_parts(module: ModuleFacts, parts: tuple[int, ...]) -> str:
 
 
 def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, ModuleFacts]) -> str:
-    """Suggests a module inside one that cannot have this style."""
+    """Suggests a module inside a module that cannot have this style."""
     there = (name for name, each in modules.items() if name.startswith(f"{module.name}.") and not _misfit(each, style))
     inside = next(there, None)
     return (

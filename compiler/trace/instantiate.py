@@ -85,7 +85,7 @@ def frozen_parameters(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[b
 
 
 def made_without_memory(make: Callable[[], object], fake: FakeTensorMode) -> nn.Module:
-    """Returns the module without memory; one that cannot be built so is built on the CPU and emptied."""
+    """Returns the module without memory. A module that cannot be built so is built on the CPU and emptied."""
 
     with fake:
         try:
@@ -119,7 +119,7 @@ def _check_layouts(module: nn.Module) -> None:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """Returns what a tensor is that is no array, and what to keep in its place; None for one that is."""
+    """For a tensor that is no array, returns its kind, and what to keep in its place; None for an array."""
     if tensor.is_quantized:
         return "a quantized tensor", "keep it as `dequantize()` gives it; or its `int_repr()`, scale and zero point"
     if tensor.is_nested:

@@ -254,7 +254,7 @@ def overloads_of(operator: Any) -> Any:
 
 
 def is_cast(operator: Operator) -> bool:
-    """Returns True for the operator by which tensors change their dtype."""
+    """Returns True for the operator that changes the dtype of tensors."""
     name: str = operator._overloadpacket.__name__
     return name == "_to_copy"
 
@@ -400,7 +400,7 @@ def sum_over_replicas_in(unit: Any, group: ProcessGroup) -> None:
 
 
 def group_named(name: str) -> torch.distributed.ProcessGroup:
-    """Returns the process group by which functional collectives know it."""
+    """Returns the process group as functional collectives know it."""
     from torch.distributed.distributed_c10d import _resolve_process_group
 
     return _resolve_process_group(name)  # type: ignore[arg-type]  # a NewType since 2.13

@@ -355,7 +355,7 @@ def model_dtype(dtype: torch.dtype) -> DType:
 
 
 def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
-    """Returns one sample of a batch, also of one that is the same for all; for a tensor that is no batch, the whole."""
+    """Returns one sample of a batch, also if one sample stands for all; for a tensor that is no batch, the whole."""
     shape = tuple(tensor.shape)
     return TensorFact(shape=shape[1:] if shape[:1] in ((samples,), (1,)) else shape, dtype=model_dtype(tensor.dtype))
 

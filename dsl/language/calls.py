@@ -500,10 +500,10 @@ class EveryNthBlock(Call):
 
 @call("hook", "python", open=True)
 class PythonHook(PythonCall):
-    """An object of yours, or what a class or function of yours returns, with any of the methods `start`, `before_step`,
-    `after_backward`, `after_step`, `evaluated`, `end` and `failed`. Each is called with a read-only view of the
-    training: `step`, `steps`, `rank`, `world_size`, `model`, `optimizer`, `lr`, `loss`, `metrics`, `folder`, `error`.
-    What `state_dict()` returns is kept in checkpoints, and given to `load_state_dict(state)` before `start`.
+    """An object of yours, or the result of a class or function of yours. It has any of the methods `start`,
+    `before_step`, `after_backward`, `after_step`, `evaluated`, `end` and `failed`. Each is called with a read-only view
+    of the training: `step`, `steps`, `rank`, `world_size`, `model`, `optimizer`, `lr`, `loss`, `metrics`, `folder`,
+    `error`. What `state_dict()` returns is kept in checkpoints, and given to `load_state_dict(state)` before `start`.
     """
 
     ranks: str = arg(word("first", "all"), "on which ranks it is called", default="first")

@@ -1,4 +1,5 @@
-"""The exchanges: how the ranks of the data axis agree in a step. A class says all that the compiler has to know of one.
+"""The exchanges: how the ranks of the data axis agree in a step. A class says all that the compiler must know of one
+exchange.
 
 They are ordered by what they give up. docs/exchanges.md states the rule of each, runtime/exchange/ carries it out, and
 compiler/placement/exchange.py decides among which ranks.

@@ -38,7 +38,7 @@ class Promise(Record):
 
 @record
 class JobSpec(Record):
-    """A whole job. Every block exists; one that the user left out has its defaults.
+    """A whole job. Every block exists; a block that the user left out has its defaults.
 
     `evaluate` and `checkpoint` of a job that does not name them have defaults too: evaluation at the end if there is a
     validation split, and no checkpoints. `sweep` maps a path (`train.optimizer.lr`) to the text of its alternatives.

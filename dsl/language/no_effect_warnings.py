@@ -63,7 +63,7 @@ def without_tensor(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 
 def plan_or_sequence(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
-    """Reports a plan for a layered network, and pieces of the sequence for one that a function makes."""
+    """Reports a plan for a layered network, and pieces of the sequence for a network that a function makes."""
     parallelism = blocks["parallelism"]
     if parallelism.tensor == 1 or broken & {"parallelism.tensor", "model.network"}:
         return

@@ -102,8 +102,8 @@ class Str(Kind):
 
 @positional
 class Path(Kind):
-    """Text in quotes naming a file, made absolute: a file that is read is relative to the file that names it, one that
-    is written to the current folder. `glob` allows `*`. With `name`, it may be a name too: a path then begins with
+    """Text in quotes naming a file, made absolute: a file that is read is relative to the file that names it, a file
+    that is written to the current folder. `glob` allows `*`. With `name`, it may be a name too: a path then begins with
     `./`, `../`, `/` or `~`.
     """
 

@@ -110,7 +110,7 @@ def for_block(name: str) -> NameSuggestion:
 
 
 def for_field(block: str, name: str) -> NameSuggestion:
-    """Suggests a field for one that the block does not have."""
+    """Suggests a field in place of a name that the block does not have."""
     own = words_of(BLOCKS[block])
     place, note = FIELDS.get(_plain(name), ("", ""))
     if place:
@@ -128,7 +128,7 @@ def for_field(block: str, name: str) -> NameSuggestion:
 
 
 def for_argument(name: str, own: list[str]) -> str | None:
-    """Suggests an argument for one that a call with the arguments `own` does not have."""
+    """Suggests an argument in place of a name that is not among the arguments `own` of a call."""
     meant = FIELDS.get(_plain(name), ("", ""))[0].rpartition(".")[2]
     return meant if meant in own else nearest_choice(name, own)
 

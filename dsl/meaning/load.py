@@ -43,9 +43,9 @@ class LoadResult(Record):
     `origins` maps every field (`data.batch`), every written argument (`train.optimizer.lr`) and every param to its
     origin: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are the sweep's, each as settings (path, text) to
     be laid over the job with `--set`; the job itself is the first of them. `files` are the files that were read,
-    absolute, the main one last; `texts` are the same by their paths from the job's folder, and `settings` what was laid
-    over them, with paths relative to the folder `beside`. `looks` is the number of jobs of its kind that are analysed
-    together: the combinations of its sweep.
+    absolute, the main one last; `texts` are the same by their paths from the job's folder, and `settings` the settings
+    laid over them, with paths relative to the folder `beside`. `looks` is the number of jobs of its kind that are
+    analysed together: the combinations of its sweep.
     """
 
     report: Report

@@ -2,9 +2,9 @@
 
 Two spaces of indentation; one entry a line, its `=` aligned with the `=` of the lines directly above and below; one
 empty line between blocks, and at most one anywhere else. Numbers, quantities and strings stay as they were written, and
-so do the line breaks inside lists and calls: one that has a break between its brackets opens and closes on lines of its
-own, its items grouped as they were. Comments stay where they are; one in the middle of an expression moves to the end
-of its line.
+so do the line breaks inside lists and calls: a list or call with a break between its brackets opens and closes on lines
+of its own, its items grouped as they were. Comments stay where they are; one in the middle of an expression moves to
+the end of its line.
 
     parse(format_document(d)) equals d except for spans and the places of comments
     format_document(parse(format_document(d))) == format_document(d)

@@ -40,7 +40,7 @@ def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts, 
 
 
 def numbers_wanted(workload: Workload, source: SourceFacts) -> int | None:
-    """Returns how many numbers a file or function has to give: one for each sample of the source, or, if that has a
+    """Returns how many numbers a file or function must give: one for each sample of the source, or, if that has a
     validation set of its own, for each training sample.
     """
     return workload.train if workload.split == "given" else source.samples

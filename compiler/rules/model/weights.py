@@ -51,7 +51,7 @@ def check_weights(
 
 
 def expected_tensors(model: ModelGraph) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors that a file of weights has to hold for `model`, under their names without adapters, a tied
+    """Returns the tensors that a file of weights must hold for `model`, under their names without adapters, a tied
     weight under its first.
     """
     parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}

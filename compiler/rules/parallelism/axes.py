@@ -89,7 +89,7 @@ def check_tensor(
 
 
 def _report_heads(block: WithHeads, ranks: int, job: JobSpec, report: Report) -> None:
-    """Reports E0417 for heads. They divide the width, which may have to change with them."""
+    """Reports E0417 for heads. They divide the width, so the width may change with them."""
     heads, width = block.heads, getattr(block, "width", None)
     near = [n for n in (heads // ranks * ranks, -(-heads // ranks) * ranks) if n]
     remedies = [f"`heads = {n}`" for n in near]

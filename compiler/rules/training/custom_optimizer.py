@@ -107,7 +107,7 @@ def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None, rep
 
 
 def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None, report: Report) -> None:
-    """Reports each field with which a step cannot be evaluated again; else warns that the plan shows one evaluation."""
+    """Reports fields that keep a step from being evaluated again; else warns that the plan shows one evaluation."""
     train, refusals = job.train, list[tuple[str, Span | None, str]]()
     if train.step is not None:
         reason = "a step of your own makes its updates by itself, and hands no closure over"

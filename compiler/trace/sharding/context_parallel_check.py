@@ -85,7 +85,7 @@ def with_pieces(
 ) -> ModelFacts:
     """Returns the facts of `model`, which has no memory, on a context axis of `ranks` ranks.
 
-    `loss`, of an output and a target, is one that counts by itself: the sum of its pieces is followed, too. `asked`
+    `loss`, of an output and a target, is a loss that counts by itself: the sum of its pieces is followed, too. `asked`
     makes libraries read constants whose numbers are known, as they do in a training. `buffers` returns the numbers of
     buffers; it is called only if they are needed.
     """
