@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
-from dslc.runtime.hosts.coordination import HostGroup
+from dslc.runtime.hosts.coordination import HostGroup, LauncherState
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Failure, ProcessExits
 from dslc.runtime.process.lifetime import StallDetector, SuspensionTracker, ending, is_suspended
@@ -103,17 +103,18 @@ class Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _monitor_with_others(self, together: HostGroup) -> RunResult:
-        verdict = together.look()
-        if verdict == "part":
+        state = together.look()
+        if state is LauncherState.DONE:
             self._part()
             return self._succeeded()
-        if verdict == "end":
+        if state is LauncherState.FAILED:
             self.cause = together.cause
             self.end_all()
             return RunResult(state=WorkerState.FAILED)
-        if not together.reported and (verdict == "settle" or self._has_failed() or self._hangs()):
+        asked = state is LauncherState.REPORTING
+        if not together.reported and (asked or self._has_failed() or self._hangs()):
             self._settle()
-            together.failed(self._observed_failure(together, asked=verdict == "settle"))
+            together.failed(self._observed_failure(together, asked=asked))
         return RunResult(state=WorkerState.HEALTHY)
 
     def _succeeded(self) -> RunResult:

@@ -27,7 +27,8 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from enum import Enum
+from typing import Any
 
 from dslc.runtime.hosts.launcher_group import LauncherGroup
 from dslc.runtime.hosts.messages import Message
@@ -35,11 +36,20 @@ from dslc.runtime.process.error_text import narrow
 from dslc.runtime.process.failure import Failure, better, failure_from, for_others
 from dslc.runtime.process.stop import RunControl
 
-Verdict = Literal["go on", "settle", "part", "end"]
 Follow = Callable[[Failure, bool, bool], tuple[bool, Failure]]  # the failure; a host was asked to stop; one is lost
 _OF_THE_COORDINATOR = ("settle", "hold", "leave", "release", "part", "end")  # messages that nobody else sends
 _OF_OTHERS = ("done", "failed", "held")
 PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
+
+
+
+class LauncherState(Enum):
+    """The states of a launcher from the start of its ranks to their end (docs/rendezvous.md)."""
+
+    TRAINING = "its ranks train"
+    REPORTING = "the coordinator has asked what it sees of a failure"
+    DONE = "the ranks of all hosts are done, or have stopped after one step"
+    FAILED = "the training, or this start of it, has failed with one cause"
 
 
 class HostGroup:
@@ -64,9 +74,9 @@ class HostGroup:
         self.asked_of = ""  # the kind of failure that another one sees
         self._told_done = self._told_stop = False
         self._hold = _Hold()
-        self._verdict: Verdict = "go on"
+        self._state = LauncherState.TRAINING
 
-    def look(self) -> Verdict:
+    def look(self) -> LauncherState:
         """Takes what has arrived, and returns what this launcher must do now."""
         board, group = self._board, self.group
         for node, message in group.hear():
@@ -78,17 +88,17 @@ class HostGroup:
                 group.expel(node, f"its message `{message['kind']}` cannot be taken: {narrow(str(error))}")
         if group.is_coordinator:
             self._keep()
-        elif group.lost and self.cause is None and self._verdict != "part":
+        elif group.lost and self.cause is None and self._state is not LauncherState.DONE:
             self.again, self.cause = self._follow(self._loss(0), board.stop_requested, True)
             self.change = group.elastic
-            self._verdict = "end"
+            self._state = LauncherState.FAILED
         if board.all_done and not self._told_done:
             self._told_done = True
             self._say(group.node, {"kind": "done", "end": board.last_message(0) if group.is_coordinator else ""})
         if (board.stop_requested or board.time_is_up) and not self._told_stop:
             self._told_stop = True
             self._say(group.node, {"kind": "stop", "timed": board.time_is_up and not board.stop_requested})
-        return self._verdict
+        return self._state
 
     def failed(self, seen: Failure | None) -> None:
         """Reports what this launcher sees of a failure, once: None if its ranks show nothing."""
@@ -98,8 +108,8 @@ class HostGroup:
         if seen is not None and self.group.place:
             seen = for_others(seen, self.group.place)
         self._say(self.group.node, {"kind": "failed", "seen": dataclasses.asdict(seen) if seen else None})
-        if self._verdict == "settle":
-            self._verdict = "go on"
+        if self._state is LauncherState.REPORTING:
+            self._state = LauncherState.TRAINING
 
     def _say(self, node: int, message: Message) -> None:
         if self.group.is_coordinator:
@@ -124,7 +134,7 @@ class HostGroup:
                 seen = self._seen[node]
                 self._begin_to_settle(seen.kind if seen is not None else "")
             case "settle" if not self.reported:
-                self._verdict, self.asked_of = "settle", str(message["of"])
+                self._state, self.asked_of = LauncherState.REPORTING, str(message["of"])
             case "stop":
                 timed = bool(message.get("timed"))
                 self._hold.wanted, self._hold.timed, self._hold.changes = True, timed, False
@@ -138,17 +148,17 @@ class HostGroup:
             case "release":
                 self._board.release()
             case "part":
-                self.end, self._verdict = str(message["end"]), "part"
+                self.end, self._state = str(message["end"]), LauncherState.DONE
                 self.again = self.change = bool(message["again"])
             case "end":
                 self.cause, self.again = failure_from(message["cause"]), bool(message["again"])
-                self.change, self._verdict = bool(message["change"]), "end"
+                self.change, self._state = bool(message["change"]), LauncherState.FAILED
 
     # --------------------------------------------------------------------------------------- what the coordinator does
 
     def _keep(self) -> None:
         nodes = range(len(self.group.hosts))
-        if self._verdict in ("part", "end"):
+        if self._state in (LauncherState.DONE, LauncherState.FAILED):
             return
         if len(self._done) == len(nodes):
             again = self._hold.changes and json.loads(self._done[0])["stopped_at"] is not None

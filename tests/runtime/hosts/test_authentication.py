@@ -21,7 +21,7 @@ from instruments.strangers import malformed_message, stranger
 from dslc.runtime.hosts import elastic, join_requests, rendezvous_protocol
 from dslc.runtime.hosts.authentication import GREETING, HEADER, MOST, AuthenticationError, Session
 from dslc.runtime.hosts.connection import Connection, listen, readable
-from dslc.runtime.hosts.coordination import HostGroup
+from dslc.runtime.hosts.coordination import HostGroup, LauncherState
 from dslc.runtime.hosts.elastic import JoinQueue, TrainingOverError
 from dslc.runtime.hosts.join_requests import PENDING
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
@@ -321,7 +321,7 @@ def test_a_member_that_says_nonsense_is_lost_with_the_reason(port: int, seed: in
             together.look()
         member.close()
         together.failed(None)  # as this launcher does when its ranks have ended
-        while together.look() != "end":
+        while together.look() is not LauncherState.FAILED:
             readable(group.handles, 0.01)
         assert together.cause is not None and together.cause.message
         group.close()
