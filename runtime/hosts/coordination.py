@@ -42,7 +42,6 @@ _OF_OTHERS = ("done", "failed", "held")
 PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
 
-
 class LauncherState(Enum):
     """The states of a launcher from the start of its ranks to their end (docs/rendezvous.md)."""
 
