@@ -6,7 +6,7 @@ from functools import cached_property
 
 from dslc.compiler.emit import emit, places, with_paths_in
 from dslc.compiler.graph.build import build_graph
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.plan import PlanView

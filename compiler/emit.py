@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.graph.graph import PlanGraph, passes_in
+from dslc.compiler.graph.plan_graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.memory import MemoryNode

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from dslc.compiler.emit import emit, places, with_paths_in
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.graph.stored import plan_hash, restore, store
 from dslc.compiler.graph.verify import Unsound, verify

@@ -11,9 +11,9 @@ from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.graph.constants import constants, stage_ends
-from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.partial_plan import partial_plan
 from dslc.compiler.graph.passes import PASSES
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.verify import verify
 from dslc.compiler.ir.actions import STAGE_ACTIONS, Message, MicrobatchAction, StageAction, StagePass
 from dslc.compiler.ir.nodes import ModelGraph

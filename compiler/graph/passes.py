@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.insertion import InsertionPoint, insertions
-from dslc.compiler.graph.proof_view import message
+from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.proofs.view import message
 from dslc.compiler.ir.actions import Action, Collective, Message, StageAction, Update
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import (

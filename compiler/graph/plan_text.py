@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.records import Hands, Placed
 from dslc.dsl.record import Record

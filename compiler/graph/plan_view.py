@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import ForwardAhead

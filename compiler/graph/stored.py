@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import Any
 
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.codec import TAG, DecodeError, from_json, to_json
 from dslc.compiler.ir.records import NodeRecord, Relation
 from dslc.dsl.record import Record, record

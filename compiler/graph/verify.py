@@ -46,12 +46,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.proof_exchange import check_inexact_exchange
-from dslc.compiler.graph.proof_flow import counts, gathered, summed, weights
-from dslc.compiler.graph.proof_losses import compared
-from dslc.compiler.graph.proof_places import devices, layers, memory, samples
-from dslc.compiler.graph.proof_step import (
+from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.proofs.exchange import check_inexact_exchange
+from dslc.compiler.graph.proofs.flow import counts, gathered, summed, weights
+from dslc.compiler.graph.proofs.losses import compared
+from dslc.compiler.graph.proofs.places import devices, layers, memory, samples
+from dslc.compiler.graph.proofs.step import (
     actions,
     check_held_microbatches,
     fields,
@@ -61,8 +61,8 @@ from dslc.compiler.graph.proof_step import (
     table,
     totals,
 )
-from dslc.compiler.graph.proof_view import View, view
-from dslc.compiler.graph.proof_waits import agreement, ends, waits
+from dslc.compiler.graph.proofs.view import View, view
+from dslc.compiler.graph.proofs.waits import agreement, ends, waits
 from dslc.compiler.ir.records import Network
 
 # Each with the first pass that it applies to. Those on a step need the ones before them.

@@ -17,7 +17,7 @@ from helpers.planning import JOBS, compiled
 
 from dslc.compiler.emit import emit, places
 from dslc.compiler.graph.build import build_graph
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.actions import Action, Collective

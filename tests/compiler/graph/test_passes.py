@@ -10,8 +10,8 @@ from helpers.golden import hold
 from helpers.planning import JOBS, compiled
 
 from dslc.compiler.graph.build import build_graph
-from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import PASSES, exchange
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_text import plan_text
 from dslc.compiler.graph.stored import restore, store
 from dslc.compiler.graph.verify import verify

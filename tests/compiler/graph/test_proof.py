@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.graph.build import build_graph
-from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.proof_view import message, view
-from dslc.compiler.graph.proof_waits import waits
+from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.proofs.view import message, view
+from dslc.compiler.graph.proofs.waits import waits
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir import actions as a
 from dslc.compiler.ir.records import Follows, Hands, Placed, Process, Share, Stage

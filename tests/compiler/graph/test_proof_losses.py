@@ -10,7 +10,7 @@ from helpers.planning import JOBS, compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.graph.build import build_graph
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.actions import Collective, Payload
 from dslc.compiler.ir.program import LossStep

@@ -20,8 +20,8 @@ from helpers.planning import JOBS, compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.graph.build import build_graph
-from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import PASSES
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.graph.stored import plan_hash, restore, store
 from dslc.compiler.graph.verify import Unsound, verify

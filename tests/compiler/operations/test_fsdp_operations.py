@@ -8,7 +8,7 @@ import pytest
 from helpers.module_facts import FACTS, analysed
 
 from dslc.compiler.graph.build import build_graph
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.actions import Collective, Payload
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec

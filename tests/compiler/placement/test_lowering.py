@@ -32,7 +32,7 @@ def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, fold
 
 
 # Torch 2.15 waits for each reduction in an entry of its own, and for a send when its gradient is back, or at the end.
-# The proofs (compiler/graph/proof_waits.py) have all these waits, as each send waits at once there. But one more entry
+# The proofs (compiler/graph/proofs/waits.py) have all these waits, as each send waits at once there. But one more entry
 # moves receives after it.
 WAITS = hasattr(torch_schedules, "WAIT_REDUCE_GRAD")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from dslc.compiler.graph.proof_view import Line, View, collectives
+from dslc.compiler.graph.proofs.view import Line, View, collectives
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import ALWAYS, Backward, Cadence, Collective, Forward, Payload, Update
 from dslc.compiler.ir.records import Weights

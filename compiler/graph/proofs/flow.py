@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.proof_view import Line, View, collectives
+from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.proofs.view import Line, View, collectives
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import (
     ALWAYS,

@@ -7,8 +7,8 @@ from __future__ import annotations
 from itertools import pairwise
 from math import prod
 
-from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.proof_view import View
+from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.proofs.view import View
 from dslc.compiler.ir.program import Training
 from dslc.compiler.ir.records import (
     Batches,

@@ -6,7 +6,7 @@ contiguous part of the batch. Over the whole axis, it is over the whole batch.
 
 from __future__ import annotations
 
-from dslc.compiler.graph.proof_view import Line, View, collectives
+from dslc.compiler.graph.proofs.view import Line, View, collectives
 from dslc.compiler.ir.actions import Backward, Collective, Forward, ForwardAhead, Payload
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.records import Batches, Devices

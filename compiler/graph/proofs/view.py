@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.actions import Action, Collective, Message
 from dslc.compiler.ir.records import Hands, Process, Stage
 from dslc.dsl.record import Record, record

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from dslc.compiler.graph.graph import passes_in, unknown
-from dslc.compiler.graph.proof_exchange import AGREED
-from dslc.compiler.graph.proof_flow import holders
-from dslc.compiler.graph.proof_view import Line, View
+from dslc.compiler.graph.plan_graph import passes_in, unknown
+from dslc.compiler.graph.proofs.exchange import AGREED
+from dslc.compiler.graph.proofs.flow import holders
+from dslc.compiler.graph.proofs.view import Line, View
 from dslc.compiler.ir.actions import (
     ALWAYS,
     Action,
@@ -199,8 +199,8 @@ def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, in
 def groups(view: View) -> str:
     """Returns the first collective of an axis that is not among the ranks along it. Three kinds may be among other
     ranks: collectives of parameters and gradients are along two axes; collectives of a few numbers are among all ranks
-    with a part (proof_flow.py); collectives of a loss that compares samples are among the ranks that have the samples
-    (proof_losses.py).
+    with a part (flow.py); collectives of a loss that compares samples are among the ranks that have the samples
+    (losses.py).
     """
     axes = {axis.name: (axis.size, axis.stride) for axis in view.plan.one(Devices).axes}
     axes["all"] = (view.plan.one(Devices).count, 1)

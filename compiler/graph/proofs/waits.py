@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from dslc.compiler.graph.proof_view import Key, View, message
+from dslc.compiler.graph.proofs.view import Key, View, message
 from dslc.compiler.ir.actions import Collective, Message
 from dslc.compiler.ir.records import Hands
 

@@ -1,0 +1,1 @@
+"""Proofs of a plan's propositions, one file for each subject."""
