@@ -141,6 +141,26 @@ def test_a_warm_up_from_zero_is_that_of_transformers(name: str) -> None:
         made.step()
 
 
+@pytest.mark.parametrize("warmup", [1, 4])
+def test_restarts_and_decays_from_zero_begin_after_the_warm_up(warmup: int) -> None:
+    let_torchvision_load()
+    from transformers import optimization
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+    rise = lr_scheduler.LambdaLR(made := optimizer(), lambda s: s / warmup)
+    restarts = lr_scheduler.SequentialLR(made, [rise, lr_scheduler.CosineAnnealingWarmRestarts(made, 3)], [warmup])
+    decay = {"num_warmup_steps": warmup, "num_decay_steps": 3, "num_training_steps": STEPS, "decay_type": "linear"}
+    stable = optimization.get_wsd_schedule(optimizer(), **decay)
+    for kind, theirs, more in (("restarts", restarts, {"every": 3}), ("stable", stable, {"decay": 3})):
+        step = LearningRateStep(kind=kind, steps=STEPS, warmup=warmup, begin=0.0, **more)  # type: ignore[arg-type]
+        for s in range(STEPS):
+            assert factor(step, s) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), (kind, s)
+            theirs.optimizer.step()
+            theirs.step()
+
+
 def test_a_warm_up_from_a_factor_is_that_of_torch() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     made = lr_scheduler.LinearLR(optimizer, start_factor=0.3, total_iters=5)
