@@ -151,12 +151,15 @@ def test_restarts_and_decays_from_zero_begin_after_the_warm_up(warmup: int) -> N
 
     rise = lr_scheduler.LambdaLR(made := optimizer(), lambda s: s / warmup)
     restarts = lr_scheduler.SequentialLR(made, [rise, lr_scheduler.CosineAnnealingWarmRestarts(made, 3)], [warmup])
-    decay = {"num_warmup_steps": warmup, "num_decay_steps": 3, "num_training_steps": STEPS, "decay_type": "linear"}
-    stable = optimization.get_wsd_schedule(optimizer(), **decay)
-    for kind, theirs, more in (("restarts", restarts, {"every": 3}), ("stable", stable, {"decay": 3})):
-        step = LearningRateStep(kind=kind, steps=STEPS, warmup=warmup, begin=0.0, **more)  # type: ignore[arg-type]
+    stable = optimization.get_wsd_schedule(
+        optimizer(), num_warmup_steps=warmup, num_decay_steps=3, num_training_steps=STEPS, decay_type="linear"
+    )
+    of_restarts = LearningRateStep(kind="restarts", steps=STEPS, warmup=warmup, begin=0.0, every=3)
+    of_stable = LearningRateStep(kind="stable", steps=STEPS, warmup=warmup, begin=0.0, decay=3)
+    pairs: list[tuple[LearningRateStep, Any]] = [(of_restarts, restarts), (of_stable, stable)]
+    for step, theirs in pairs:
         for s in range(STEPS):
-            assert factor(step, s) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), (kind, s)
+            assert factor(step, s) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), (step.kind, s)
             theirs.optimizer.step()
             theirs.step()
 
