@@ -38,6 +38,7 @@ from dslc.compiler.placement.shares import largest
 from dslc.dsl.language.augmentations import NORMALIZED
 from dslc.dsl.language.optimizers import Optimizer
 from dslc.dsl.language.registry import CALLS
+from dslc.dsl.words import plural
 
 PRECISIONS = {dtype: word for word, dtype in DTYPES.items()}
 
@@ -208,10 +209,18 @@ def _training(plan: PlanGraph) -> TrainingNode:
         precision=PRECISIONS.get(dtype, dtype),
         clip=training.clip,
         clip_value=training.clip_value,
+        compiled=_compiled(training, plan.one(p.LossStep)),
         seed=training.seed,
         restarts=training.restarts,
         own_step=training.own_step is not None,
     )
+
+
+def _compiled(training: p.Training, loss: p.LossStep) -> str:
+    if not training.compiled:
+        return ""
+    network = "the network" if training.compiled == ("",) else plural(len(training.compiled), "block")
+    return f"{network} and the loss" if loss.compiled else network
 
 
 def optimizer_text(step: p.OptimizerStep) -> str:

@@ -289,6 +289,7 @@ class TrainingNode(Record):
     precision: str
     clip: float | None
     clip_value: float | None = None
+    compiled: str = ""  # what torch.compile compiles, in words
     seed: int
     restarts: int = 0
     own_step: bool = False  # a step of the user's own trains

@@ -339,6 +339,7 @@ def _training(plan: PlanView) -> list[str]:
         ("learning rate", f"{rate} ({training.lr_schedule})"),
         ("precision", training.precision),
         ("clip", _clip(training)),
+        *([("compiled", training.compiled)] if training.compiled else []),
         ("seed", str(training.seed)),
     ]
     if training.restarts:

@@ -47,6 +47,9 @@ def test_a_compiled_loss_makes_no_scores_in_float32(settings: tuple[str, ...], s
     # Bytes for each score at the peak: log-probabilities and their gradient. The tensor axis cuts the scores.
     with_it, without = compiled(GPT2, *settings), compiled(GPT2, "train.compile=false", *settings)
     assert (with_it.program().loss.compiled, without.program().loss.compiled) == (spared > 0, False)
+    assert (
+        with_it.plan.training.compiled.endswith(" and the loss") == (spared > 0) and not without.plan.training.compiled
+    )
     peak, plain = (each.plan.ranks[0].memory.peak for each in (with_it, without))
     assert plain - peak == spared * 16 * 1024 * 50_304
 
