@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.ir.actions import Payload, TrafficNode, over_replicas
+from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.operations.exchange_rules import RULES
-from dslc.compiler.placement.cross_sample_losses import EXCHANGED, compared_ranks, makes_outputs_ahead
+from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
@@ -120,26 +120,12 @@ class _Links:
 
     def __init__(self, staging: Staging) -> None:
         self.layout, self.sharding = staging.layout, staging.sharding
-        self.compared = compared_ranks(staging.job, staging.layout)
         layout = staging.layout
         self.link, self.network = layout.hardware.link or 1.0, layout.hardware.network or 1.0
 
     def _ranks(self, traffic: TrafficNode) -> tuple[int, int]:
         """Returns the number of ranks in a collective, and the number of them on one node."""
-        layout, exchange = self.layout, self.sharding.exchange
-        if traffic.axis == "all":
-            return layout.world_size, layout.processes
-        if traffic.among and exchange is not None:
-            return (exchange.pieces, exchange.pieces) if traffic.among == "node" else (exchange.members, 1)
-        stride, ranks = layout.stride(traffic.axis), layout.sizes[traffic.axis]
-        if traffic.what in EXCHANGED:
-            ranks = self.compared
-        elif traffic.axis == "data" and self.sharding.engine == "fsdp":
-            if over_replicas(traffic.operation, traffic.what):  # each part with its copies
-                ranks, stride = self.sharding.replicas, stride * self.sharding.shards
-            elif traffic.what == Payload.SCALE or traffic.operation in ("all_gather", "reduce_scatter"):
-                ranks = self.sharding.shards
-        return ranks, max(1, min(ranks, layout.processes // stride))
+        return traffic.ranks, max(1, min(traffic.ranks, self.layout.processes // max(1, traffic.stride)))
 
     def _moved(self, traffic: TrafficNode) -> tuple[float, float]:
         """Returns the bytes over the link of a rank, and over its network port."""

@@ -313,6 +313,7 @@ STAGE_ACTIONS: dict[str, type[StageAction]] = {
 class TrafficNode(Record):
     """The exchanges of one rank on one axis in a step: `count` operations, with `bytes` of input in all.
 
+    They are among `ranks` ranks, each `stride` after the one before; both 0 for a message between pipeline stages.
     `among`: the ranks of one node alone, or those at one place in all nodes; else all of the axis. `when`: the steps in
     which they take place.
     """
@@ -323,6 +324,8 @@ class TrafficNode(Record):
     dtype: str
     count: int
     bytes: int
+    ranks: int
+    stride: int
     among: Among = ""
     when: Cadence = ALWAYS
 
@@ -330,8 +333,3 @@ class TrafficNode(Record):
 def handed_in(exchanged: Iterable[TrafficNode]) -> int:
     """Returns the bytes of a rank's input in a step, in the mean over later steps."""
     return round(sum(node.bytes * node.when.share for node in exchanged if node.operation != "receive"))
-
-
-def over_replicas(operation: str, what: Payload) -> bool:
-    """True of the exchanges of `fully_shard` that are among replicas; others are among the shards of one."""
-    return what == Payload.SCALE_OF_SUMS or (operation, what) == ("all_reduce", Payload.GRADIENTS)

@@ -76,8 +76,6 @@ class StepOperation(TrafficNode):
     """
 
     moment: Moment
-    ranks: int
-    stride: int
     stage: int | None = None
     occurrences: tuple[int, ...] | None = None
     weights: tuple[str, ...] = ()
@@ -106,11 +104,11 @@ def operation(
         dtype=dtype,
         count=times * of_each.total(),
         bytes=times * sum(size * often for size, often in of_each.items()),
+        ranks=group.ranks,
+        stride=group.stride,
         among=group.among,
         when=when,
         moment=moment,
-        ranks=group.ranks,
-        stride=group.stride,
         stage=stage,
         occurrences=occurrences,
         weights=tuple(weights),
@@ -119,12 +117,19 @@ def operation(
 
 def traffic(operations: Iterable[StepOperation]) -> tuple[TrafficNode, ...]:
     """Returns the sums of operations that differ in their places alone."""
-    sums: dict[tuple[str, str, Payload, str, Among, Cadence], tuple[int, int]] = {}
+    sums: dict[tuple[object, ...], TrafficNode] = {}
     for each in operations:
-        key = each.operation, each.axis, each.what, each.dtype, each.among, each.when
-        count, size = sums.get(key, (0, 0))
-        sums[key] = count + each.count, size + each.bytes
-    return tuple(
-        TrafficNode(operation=kind, axis=axis, what=what, dtype=dtype, count=count, bytes=size, among=among, when=when)
-        for (kind, axis, what, dtype, among, when), (count, size) in sums.items()
-    )
+        key = each.operation, each.axis, each.what, each.dtype, each.ranks, each.stride, each.among, each.when
+        sums[key] = TrafficNode(
+            operation=each.operation,
+            axis=each.axis,
+            what=each.what,
+            dtype=each.dtype,
+            count=each.count + (sums[key].count if key in sums else 0),
+            bytes=each.bytes + (sums[key].bytes if key in sums else 0),
+            ranks=each.ranks,
+            stride=each.stride,
+            among=each.among,
+            when=each.when,
+        )
+    return tuple(sums.values())

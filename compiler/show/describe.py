@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in, over_replicas
+from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
 from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode
@@ -167,7 +167,8 @@ def reach(plan: PlanView, axis: str, operation: str, what: Payload) -> str:
     """Returns `within` or `across` for an exchange over the data axis of replicas; "" for any other."""
     if axis != "data" or replicas(plan) == 1 or what not in _BY_REPLICA:
         return ""
-    return "across" if over_replicas(operation, what) else "within"
+    across = what == Payload.SCALE_OF_SUMS or (operation, what) == ("all_reduce", Payload.GRADIENTS)
+    return "across" if across else "within"
 
 
 def members(plan: PlanView, where: str) -> int:

@@ -225,7 +225,16 @@ def _ranks(
 
 
 def _traffic(operation: str, axis: str, what: str, count: int, size: int) -> TrafficNode:
-    return TrafficNode(operation=operation, axis=axis, what=Payload(what), dtype="float32", count=count, bytes=size)
+    return TrafficNode(
+        operation=operation,
+        axis=axis,
+        what=Payload(what),
+        dtype="float32",
+        count=count,
+        bytes=size,
+        ranks=0,  # no drawing looks at these two
+        stride=0,
+    )
 
 
 def digits() -> PlanView:

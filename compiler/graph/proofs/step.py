@@ -39,7 +39,8 @@ from dslc.compiler.placement.cross_sample_losses import EXCHANGED
 from dslc.dsl.words import plural
 
 _Done: TypeAlias = tuple[type[MicrobatchAction], int, int]  # an action, its stage and its micro-batch
-Exchanged: TypeAlias = tuple[str, str, str, str, str, Cadence]  # operation, axis, content, dtype, among whom, when
+# Operation, axis, payload, dtype, group, among whom, and when.
+Exchanged: TypeAlias = tuple[str, str, str, str, tuple[int, int], str, Cadence]
 
 
 def actions(view: View) -> str:
@@ -165,7 +166,8 @@ def totals(view: View) -> str:
         told: Counter[Exchanged] = Counter()
         bytes_: Counter[Exchanged] = Counter()
         for node in home.traffic:
-            key = node.operation, node.axis, node.what, node.dtype, node.among, node.when
+            group = node.ranks, node.stride
+            key = node.operation, node.axis, node.what, node.dtype, group, node.among, node.when
             told[key] += node.count
             bytes_[key] += node.bytes
         for key in found | told:
@@ -190,10 +192,11 @@ def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, in
             among = ""
             if pieces > 1 and carries in AGREED:
                 among = "node" if action.group == (pieces, 1) else "nodes" if action.stride > 1 else ""
-            yield (operation, axis, carries, action.dtype, among, action.when), action.count, action.bytes
+            key = operation, axis, carries, action.dtype, action.group, among, action.when
+            yield key, action.count, action.bytes
         case Message():
             for size, dtype in zip(action.sizes, action.dtypes, strict=True):
-                yield (action.operation, "pipeline", action.carries, dtype, "", ALWAYS), 1, size
+                yield (action.operation, "pipeline", action.carries, dtype, (0, 0), "", ALWAYS), 1, size
 
 
 def groups(view: View) -> str:

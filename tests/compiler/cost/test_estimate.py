@@ -75,6 +75,15 @@ def test_gradients_that_take_longer_than_a_micro_batch_are_waited_for(tmp_path: 
     assert late.step_time == pytest.approx(found.arithmetic + late.exposed)
 
 
+def test_shards_of_a_replica_on_one_node_send_nothing_over_the_network(tmp_path: Path) -> None:
+    # Neighbours along the context axis are shards too: eight in a row, the GPUs of a node.
+    axes = ("parallelism.zero=3", "parallelism.replicas=4", "parallelism.context=2")
+    job, found = planned(tmp_path, *axes)
+    (summed,) = [t for t in job.analysis.costs[0].traffic if (t.operation, t.what) == ("all_reduce", "gradients")]
+    assert (summed.ranks, summed.stride) == (4, 8)
+    assert dict(found.links)["network"] == pytest.approx(2 * summed.bytes * 3 / 4, rel=1e-3)
+
+
 def test_within_a_node_the_link_counts(tmp_path: Path) -> None:
     job, found = planned(tmp_path, "devices.nodes=1", cards=CARDS.replace("400GBps", "0.04GBps"))
     (gradients,) = [t for t in job.analysis.costs[0].traffic if t.what == "gradients"]
