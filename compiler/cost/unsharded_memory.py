@@ -98,7 +98,8 @@ class ShardedMemory:
         # Running sums: gathered numbers, existing shards, and whole gradients of earlier micro-batches.
         self._there = self.whole[self._root]
         self._shards = sum(self.shard) if self.stays and not self.accumulate and not self.moved else 0
-        self._earlier = sum(self.whole) if self.stays and self.accumulate else 0
+        self._summed = [self.parts * numbers for numbers in self.shard]  # of gradients, by unit
+        self._earlier = sum(self._summed) if self.stays and self.accumulate else 0
         self._of_unit = [0] * len(self.whole)
         for unit, numbers in zip(self.unit_of, self.trains, strict=True):
             self._of_unit[unit] += numbers
@@ -111,7 +112,7 @@ class ShardedMemory:
         flat = self.element * self.whole[self._flat] if self._flat is not None else 0
         if self.moved and self._flat is not None:
             flat += 4 * self.shard[self._flat]  # copied from the host to be gathered
-        handed = 4 * self.whole[self._handed] if self._handed is not None else 0
+        handed = 4 * self._summed[self._handed] if self._handed is not None else 0
         return self.element * self._there + flat + handed
 
     def _gradients(self, made: int) -> int:
@@ -156,7 +157,8 @@ class ShardedMemory:
     def backward(self, layer: int, moment: WorkingSet) -> int:
         unit = self.unit_of[layer]
         self.passing = 0
-        if self._gather(unit) and self.reshard and self.parts > 1:
+        begins = unit == self._root and self._gathered == {self._root} and self._flat is None
+        if (self._gather(unit) or begins) and self.reshard and self.parts > 1:
             self._flat = unit - 1 if unit > 0 else None
             if self._flat is not None and self.copies:
                 self.passing = self.element * self.whole[self._flat]
@@ -185,14 +187,14 @@ class ShardedMemory:
         self._handed = unit
         yield self._gradients(0 if accumulated else self._made)
         if accumulated:
-            self._earlier -= self.whole[unit]
+            self._earlier -= self._summed[unit]
         if (not self.stays or self.accumulate) and not self.moved:
             self._shards += self.shard[unit]
         self._made -= self._of_unit[unit]
         if self.rounded and self.parts > 1:
-            self.passing = 2 * (self.whole[unit] * (1 + self.copies) + self.shard[unit])
+            self.passing = 2 * (self._summed[unit] * (1 + self.copies) + self.shard[unit])
         else:  # a single rank divides instead of scattering
-            self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
+            self.passing = 4 * self._summed[unit] if self.copies or self.parts == 1 else 0
         added = 4 * self.shard[unit] if self.moved or (self.stays and not self.accumulate) else 0
         yield self._gradients(0 if accumulated else self._made) + added
         self.passing = 0
