@@ -402,17 +402,17 @@ class _Account:
             for n in stage.layers:
                 layer = self._bytes[n]
                 gradients = engine.forward(n)
-                held = self._kept_before(n) + layer.copies + layer.forward
+                held = self._activations_before(n) + layer.copies + layer.forward
                 self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
         gradients = engine.turn()
         for stage in reversed(self._stages):
             ends = self._ends and stage is self._stages[-1]
             if ends:
                 self._enter(stage, "F", later)
-                self._loss(gradients, engine.communication, self._kept_before(stage.layers.stop))
+                self._loss(gradients, engine.communication, self._activations_before(stage.layers.stop))
             self._enter(stage, stage.backward if split else "B", later)
             if ends:
-                self._backward_of_loss(gradients, engine.communication, self._kept_before(stage.layers.stop))
+                self._backward_of_loss(gradients, engine.communication, self._activations_before(stage.layers.stop))
             if split and stage.splits:
                 self._walk_first_half(stage, engine, gradients)
                 self._enter(stage, "W", later)
@@ -420,7 +420,7 @@ class _Account:
             else:
                 gradients = self._walk_backward(stage, engine, gradients)
 
-    def _kept_before(self, layer: int) -> int:
+    def _activations_before(self, layer: int) -> int:
         """Returns what the layers of the stage before this one keep."""
         first = self._first
         return self._before[layer] - self._before[first] + self._copies[layer] - self._copies[first]
@@ -429,7 +429,7 @@ class _Account:
         """Walks the backward pass of a stage; returns the gradients of weights after it."""
         for n in reversed(stage.layers):
             layer = self._bytes[n]
-            held = self._kept_before(n) + layer.copies
+            held = self._activations_before(n) + layer.copies
             if not layer.backward:  # only what waits for the end of the backward pass happens here
                 gradients = self._leave(engine, n, held, gradients)
                 continue
@@ -459,7 +459,7 @@ class _Account:
         """Walks the half that makes gradients of inputs: it frees nothing, and keeps the gradients that weights will
         need.
         """
-        kept = self._kept_before(stage.layers.stop) + stage.of_loss
+        kept = self._activations_before(stage.layers.stop) + stage.of_loss
         if not stage.of_loss:
             kept -= stage.output  # its gradient lies where this stage receives
         for n in reversed(stage.layers):
