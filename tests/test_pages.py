@@ -11,6 +11,7 @@ import pytest
 from helpers.paths import ROOT
 
 from dslc.main import build_parser
+from dslc.terminal.version import __version__
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/index.md")),
@@ -145,3 +146,24 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 )
 def test_what_does_not_exist_is_a_fault(text: str, fault: str) -> None:
     assert faults(text) == [fault]
+
+
+def test_files_name_one_version() -> None:
+    def read(path: str, pattern: str) -> str:
+        found = re.search(pattern, (ROOT / path).read_text(), re.M)
+        assert found, f"{path} names no version"
+        return found[1]
+
+    versions = {
+        "pyproject.toml": read("pyproject.toml", r'^version = "(.+)"'),
+        "CITATION.cff": read("CITATION.cff", r"^version: (.+)"),
+        "CHANGELOG.md": read("CHANGELOG.md", r"^## \[(\d.+?)\]"),
+        "dslc --version": __version__,
+    }
+    assert len(set(versions.values())) == 1, versions
+
+
+def test_an_entry_of_the_changelog_is_one_line() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].splitlines()
+    for entry in lines:
+        assert not entry.startswith(" ") and len(entry) <= 120, f"more than a line: {entry}"

@@ -187,7 +187,7 @@ ON_HOSTS = {
     "another version of dslc": differing(
         [MEET, f"PYTHONPATH={{newer}} {MEET}"],
         "the version of dslc: ",
-        ("host1 has 0.1.0, and host2 has 9.9.9", "host2 has not the same as host1; host2 has 9.9.9"),
+        ("host1 has 0.2.0, and host2 has 9.9.9", "host2 has not the same as host1; host2 has 9.9.9"),
         "help: install the same dslc on all hosts",
         before="mkdir {newer}; cp -r {cli} {newer}/dslc; ln -s {root}/grammar {root}/dsl {root}/compiler {root}/runtime"
         " {newer}/dslc; echo '__version__ = \"9.9.9\"' >{newer}/dslc/terminal/version.py",
