@@ -6,16 +6,14 @@ folder; `located` makes them absolute, where the ranks are about to be launched.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from typing import Any
 
 from dslc.compiler.graph.plan_graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import Batches, Devices, Job, Placed, Process, Schedule, Stage
-from dslc.dsl.paths import is_path, resolved
+from dslc.compiler.model.job_steps import located
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
@@ -52,66 +50,8 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
 
 
 def with_paths_in(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
-    """Returns the program of a job in `folder`, whose file messages call `file`. What it reads lies there; what it
-    writes starts in the current folder, as the language says.
-    """
-
-    def function(named: p.PythonFunction | None) -> p.PythonFunction | None:
-        return replace(named, folder=resolved(named.folder, folder)) if named else None
-
-    def hook(named: p.HookStep) -> p.HookStep:
-        return replace(named, python=replace(named.python, folder=resolved(named.python.folder, folder)))
-
-    def relocated_path(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(relocated_path, value))
-        return resolved(value, folder) if value and is_path(value) else value
-
-    def looked_at(pictures: p.PictureStep | None) -> p.PictureStep | None:
-        return replace(pictures, transform=function(pictures.transform)) if pictures else None
-
-    def data(step: p.DataStep) -> p.DataStep:
-        sampler = step.sampler
-        return replace(
-            step,
-            arguments={**step.arguments, **{name: relocated_path(step.arguments[name]) for name in step.paths}},
-            python=function(step.python),
-            collate=function(step.collate),
-            sampler=sampler and replace(sampler, file=resolved(sampler.file, folder), python=function(sampler.python)),
-            pictures=looked_at(step.pictures),
-            parts=tuple(map(data, step.parts)),
-        )
-
-    model, checkpoint = program.model, program.checkpoint
-    network, weights = model.transformers, model.weights
-    return replace(
-        program,
-        file=file,
-        model=replace(
-            model,
-            python=function(model.python),
-            transformers=replace(network, folder=resolved(network.folder, folder)) if network else None,
-            weights=weights
-            and replace(
-                weights,
-                path=resolved(weights.path, folder),
-                files=tuple(resolved(file, folder) for file in weights.files),
-            ),
-        ),
-        loss=replace(program.loss, python=function(program.loss.python)),
-        optimizer=replace(program.optimizer, python=function(program.optimizer.python)),
-        learning_rate=replace(program.learning_rate, python=function(program.learning_rate.python)),
-        hooks=tuple(map(hook, program.hooks)),
-        loggers=tuple(replace(each, folder=resolved(each.folder, folder)) for each in program.loggers),
-        metrics=tuple(replace(metric, python=function(metric.python)) for metric in program.metrics),
-        data=data(program.data),
-        own_step=function(program.own_step),
-        checkpoint=replace(
-            checkpoint,
-            folder=resolved(checkpoint.folder, os.getcwd()),
-            resume=checkpoint.resume if checkpoint.resume in ("none", "auto") else resolved(checkpoint.resume, folder),
-        ),
-    )
+    """Returns the program of a job in `folder`, whose file messages call `file`."""
+    return replace(located(program, folder), file=file)
 
 
 def places(plan: PlanGraph) -> tuple[p.RankPlace, ...]:

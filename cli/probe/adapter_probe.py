@@ -10,6 +10,7 @@ from dslc.compiler.rules.model.adapters import targets_any
 from dslc.compiler.rules.model.name_patterns import report_unmatched
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
+from dslc.probe.trial import Trial
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,21 +19,21 @@ _FAULT = "fault of the adapter"
 _MOST = 2_000  # names that a child tells
 
 
-def with_adapter(job: JobSpec, make: Callable[[], Any]) -> Callable[[], Any]:
+def with_adapter(trial: Trial, make: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that makes the module of `make` with the job's adapter."""
-    if job.model.adapter is None:
+    step = trial.steps.adapter
+    if step is None:
         return make
 
     def adapted() -> Any:
         from torch import nn
 
-        from dslc.compiler.graph.constants import adapter_step
         from dslc.runtime.model.adapters import add
 
-        made, step = make(), adapter_step(job.model.adapter)
-        if step is None or not isinstance(made, nn.Module):
+        made = make()
+        if not isinstance(made, nn.Module):
             return made
-        return add(made, replace(step, line=""), job.train.seed)  # the job's line is in the message
+        return add(made, replace(step, line=""), trial.job.train.seed)  # the job's line is in the message
 
     return adapted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,12 @@ from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.data.mixtures import each_source
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet
+from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.language.calls import PICTURES, Datasets, Free, Mixture, Parquet
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
 from dslc.probe.gpus import choose_free, gpus_here
-from dslc.probe.image_trials import look_for_library
 
 
 def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
@@ -31,13 +31,27 @@ def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Fa
     else:
         source = _with_library_facts(job.data.source, source, fetch=run)
     for alone, _ in each_source(job, source):
-        look_for_library(alone, report)
+        _look_for_torchvision(alone, report)
     facts = Facts(source=source)
     if trace:
         from dslc.probe.trace_facts import trace_facts  # here, as most checks call no functions
 
         facts = trace_facts(job, source, report, run=run)
     return replace(facts, machine=_machine(job, report)) if run else facts
+
+
+def _look_for_torchvision(job: JobSpec, report: Report) -> None:
+    """Reports that torchvision is not installed: a warning, as another machine may have it."""
+    source = job.data.source
+    if isinstance(source, PICTURES) and source.augment and importlib.util.find_spec("torchvision") is None:
+        said = Diagnostic(
+            code="E0803",
+            message="`augment` needs the library `torchvision`, which is not installed",
+            span=source.at("augment"),
+            help="`pip install 'dslc[torchvision]'`; torch for CPUs alone is best beside torchvision for CPUs alone, "
+            "from the same index",
+        )
+        report.extend([said.as_warning()])
 
 
 def _with_library_facts(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
-from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Datasets, Images, NetworkLoss, Parquet, PythonSource, parts_of
-from dslc.dsl.language.job import JobSpec
-from dslc.dsl.paths import is_path, resolved
 from dslc.probe.child import first_line, where_in_the_users_code
+from dslc.probe.sample_outputs import analysis_on_one_rank, open_samples
+from dslc.probe.trial import Trial
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -61,35 +60,27 @@ def undone(model: Any, names: Sequence[str]) -> tuple[str, ...]:
 class RealBatch:
     """A batch of a job's source, input and target, once `load_batch` was called."""
 
-    def __init__(self, job: JobSpec, source: SourceFacts, path: str) -> None:
-        self._job, self._source, self._path = job, source, path
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
         self.batch: Any = None
 
     def load_batch(self) -> None:
-        if self._source.input is not None or self._source.structures is not None:
-            self.batch = real_batch(self._job, self._source, self._path)
+        if self._trial.source.input is not None or self._trial.source.structures is not None:
+            self.batch = real_batch(self._trial)
 
 
 def try_network(
-    job: JobSpec,
-    source: SourceFacts,
-    make: Callable[[], Any],
-    facts: ModelFacts,
-    batch: Any,
-    restored: tuple[str, ...],
+    trial: Trial, make: Callable[[], Any], facts: ModelFacts, batch: Any, restored: tuple[str, ...]
 ) -> NetworkFacts:
     """Returns the facts of a traced network with the facts of a trial on `batch`, or with the reason why the trial
     failed.
     """
-    from dslc.compiler.graph.constants import loss_step
     from dslc.runtime.step.network_trial import NetworkTrial
 
     known = replace(facts.network or NetworkFacts(), restored=restored)
-    if not can_try(facts):
+    if not can_try(facts) or batch is None:
         return known
-    if batch is None:
-        return known
-    own = loss_step(job, source, job.folder) if isinstance(job.model.loss, NetworkLoss) else None
+    own = trial.steps.loss if isinstance(trial.job.model.loss, NetworkLoss) else None
     try:
         return NetworkTrial(make, batch, own, bool(facts.looks)).result(known)
     except Exception as error:  # any kind: the user's code runs, and a rule reports it
@@ -97,46 +88,33 @@ def try_network(
         return replace(known, failure=first_line(error) + (f" ({where})" if where else ""))
 
 
-def real_batch(job: JobSpec, source: SourceFacts, path: str) -> Any:
-    """Returns a batch of real samples, input and target: the samples that tracing a user's source wrote to `path`, or
-    samples of a source of the library. A source that takes long to open gives drawn samples. None without samples.
+def real_batch(trial: Trial) -> Any:
+    """Returns a batch of real samples, input and target: the samples that tracing a user's source wrote, or samples of
+    a source of the library. A source that takes long to open gives drawn samples. None without samples.
     """
     import torch
 
-    from dslc.compiler.graph.constants import data_step, python_function
     from dslc.compiler.trace.structures import map_tensors
     from dslc.runtime.data.samples import as_seen
     from dslc.runtime.process.user_code import search_first
     from dslc.runtime.step.network_trial import ROWS
 
-    if os.path.exists(path):
-        for call in parts_of(job.data.source):
+    parts, source = parts_of(trial.job.data.source), trial.source
+    if os.path.exists(trial.files.samples):
+        for call in parts:
             if isinstance(call, PythonSource):
-                search_first(python_function(call, job.folder).folder)  # for objects of the user's own classes
-        batch = torch.load(path, weights_only=False)
+                search_first(trial.function(call).folder)  # for objects of the user's own classes
+        batch = torch.load(trial.files.samples, weights_only=False)
         return batch if source.structures is not None else map_tensors(as_seen, batch)
-    parts = parts_of(job.data.source)
     if any(isinstance(each, PythonSource) for each in parts):
         return None
     if len(parts) > 1 or isinstance(parts[0], Parquet | Datasets | Images):
         return _random_samples(source, ROWS)
-    from dslc.compiler.ir.facts import Facts
-    from dslc.compiler.rules.analyse import analyse
-    from dslc.runtime.data.sources.open_sources import open_source
-
-    analysis = analyse(job, Facts(source=source), Report(), limits=False)
-    if analysis is None or analysis.workload.train is None or analysis.workload.visited is None:
+    analysis = analysis_on_one_rank(trial.job, trial.facts)
+    if analysis is None:
         return _random_samples(source, ROWS)
-    step = data_step(analysis)
-    there = {name: _resolve_paths(step.arguments[name], job.folder) for name in step.paths}
-    samples = open_source(replace(step, arguments={**step.arguments, **there})).train
+    samples = open_samples(analysis)
     return samples.batch(torch.arange(min(ROWS, len(samples))))
-
-
-def _resolve_paths(value: Any, folder: str) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_resolve_paths(each, folder) for each in value)
-    return resolved(value, folder) if value and is_path(value) else value
 
 
 def _random_samples(source: SourceFacts, samples: int) -> Any:

@@ -11,30 +11,94 @@ from being analysed. `model.weights` is not read: outputs of other values have t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from dslc.compiler.ir.facts import Facts
-from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.ir.facts import Facts, SourceFacts
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.job_steps import located
+from dslc.compiler.model.model import build
+from dslc.compiler.model.opaque import opaque
+from dslc.compiler.rules.analyse import analyse, context_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import MemorySpec, ParallelismSpec
+from dslc.dsl.language.calls import PythonLoss
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.metrics import PythonMetric
 from dslc.probe.child import import_torch_for_children, in_child
+from dslc.probe.unchecked_parts import can_be_tried
 
 COUNTS = (3, 4)  # samples of the batches
 PARAMETERS = 1 << 28  # of a network that is run for its outputs, at most
 FLOPS = 1e11  # of its forward passes, at most: some seconds on one core
 
+T = TypeVar("T")
 Pair = tuple[Any, Any]  # output and target
 Shapes = tuple[tuple[int, ...], tuple[int, ...], str]  # of a sample's output and target; the target's dtype
 
 
+@dataclass(frozen=True)
+class TrialBatches:
+    """The outputs and targets that a user's loss and metrics are tried with: of real samples in `file`
+    (`write_outputs`). Where there are none, for the reason `absent`, numbers are `invented`: the shapes of a
+    sample's output and target and the target's dtype, or a file that tracing wrote. A function may rightly refuse
+    those. Without either nothing is tried.
+    """
+
+    file: str = ""
+    invented: tuple[tuple[int, ...], tuple[int, ...], str] | str = ""
+    absent: str = ""
+    output: TensorFact | None = None  # of one sample
+    structured: bool = False  # true if the output or the target is no tensor
+
+    def first_accepted(self, mode: str, attempt: Callable[[list[Any]], T]) -> T | None:
+        """Returns the result of `attempt` on batches of real samples; else on the first of several inventions that it
+        does not fail on, or raises what it raises on the first. Returns None if there are no batches.
+        """
+        choices = [read_outputs(self.file, mode)] if self.file else inventions(self.invented)
+        failure: Exception | None = None
+        for batches in choices:
+            try:
+                return attempt(batches)
+            except Exception as error:  # any kind: the user's code runs
+                if self.file:
+                    raise
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return None
+
+
+def trial_batches(job: JobSpec, facts: Facts, file: str, invented: str) -> TrialBatches:
+    """Returns the trial of a job whose loss or metrics are the user's own; outputs are written to `file`.
+    `invented` is the file that tracing wrote, if the network's output is a structure.
+    """
+    source, model = facts.source or SourceFacts(), facts.model
+    own = [job.model.loss, *job.evaluate.metrics]
+    if job.train.step is not None or not any(isinstance(call, PythonLoss | PythonMetric) for call in own):
+        return TrialBatches()
+    made = opaque(model, job.model, source, Report()) if model else build(job.model, source, context_of(job), Report())
+    structured = source.structures is not None or (model is not None and model.structured)
+    if made is None or not (structured or can_be_tried(made.output, source.target)):
+        return TrialBatches()
+    absent = write_outputs(job, facts, file)
+    if not absent:
+        return TrialBatches(file=file, output=made.output, structured=structured)
+    if structured:
+        numbers = invented if os.path.exists(invented) else ""
+        return TrialBatches(invented=numbers, absent=absent, output=made.output, structured=True)
+    assert source.target is not None
+    shapes = made.output.shape, source.target.shape, source.target.dtype
+    return TrialBatches(invented=shapes, absent=absent, output=made.output)
+
+
 def write_outputs(job: JobSpec, facts: Facts, file: str) -> str:
     """Writes the outputs to `file`, for `read_outputs`. Returns the reason if there are none."""
-    analysis = analyse(_on_one_rank(job), facts, Report(), limits=False)
-    if analysis is None or analysis.model is None or analysis.workload.visited is None or not analysis.workload.train:
+    analysis = analysis_on_one_rank(job, facts)
+    if analysis is None or analysis.model is None:
         return "the job has other faults"
     # Each sample goes through the network once in either mode.
     flops = 2 * sum(COUNTS) * sum(layer.forward_flops for layer in analysis.model.layers)
@@ -58,8 +122,9 @@ def read_outputs(file: str, mode: str) -> list[Pair]:
     return pairs
 
 
-def _on_one_rank(job: JobSpec) -> JobSpec:
-    return replace(
+def analysis_on_one_rank(job: JobSpec, facts: Facts) -> Analysis | None:
+    """Returns the analysis of a job on one rank, whatever its own ranks are; None if its samples stay unknown."""
+    one_rank = replace(
         job,
         devices=replace(job.devices, nodes=1, cpus=1, gpus=None),
         parallelism=ParallelismSpec(),
@@ -67,15 +132,25 @@ def _on_one_rank(job: JobSpec) -> JobSpec:
         train=replace(job.train, compile=False),
         expect=(),
     )
+    analysis = analyse(one_rank, facts, Report(), limits=False)
+    fine = analysis is not None and analysis.workload.visited is not None and analysis.workload.train
+    return analysis if fine else None
+
+
+def open_samples(analysis: Analysis) -> Any:
+    """Returns the samples that a job trains on."""
+    from dslc.compiler.graph.constants import data_step
+    from dslc.runtime.data.sources.open_sources import open_source
+
+    return open_source(located(data_step(analysis), analysis.job.folder)).train
 
 
 def _write(analysis: Analysis, file: str) -> None:
     import torch
 
-    from dslc.compiler.graph.constants import data_step, model_step
+    from dslc.compiler.graph.constants import model_step
     from dslc.compiler.trace.structures import call, flatten, unflatten
     from dslc.runtime.data.samples import batch_aside
-    from dslc.runtime.data.sources.open_sources import open_source
     from dslc.runtime.model.meta_model import build_model
 
     def detached(value: Any) -> Any:
@@ -85,16 +160,16 @@ def _write(analysis: Analysis, file: str) -> None:
     job = analysis.job
     torch.set_num_threads(1)
     torch.manual_seed(job.train.seed)
-    data = data_step(analysis, job.folder)
-    samples = open_source(data).train
+    samples = open_samples(analysis)
     spread = torch.arange(sum(COUNTS)) * len(samples) // sum(COUNTS)
     pairs = [batch_aside(samples, part) for part in spread.split(list(COUNTS))]
-    model = build_model(replace(model_step(analysis, job.folder), weights=None), "cpu")
+    model = build_model(replace(located(model_step(analysis), job.folder), weights=None), "cpu")
+    structured = analysis.source.structures is not None
     written: dict[str, list[Pair]] = {}
     for mode in ("train", "eval"):
         model.train(mode == "train")
         with torch.set_grad_enabled(mode == "train"):
-            outputs = [call(model, model.forward, input) if data.structured else model(input) for input, _ in pairs]
+            outputs = [call(model, model.forward, input) if structured else model(input) for input, _ in pairs]
         written[mode] = [(detached(output), target) for output, (_, target) in zip(outputs, pairs, strict=True)]
     torch.save(written, file)
 

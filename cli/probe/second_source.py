@@ -24,10 +24,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import PythonSource
-from dslc.dsl.language.job import JobSpec
 from dslc.probe.child import in_child
+from dslc.probe.trial import Trial
 from dslc.runtime.process.handed_over import HANDED_OVER
 
 if TYPE_CHECKING:
@@ -98,14 +97,12 @@ def _leaves(sample: Any) -> list[str]:
     return contents
 
 
-def compare_twice(job: JobSpec, call: PythonSource, ranks: int, hashes: bool, report: Report) -> None:
+def compare_twice(trial: Trial, call: PythonSource, ranks: int, hashes: bool) -> None:
     """Reports a data set that is another in each process. `ranks` is their number; `hashes`: each of them has hashes of
     its own, as where something else than this command starts them.
     """
-    from dslc.compiler.graph.constants import python_function
-
-    named = python_function(call, job.folder)
-    why, sample, line = _difference(named, job.train.seed)
+    report = trial.report
+    why, sample, line = _difference(trial.function(call), trial.job.train.seed)
     if not why:
         return
     label = f"by {line}" if line else ""

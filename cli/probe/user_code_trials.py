@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
-from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.network_facts import OptimizerFacts
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.program import MetricStep
+from dslc.compiler.ir.steps import PythonFunction
 from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
@@ -22,83 +22,21 @@ from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
-from dslc.dsl.language.metrics import PythonMetric
+from dslc.dsl.language.metrics import PythonMetric, TorchMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import article, plural, shorten_list
 from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
-from dslc.probe.sample_outputs import inventions, read_outputs, spread, write_outputs
-from dslc.probe.unchecked_parts import can_be_tried
-
-if TYPE_CHECKING:
-    from dslc.compiler.ir.module_facts import ModelFacts
-    from dslc.compiler.ir.program import PythonFunction
+from dslc.probe.sample_outputs import read_outputs, spread
+from dslc.probe.trial import Trial
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class TrialBatches:
-    """The outputs and targets that a user's loss and metrics are tried with: of real samples in `file`
-    (`sample_outputs.py`). Where there are none, for the reason `absent`, numbers are `invented`: the shapes of a
-    sample's output and target and the target's dtype, or a file that tracing wrote. A function may rightly refuse
-    those. Without either nothing is tried.
-    """
-
-    file: str = ""
-    invented: tuple[tuple[int, ...], tuple[int, ...], str] | str = ""
-    absent: str = ""
-    output: TensorFact | None = None  # of one sample
-    structured: bool = False  # true if the output or the target is no tensor
-
-    def first_accepted(self, mode: str, attempt: Callable[[list[Any]], T]) -> T | None:
-        """Returns the result of `attempt` on batches of real samples; else on the first of several inventions that it
-        does not fail on, or raises what it raises on the first. Returns None if there are no batches.
-        """
-        choices = [read_outputs(self.file, mode)] if self.file else inventions(self.invented)
-        failure: Exception | None = None
-        for batches in choices:
-            try:
-                return attempt(batches)
-            except Exception as error:  # any kind: the user's code runs
-                if self.file:
-                    raise
-                failure = failure or error
-        if failure is not None:
-            raise failure
+def try_loss(trial: Trial) -> Trial | None:
+    """Finds a user's loss and, if its input is known and not large, calls it. Adds whether it counts by itself."""
+    job, call, report = trial.job, trial.job.model.loss, trial.report
+    if not isinstance(call, PythonLoss):
         return None
-
-
-def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, folder: str, invented: str) -> TrialBatches:
-    """Returns the trial of a job whose loss or metrics are the user's own; files are written into `folder`.
-    `invented` is the file that tracing wrote, if the network's output is a structure.
-    """
-    own = [job.model.loss, *job.evaluate.metrics]
-    if job.train.step is not None or not any(isinstance(call, PythonLoss | PythonMetric) for call in own):
-        return TrialBatches()
-    made = opaque(model, job.model, source, Report()) if model else build(job.model, source, context_of(job), Report())
-    structured = source.structures is not None or (model is not None and model.structured)
-    if made is None or not (structured or can_be_tried(made.output, source.target)):
-        return TrialBatches()
-    file = os.path.join(folder, "sample_outputs.pt")
-    absent = write_outputs(job, Facts(source=source, model=model), file)
-    if not absent:
-        return TrialBatches(file=file, output=made.output, structured=structured)
-    if structured:
-        numbers = invented if os.path.exists(invented) else ""
-        return TrialBatches(invented=numbers, absent=absent, output=made.output, structured=True)
-    assert source.target is not None
-    shapes = made.output.shape, source.target.shape, source.target.dtype
-    return TrialBatches(invented=shapes, absent=absent, output=made.output)
-
-
-def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: TrialBatches, report: Report) -> bool:
-    """Finds a user's loss and, if its input is known and not large, calls it. Returns whether it counts by itself."""
-    from dslc.compiler.graph.constants import loss_step
-
     layout = lay_out(job, Report())
     pieces = layout.sizes["data"] * layout.microbatches if layout else 1
     ranks = layout.world_size if layout else 1
@@ -109,7 +47,7 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: TrialBa
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
         _refuse_class(function, call)
-        step = loss_step(job, source, job.folder, tried.output)
+        step = trial.steps.loss
 
         def attempt(batches: list[Any]) -> tuple[bool, bool] | dict[str, Any]:
             try:
@@ -130,9 +68,9 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: TrialBa
             return counts, mixes
 
         with as_rank_0(ranks), named_gpus(job):
-            return tried.first_accepted("train", attempt) or (False, False)
+            return trial.batches.first_accepted("train", attempt) or (False, False)
 
-    answer = used(job, call, "loss", use, report, absent=tried.absent)
+    answer = used(trial, call, "loss", use, absent=trial.batches.absent)
     if isinstance(answer, dict) and "cpu" in answer:
         report.add(
             "E0681",
@@ -140,10 +78,10 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: TrialBa
             job.model.at("loss"),
             help="`.to(output.device)` for a tensor that is kept; `device = output.device` for one that the loss makes",
         )
-        return False
+        return None
     if isinstance(answer, dict):
         _report_loss_state(call, answer["names"], answer["moves"], report)
-        return False
+        return None
     counts, mixes = answer or (False, False)
     if mixes:
         report.add(
@@ -154,7 +92,7 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: TrialBa
             help=f'`python("{call.function}", over = all)` is given the outputs and targets of the whole batch, on any '
             "number of ranks and micro-batches",
         )
-    return bool(counts)
+    return trial.with_facts(source=replace(trial.source, loss_counts=True)) if counts else None
 
 
 def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, report: Report) -> None:
@@ -200,46 +138,68 @@ def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
     )
 
 
-def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: TrialBatches, report: Report) -> None:
+def try_metrics(trial: Trial) -> None:
+    """Makes a user's metrics, and looks for the library of others."""
+    for call, step in zip(trial.job.evaluate.metrics, trial.steps.metrics, strict=True):
+        if isinstance(call, PythonMetric):
+            _try_metric(trial, call, step)
+        elif isinstance(call, TorchMetric):
+            _look_for_torchmetrics(trial, call, step)
+
+
+def _try_metric(trial: Trial, call: PythonMetric, step: MetricStep) -> None:
     """Makes a user's metric. If its input is known and not large, tries whether its states add up over ranks, and
     whether it gives the numbers of the goals.
     """
-    from dslc.compiler.graph.constants import loss_step, metric_step
 
     def use(function: Callable[..., Any]) -> list[str] | None:
         from dslc.runtime.loop.stateful_metrics import MetricError, StatefulMetric, try_out
 
-        loss, step = loss_step(job, source, job.folder, tried.output), metric_step(call, job.folder)
+        loss = trial.steps.loss
         StatefulMetric(step, loss).make_metric({})
         try:
-            return tried.first_accepted("eval", lambda batches: try_out(step, loss, batches))
+            return trial.batches.first_accepted("eval", lambda batches: try_out(step, loss, batches))
         except Exception as error:  # any kind: the user's code runs, or that of a library on what it does not take
-            if isinstance(error, MetricError) or not tried.structured or where_in_the_users_code(error):
+            if isinstance(error, MetricError) or not trial.batches.structured or where_in_the_users_code(error):
                 raise
             raise MetricError(
                 f"{first_line(error)}: it is given a structure, and not one tensor",
                 remedy="a class of yours whose `update(output, target)` hands the tensors it needs to a metric",
             ) from error
 
-    numbers = used(job, call, "metric", use, report, absent=tried.absent)
+    numbers = used(trial, call, "metric", use, absent=trial.batches.absent)
     if numbers is not None:
-        check_names(job, call, numbers, report)
+        check_names(trial.job, call, numbers, trial.report)
 
 
-def try_targets(job: JobSpec, source: SourceFacts, tried: TrialBatches, report: Report) -> None:
+def _look_for_torchmetrics(trial: Trial, metric: TorchMetric, step: MetricStep) -> None:
+    """Reports that the library cannot be used. Before a `run` this process imports it, for the ranks that are forked
+    from it later.
+    """
+    if importlib.util.find_spec("torchmetrics") is None:
+        trial.report_missing_library("torchmetrics", metric.span)
+    elif trial.run:
+        from dslc.runtime.loop.stateful_metrics import preload
+        from dslc.runtime.process.vision_library import VisionLibraryError
+
+        try:
+            preload([step])
+        except VisionLibraryError as error:
+            trial.report.add("E0803", f"`torchmetrics` cannot be used: {error}", metric.span, help=error.remedy)
+
+
+def try_targets(trial: Trial) -> None:
     """Reports metrics over classes beside a user's loss, if a few samples have a target that is no class and counts."""
-    from dslc.compiler.graph.constants import loss_step
-
+    job, file, step = trial.job, trial.batches.file, trial.steps.loss
     metrics = [metric for metric in job.evaluate.metrics if takes_classes(metric)]
-    if not tried.file or not isinstance(job.model.loss, PythonLoss) or not metrics:
+    if not file or not isinstance(job.model.loss, PythonLoss) or not metrics:
         return
-    step = loss_step(job, source, job.folder, tried.output)
 
     def look() -> tuple[int, int] | None:
         from dslc.runtime.data.samples import first_out_of_range
         from dslc.runtime.model.losses import classes_last
 
-        for output, target in read_outputs(tried.file, "eval"):
+        for output, target in read_outputs(file, "eval"):
             scores, labels = classes_last(step, output, target)
             if target.is_floating_point():
                 return None
@@ -252,7 +212,7 @@ def try_targets(job: JobSpec, source: SourceFacts, tried: TrialBatches, report: 
         return
     target, classes = answer["made"]
     for metric in metrics:
-        report.add(
+        trial.report.add(
             "E0691",
             f"`{metric.word}` counts all targets, and a sample has the target {target}, where the network scores "
             f"{plural(classes, 'class')}",
@@ -262,15 +222,14 @@ def try_targets(job: JobSpec, source: SourceFacts, tried: TrialBatches, report: 
         )
 
 
-def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, report: Report) -> None:
+def try_step(trial: Trial) -> None:
     """Does a user's own step once, with a batch of two samples, if the data tells what one is: again, if its parts are
     to be sharded, with parameters that are there only while a part is called.
     """
-    from dslc.compiler.graph.constants import loss_step, python_function
-
-    network, layout = job.model.network, lay_out(job, Report())
-    if not isinstance(network, PythonNetwork):
+    job, source, call, steps = trial.job, trial.source, trial.job.train.step, trial.steps
+    if not isinstance(call, PythonStep) or not isinstance(steps.network, PythonFunction):
         return
+    network, report, layout = steps.network, trial.report, lay_out(job, Report())
     ranks = layout.world_size if layout is not None else 1
     shards = layout is not None and sharding_of(job, layout).engine == "fsdp"
 
@@ -281,13 +240,12 @@ def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, 
         from dslc.runtime.step.custom_step import try_out
 
         if source.structures is not None:
-            batch = read_example(batches).input(SMALL)
+            batch = read_example(trial.files.batches).input(SMALL)
         elif source.input is not None and source.target is not None:
             batch = tuple(batch_of(fact, SMALL, None) for fact in (source.input, source.target))
         else:
             return None
-        model = load_function(python_function(network, job.folder))()
-        step, loss = python_function(call, job.folder), loss_step(job, source, job.folder)
+        model, step, loss = load_function(network)(), trial.function(call), steps.loss
         told: dict[str, Any] = {"draws": try_out(step, loss, model, batch, SMALL)}
         if shards:
             try:
@@ -297,7 +255,7 @@ def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, 
                 told["where"] = where_in_the_users_code(error) or first_line(error)
         return told
 
-    found = used(job, call, "step", use, report) or {}
+    found = used(trial, call, "step", use) or {}
     if "where" in found:
         report.add(
             "E0624",
@@ -316,31 +274,31 @@ def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, 
         )
 
 
-def try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:
+def try_schedule(trial: Trial) -> None:
     """Asks a user's schedule for the factors of some steps, twice."""
-    from dslc.compiler.graph.constants import python_function
-
-    steps = job.train.steps or 1000
+    call, steps = trial.job.train.lr_schedule, trial.job.train.steps or 1000
+    if not isinstance(call, PythonSchedule):
+        return
 
     def use(function: Callable[..., Any]) -> None:
         from dslc.compiler.ir.program import LearningRateStep
         from dslc.runtime.loop.learning_rate import schedule
 
-        factor = schedule(LearningRateStep(kind="python", steps=steps, python=python_function(call, job.folder)))
+        factor = schedule(LearningRateStep(kind="python", steps=steps, python=trial.function(call)))
         for step in {0, steps // 2, steps - 1}:
             if factor(step) != factor(step):
                 raise ValueError(f"it gives another factor when it is asked for step {step} again")
 
-    used(job, call, "schedule", use, report)
+    used(trial, call, "schedule", use)
 
 
-def try_optimizer(
-    job: JobSpec, call: PythonOptimizer, source: SourceFacts, model: ModelFacts | None, report: Report
-) -> OptimizerFacts | None:
+def try_optimizer(trial: Trial) -> Trial | None:
     """Measures the state of a user's optimizer on the parameters that train, if they are known, and tries how its
-    updates may be divided. Returns None if it cannot be used.
+    updates may be divided. Adds nothing if it cannot be used.
     """
-    from dslc.compiler.graph.constants import python_function
+    job, source, model, call = trial.job, trial.source, trial.facts.model, trial.job.train.optimizer
+    if not isinstance(call, PythonOptimizer):
+        return None
     from dslc.compiler.ir.codec import from_json, to_json
     from dslc.compiler.ir.program import OptimizerStep
 
@@ -353,7 +311,7 @@ def try_optimizer(
         counts=(),
         fused=(),
         no_decay=job.train.no_decay,
-        python=python_function(call, job.folder),
+        python=trial.function(call),
     )
 
     def use(function: Callable[..., Any]) -> Any:
@@ -368,9 +326,9 @@ def try_optimizer(
                     return first_line(error)
             raise
 
-    found = used(job, call, "optimizer", use, report)
+    found = used(trial, call, "optimizer", use)
     if isinstance(found, str):
-        report.add(
+        trial.report.add(
             "E0690",
             f"`no_decay` divides the parameters into two groups, which `{call.function}` does not take: {found}",
             job.train.at("no_decay"),
@@ -381,7 +339,7 @@ def try_optimizer(
     if found is None:
         return None
     facts = from_json(OptimizerFacts, found)
-    return facts if named else replace(facts, kinds=(), parameters=())
+    return trial.with_facts(optimizer=facts if named else replace(facts, kinds=(), parameters=()))
 
 
 def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -390,27 +348,25 @@ def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tup
     return [(model.names.all_names(q.name), q.shape) for q in everything if q.name in names]
 
 
-def try_followers(job: JobSpec, report: Report) -> None:
+def try_followers(trial: Trial) -> None:
     """Looks at the methods of hooks and loggers, which are not made: that may begin something."""
-    from dslc.compiler.graph.constants import python_function
-
+    job = trial.job
     for call, what in [*((each, "hook") for each in job.train.hooks), *((each, "logger") for each in job.log.loggers)]:
-        named = python_function(call, job.folder)
+        named = trial.function(call)
 
         def use(function: Callable[..., Any], named: PythonFunction = named, what: str = what) -> None:
             from dslc.runtime.loop import hooks
 
             (hooks.try_hook if what == "hook" else hooks.try_logger)(named)
 
-        used(job, call, what, use, report)
+        used(trial, call, what, use)
 
 
 def used(
-    job: JobSpec,
+    trial: Trial,
     call: PythonCall,
     what: str,
     use: Callable[[Callable[..., Any]], Any],
-    report: Report,
     watched: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
     *,
     absent: str = "",
@@ -419,16 +375,14 @@ def used(
     exception. `watched` wraps the work, if given. `absent` is the reason why it was tried on invented numbers, which it
     may rightly refuse.
     """
-    from dslc.compiler.graph.constants import python_function
-
-    named = python_function(call, job.folder)
+    named, report = trial.function(call), trial.report
 
     def work() -> Any:
         import torch
 
         from dslc.runtime.process.user_code import load_function
 
-        torch.manual_seed(job.train.seed)
+        torch.manual_seed(trial.job.train.seed)
         return use(load_function(named))
 
     import_torch_for_children()

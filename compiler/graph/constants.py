@@ -1,6 +1,5 @@
-"""The job's constants as the steps of a program: the part that all ranks share, each decided here and nowhere else.
-
-A few are needed before there is a plan, to try a user's own code: the loss, the precision, the network.
+"""The job's constants as the steps of a program: the part that all ranks share, each decided here or in
+compiler/model/job_steps.py, which has those that need no analysis.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.facts.sources import FOUND_PATHS, source_key
-from dslc.compiler.facts.transformers_file import mean_of, written_task
 from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
 from dslc.compiler.graph.gradients import gradient_step
-from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Shape
 from dslc.compiler.ir.facts import SourceFacts
@@ -23,27 +20,35 @@ from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.records import NodeRecord
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.job_steps import (
+    adapter_step,
+    arguments_of,
+    loss_step,
+    metric_step,
+    precision_step,
+    python_function,
+    sampler_step,
+    transformers_step,
+)
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.cross_sample_losses import compared_ranks, compares
-from dslc.compiler.placement.sharding import compiles_loss, fused_on, low_copy, low_dtype, offloaded, recomputed
+from dslc.compiler.placement.cross_sample_losses import compared_ranks
+from dslc.compiler.placement.sharding import compiles_loss, fused_on, offloaded, recomputed
 from dslc.compiler.placement.staging import Staging, boundary_tensors
-from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, loss_divisor, steps_of
+from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.parallelism.exchange import exchange_span
 from dslc.dsl.language import calls as c
-from dslc.dsl.language import metrics as m
 from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
 from dslc.dsl.language.optimizers import PythonOptimizer
-from dslc.dsl.language.registry import Call, Quantity, fields
-from dslc.dsl.language.samplers import PythonNumbers
+from dslc.dsl.language.registry import Call, Quantity
 from dslc.dsl.paths import ResolvedPath, portable
 from dslc.dsl.source import short_line
 
-HERE = "."  # the job's folder, from which paths in a plan start
 Ends = tuple[tuple[tuple[Shape, str], ...], tuple[tuple[Shape, str], ...]]  # inputs and outputs of a stage
 
 
@@ -58,7 +63,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     yield "model", model_step(analysis)
     together = compared_ranks(job, analysis.layout)
     output = analysis.model.output if analysis.model is not None else None
-    loss = loss_step(job, analysis.source, HERE, output)
+    loss = loss_step(job, analysis.source, output)
     yield "loss", replace(loss, together=together, compiled=compiles_loss(job, cut=analysis.layout.sizes["tensor"] > 1))
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
@@ -98,15 +103,15 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Trainin
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
         evaluate_start=job.evaluate.start,
         evaluate_training=job.evaluate.training,
-        metrics=tuple(metric_step(metric, HERE) for metric in job.evaluate.metrics),
+        metrics=tuple(map(metric_step, job.evaluate.metrics)),
         early_stopping=goal_step(job.train.early_stopping),
-        own_step=python_function(job.train.step, HERE) if isinstance(job.train.step, c.PythonStep) else None,
+        own_step=python_function(job.train.step) if isinstance(job.train.step, c.PythonStep) else None,
         log_every=in_steps(job.log.every, workload) or 1,
         tensorboard=job.log.tensorboard,
         hooks=tuple(
-            p.HookStep(python=python_function(hook, HERE), everywhere=hook.ranks == "all") for hook in job.train.hooks
+            p.HookStep(python=python_function(hook), everywhere=hook.ranks == "all") for hook in job.train.hooks
         ),
-        loggers=tuple(python_function(logger, HERE) for logger in job.log.loggers),
+        loggers=tuple(map(python_function, job.log.loggers)),
         deterministic=job.train.deterministic,
         seed=job.train.seed,
     )
@@ -132,14 +137,6 @@ def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
         ends.append((inputs, tuple((plan.local_input_shape(after, fact.shape, sizes), fact.dtype) for fact in made)))
         given = made
     return tuple(ends)
-
-
-def precision_step(job: JobSpec) -> p.PrecisionStep:
-    return p.PrecisionStep(
-        dtype=low_dtype(job),
-        level="O2" if low_copy(job) else "O1",
-        scaled=isinstance(job.train.precision, c.Fp16),
-    )
 
 
 def _recompute(analysis: Analysis) -> p.RecomputeStep:
@@ -199,22 +196,6 @@ def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
     )
 
 
-def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns a call's arguments by name."""
-    return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
-
-
-def python_function(call: c.PythonCall, folder: str) -> p.PythonFunction:
-    """Returns the function that a call names; `folder` is the job's."""
-    inside, _, function = call.function.rpartition("/")
-    return p.PythonFunction(
-        function=function,
-        arguments=dict(call.arguments),
-        folder=os.path.normpath(os.path.join(folder, os.path.expanduser(inside))) if inside else folder,
-        line=short_line(call.span),
-    )
-
-
 def _context(analysis: Analysis) -> p.ContextStep | None:
     """Returns the context axis of a network that was traced; dslc's own layers need to be told nothing."""
     model = analysis.model
@@ -225,8 +206,8 @@ def _context(analysis: Analysis) -> p.ContextStep | None:
     return p.ContextStep(attention=tuple(modules), positions=pieces.positions)
 
 
-def model_step(analysis: Analysis, folder: str = HERE) -> p.ModelStep:
-    """Returns the step of the network; a user's own function lies in `folder`."""
+def model_step(analysis: Analysis) -> p.ModelStep:
+    """Returns the step of the network."""
     job, model = analysis.job, analysis.model
     network, seed = job.model.network, job.train.seed
     common: dict[str, Any] = {
@@ -238,11 +219,9 @@ def model_step(analysis: Analysis, folder: str = HERE) -> p.ModelStep:
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
-        return p.ModelStep(python=python_function(network, folder), **own)
+        return p.ModelStep(python=python_function(network), **own)
     if isinstance(network, TransformersNetwork):
-        return p.ModelStep(
-            transformers=transformers_step(network, analysis.source, folder, job.data.pad, job.folder), **own
-        )
+        return p.ModelStep(transformers=transformers_step(job, network, analysis.source), **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
@@ -272,11 +251,6 @@ def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
     )
 
 
-def adapter_step(adapter: c.Lora | None) -> p.AdapterStep | None:
-    """Returns the step of an adapter, or None if there is none."""
-    return p.AdapterStep(**arguments_of(adapter), line=short_line(adapter.span)) if adapter is not None else None
-
-
 def _overruns(analysis: Analysis) -> bool:
     """True if torch, on a CPU and with channels last, would write past the memory of one of the model's convolutions.
 
@@ -299,79 +273,24 @@ def _overruns(analysis: Analysis) -> bool:
     )
 
 
-def transformers_step(
-    network: TransformersNetwork, source: SourceFacts, folder: str, pad: int | None = None, origin: str = ""
-) -> p.TransformersStep:
-    """Returns the network's step. Unless the job says its task, it is a language model for tokens to tokens; a
-    classifier for one class for tokens, or for an image; for batches that are structures, what its file says.
-    """
-    structured = source.structures is not None
-    input, target = source.input, source.target
-    single = target is not None and not target.shape
-    kind = "causal_lm" if not single else "image_classification"
-    if single and input is not None and input.dtype == "int64":
-        kind = "sequence_classification"
-    written = written_task(network, origin or folder)
-    if structured or (kind == "causal_lm" and written == "masked_lm"):
-        kind = written or ""
-    return p.TransformersStep(
-        name=network.path,
-        kind=network.task or kind,  # type: ignore[arg-type]
-        structured=structured,
-        labels=source.classes or 0,
-        pad=pad,
-        arguments=dict(network.arguments),
-        folder=folder,
-        line=short_line(network.span),
-    )
-
-
-def loss_step(job: JobSpec, source: SourceFacts, folder: str, output: TensorFact | None = None) -> p.LossStep:
-    """Returns the step of the loss; a user's own function lies in `folder`. `output` is one sample of the network's."""
-    loss = job.model.loss
-    first = {"classes": "first"} if output is not None and classes_come_first(output, source) else {}
-    return p.LossStep(
-        kind=loss.word,  # type: ignore[arg-type]
-        arguments=_loss_arguments(job, loss) | first,
-        counts=loss_divisor(job, source),
-        ignore=ignored(job, source),
-        python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
-        line=short_line(job.model.at("loss")),
-        together=int(compares(loss)),  # as on one rank
-    )
-
-
-def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
-    if isinstance(loss, c.CrossEntropy):
-        return {"label_smoothing": loss.label_smoothing}
-    if isinstance(loss, c.Contrastive):
-        return {"temperature": loss.temperature}
-    network = job.model.network
-    if isinstance(loss, c.NetworkLoss) and loss.mean_of is None and isinstance(network, TransformersNetwork):
-        return arguments_of(loss) | mean_of(network, job.folder)
-    return arguments_of(loss) if isinstance(loss, c.NetworkLoss) else {}
-
-
-def data_step(analysis: Analysis, folder: str = HERE) -> p.DataStep:
-    """Returns the step of the samples, whose numbers must be known; a user's own functions lie in `folder`."""
+def data_step(analysis: Analysis) -> p.DataStep:
+    """Returns the step of the samples, whose numbers must be known."""
     job, workload = analysis.job, analysis.workload
     assert workload.train is not None and workload.visited is not None
     whole = PartLoad(train=workload.train, validation=workload.validation, test=workload.test, split=workload.split)
-    made = _source_step(analysis, job.data.source, analysis.source, whole, job.train.seed, folder)
+    made = _source_step(analysis, job.data.source, analysis.source, whole, job.train.seed)
     if not workload.mixed:
-        return replace(made, sampler=sampler_step(job, workload.visited, folder))
+        return replace(made, sampler=sampler_step(job, workload.visited))
     sources = zip(c.parts_of(job.data.source), analysis.source.parts, workload.mixed, strict=True)
     parts = [
         # Each with a seed of its own: two of one kind draw different noise, and hold out different samples.
-        replace(_source_step(analysis, call, facts, load, (job.train.seed + n) % 2**63, folder), last=0)
+        replace(_source_step(analysis, call, facts, load, (job.train.seed + n) % 2**63), last=0)
         for n, (call, facts, load) in enumerate(sources)
     ]
     return replace(made, parts=tuple(parts), counts=tuple(load.visited or 0 for load in workload.mixed))
 
 
-def _source_step(
-    analysis: Analysis, source: Call, facts: SourceFacts, load: PartLoad, seed: int, folder: str
-) -> p.DataStep:
+def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: PartLoad, seed: int) -> p.DataStep:
     """Returns the step of the job's source, or of one of a mixture."""
     job, workload = analysis.job, analysis.workload
     ignore = ignored(job, analysis.source)
@@ -384,16 +303,15 @@ def _source_step(
     found = dict(facts.found)
     paths = named.keys() | {name for name in FOUND_PATHS & found.keys() if found[name]}
     for values, origin in ((arguments, None), (found, next(map(_origin, named.values()), None))):
-        if folder == HERE:
-            values |= {name: _portable(values[name], job.folder, origin) for name in paths & values.keys()}
+        values |= {name: _portable(values[name], job.folder, origin) for name in paths & values.keys()}
     return p.DataStep(
         source=name,
         arguments=arguments | found | _limits(analysis, source),
         paths=tuple(sorted(paths)),
-        python=python_function(source, folder) if isinstance(source, c.PythonSource) else None,
-        pictures=picture_step(source, facts, lambda call: python_function(call, folder)),
+        python=python_function(source) if isinstance(source, c.PythonSource) else None,
+        pictures=picture_step(source, facts),
         structured=analysis.source.structures is not None,
-        collate=python_function(collate, folder) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
+        collate=python_function(collate) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
         whole=isinstance(job.model.loss, c.NetworkLoss),
         train_samples=load.train,
         validation_samples=load.validation or 0,
@@ -409,23 +327,6 @@ def _source_step(
         workers=job.data.workers,
         stream=workload.stream,
         line=short_line(source.span if isinstance(job.data.source, c.Mixture) else job.data.at("source")),
-    )
-
-
-def sampler_step(job: JobSpec, samples: int, folder: str = HERE) -> p.SamplerStep | None:
-    """Returns the order of an epoch of `samples`, if a sampler decides it; a user's function lies in `folder`."""
-    sampler = job.data.sampler
-    if sampler is None:
-        return None
-    given = getattr(sampler, "weights", getattr(sampler, "length", None))
-    return p.SamplerStep(
-        kind=sampler.word,  # type: ignore[arg-type]
-        samples=samples,
-        replacement=getattr(sampler, "replacement", True),
-        window=getattr(sampler, "window", 0),
-        file="" if not isinstance(given, str) else portable(given, job.folder) if folder == HERE else str(given),
-        python=python_function(given, folder) if isinstance(given, PythonNumbers) else None,
-        line=short_line(sampler.span or job.data.at("sampler")),
     )
 
 
@@ -492,7 +393,7 @@ def _base_lr(job: JobSpec) -> float | None:
 def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
     job, optimizer = analysis.job, analysis.job.train.optimizer
     if isinstance(optimizer, PythonOptimizer):
-        facts, own = analysis.facts.optimizer or OptimizerFacts(), python_function(optimizer, HERE)
+        facts, own = analysis.facts.optimizer or OptimizerFacts(), python_function(optimizer)
         return p.OptimizerStep(
             kind=own.function,
             lr=scaled_lr(analysis),
@@ -529,7 +430,7 @@ def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
     schedule, workload = analysis.job.train.lr_schedule, analysis.workload
     assert workload.steps is not None
     if isinstance(schedule, PythonSchedule):
-        own = python_function(schedule, HERE)
+        own = python_function(schedule)
         return p.LearningRateStep(kind="python", steps=workload.steps, python=own)
     assert isinstance(schedule, Schedule)
     values = {name: _in_steps(name, value, workload) for name, value in arguments_of(schedule).items()}
@@ -567,16 +468,3 @@ def goal_step(goal: Goal | None) -> p.GoalStep | None:
         return None
     step = p.GoalStep(metric=goal.metric, highest=goal.highest, line=short_line(goal.at("metric")))
     return replace(step, patience=goal.patience, by=goal.by) if isinstance(goal, EarlyStopping) else step
-
-
-def metric_step(metric: Call, folder: str) -> p.MetricStep:
-    """Returns the step of one metric; `folder` is the job's."""
-    name = m.name_of(metric)
-    if isinstance(metric, m.TopK):
-        return p.MetricStep(kind="top_k", name=name, k=metric.k)
-    if isinstance(metric, m.PythonMetric):
-        return p.MetricStep(kind="python", name=name, python=python_function(metric, folder))
-    if isinstance(metric, m.TorchMetric):
-        given = {name: "none" if value == "each" else value for name, value in arguments_of(metric).items()}
-        return p.MetricStep(kind="torchmetrics", name=name, torchmetrics=metric.torch_class, arguments=given)
-    return p.MetricStep(kind=metric.word, name=name)  # type: ignore[arg-type]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dslc.compiler.graph.constants import HERE, optimizer_step, precision_step, python_function, sampler_step
-from dslc.compiler.graph.pictures import picture_step
+from dslc.compiler.graph.constants import optimizer_step
 from dslc.compiler.graph.plan_view import PRECISIONS, optimizer_text, picture_changes
 from dslc.compiler.ir.records import DataNode, PartialPlan, PartNode, TrainingNode
+from dslc.compiler.model.job_steps import precision_step, sampler_step
 from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.order_text import order_text
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.data.images import picture_step
 from dslc.dsl.language.calls import Mixture, parts_of
 
 
@@ -21,10 +22,7 @@ def _data(analysis: Analysis) -> DataNode:
     job, workload = analysis.job, analysis.workload
     calls = parts_of(job.data.source)
     facts = analysis.source.parts or (analysis.source,)
-    steps = [
-        picture_step(call, found, lambda own: python_function(own, HERE))
-        for call, found in zip(calls, facts, strict=False)
-    ]
+    steps = map(picture_step, calls, facts)
     sources = len(calls) if isinstance(job.data.source, Mixture) else 0
     sampler = sampler_step(job, workload.visited or 0)
 

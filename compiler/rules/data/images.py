@@ -1,7 +1,7 @@
 """Rules for what pictures go through: their sizes on the way, the arguments of augmentations, the normalisation.
 
 E0335 arguments that do not fit, E0336 another size at the end, E0337 augmentation of what is no picture. Sizes are
-known without torchvision; cli/probe/image_trials.py makes the transforms themselves, and reports W0335.
+known without torchvision; cli/probe/data_trials.py makes the transforms themselves, and reports W0335.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dslc.compiler.ir.data_steps import AugmentStep, PictureStep
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.model.job_steps import arguments_of, python_function
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.augmentations import (
@@ -84,6 +86,34 @@ def normalization(source: Any, channels: int) -> tuple[tuple[float, ...], tuple[
         return (), ()
     mean, std = (chosen.mean, chosen.std) if isinstance(chosen, Normalize) else NORMALIZED[chosen]
     return mean * (channels if len(mean) == 1 else 1), std * (channels if len(std) == 1 else 1)
+
+
+def picture_step(source: Call, facts: SourceFacts) -> PictureStep | None:
+    """Returns what pictures go through; None if they are given to the network as they are."""
+    if not isinstance(source, c.PICTURES):
+        return None
+    if not (source.augment or source.transform or source.normalize):
+        return None
+    channels = channels_of(facts)
+    if facts.input is None or channels is None:  # a rule reports it
+        return None
+    mean, std = normalization(source, channels)
+    size: int | None = getattr(source, "size", None)
+    steps: list[Any] = list(source.augment or ())
+    changes = steps or source.transform
+    return PictureStep(
+        shape=facts.input.shape,
+        fit=(size, getattr(source, "resize", None) or size) if size and changes and is_fitted(source) else None,
+        augment=tuple(_augment_step(each) for each in steps if not each.normalized),
+        erase=tuple(_augment_step(each) for each in steps if each.normalized),
+        transform=python_function(source.transform) if isinstance(source.transform, c.PythonTransform) else None,
+        mean=mean,
+        std=std,
+    )
+
+
+def _augment_step(each: Augmentation) -> AugmentStep:
+    return AugmentStep(kind=type(each).__name__, arguments=arguments_of(each))
 
 
 # -------------------------------------------------------------------------------------------------------- arguments

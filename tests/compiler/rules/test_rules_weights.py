@@ -22,7 +22,8 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.layers import Flatten, Linear, PythonNetwork
-from dslc.probe.weights import opened_weights
+from dslc.probe.trace_network import open_weights
+from dslc.probe.trial import Files, Trial
 
 NETWORK = (Flatten(), Linear(features=4), Linear(features=10))
 SHAPES = {"1.weight": (4, 64), "1.bias": (4,), "2.weight": (10, 4), "2.bias": (10,)}
@@ -92,8 +93,8 @@ def test_files_of_torch_are_opened_in_a_run(tmp_path: Path) -> None:
     report = Report()
     for path, expected in ((good, []), (bad, ["E0713"]), (code, [])):
         job = make_job(model=ModelSpec(network=NETWORK, loss=c.CrossEntropy(), weights=str(path)))
-        opened = opened_weights(job, report)
-        assert [d.code for d in told(path, Facts(weights=opened))] == expected
+        trial = Trial(job=job, facts=Facts(), files=Files(""), report=report)
+        assert [d.code for d in told(path, (open_weights(trial) or trial).facts)] == expected
     assert [d.code for d in report] == ["W0712"] and "code.bin cannot be read as weights" in report.found[0].message
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import Outputs
@@ -28,9 +28,11 @@ from dslc.compiler.trace.private_torch import FakeTensorMode
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
 from dslc.compiler.trace.user_functions import trace_model
+from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.job import JobSpec
-from dslc.probe.trace_facts import with_seams
+from dslc.probe.trace_network import with_seams
+from dslc.probe.trial import Files, Trial
 
 TOKENS = TensorFact(shape=(5,), dtype="int64")
 STEPS: list[Tensor] = []  # what blocks leave behind
@@ -223,7 +225,8 @@ def cut_both(make: Callable[[], nn.Module], job: JobSpec, fact: TensorFact = TOK
             return made[-1]
 
         found = trace_model(keep, fact, skipped=skipped, **given)
-        facts.append(with_seams(job, made[-1], found, fact, SourceFacts(input=fact), skipped))
+        trial = Trial(job=job, facts=Facts(source=SourceFacts(input=fact)), files=Files(""), report=Report())
+        facts.append(with_seams(trial, made[-1], found, fact, skipped))
         assert (skipped.middle is not None) == skipped.wanted
     assert facts[0] == facts[1]
     return facts[0]

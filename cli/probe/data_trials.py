@@ -1,0 +1,166 @@
+"""Tries what samples go through before a training: the transforms of images, and the numbers of a sampler.
+
+torchvision must be installed and take these arguments; a user's transform must give images of the network's size. A
+file of numbers is read, and a function is called once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from dslc.compiler.facts.sample_numbers import count_of
+from dslc.compiler.facts.source_look import MissingDataError
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.model.job_steps import located
+from dslc.compiler.rules.data.images import picture_step
+from dslc.compiler.rules.data.mixtures import each_source
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import PythonSource, PythonTransform
+from dslc.dsl.language.samplers import ByLength, PythonNumbers, Weighted
+from dslc.dsl.words import plural
+from dslc.probe.child import in_child
+from dslc.probe.trial import Trial
+from dslc.probe.user_code_trials import used
+
+SIDE = 1.25  # sides of the images that are tried, over those of the network's input
+
+
+def try_images(trial: Trial) -> None:
+    """Makes the transforms of each source in a child, and sends an image of random numbers through them."""
+    for alone, facts in each_source(trial.job, trial.source):
+        _try_images(trial, alone.data.source, facts)
+
+
+def _try_images(trial: Trial, source: Any, facts: SourceFacts) -> None:
+    report, step = trial.report, picture_step(source, facts)
+    if report.errors or step is None or not (step.augment or step.erase or step.transform):
+        return
+    step = located(step, trial.job.folder)
+
+    def work() -> dict[str, Any]:
+        from dslc.runtime.data.augmentation import normalizes, own_transform, prepared
+        from dslc.runtime.process.random_numbers import begin_sample
+
+        begin_sample(trial.job.train.seed, "train", 0, 0)
+        made = prepared(step)(_picture(step.shape, exact=getattr(source, "size", None) is None))
+        double = step.transform is not None and normalizes(own_transform(step))
+        return {"shape": tuple(made.shape), "normalizes": double}
+
+    own = source.transform
+    if isinstance(own, PythonTransform):
+        tried = used(trial, own, "transform", lambda _: work())
+    elif importlib.util.find_spec("torchvision") is None:
+        return
+    else:
+        answer = in_child(work)
+        tried = answer.get("made")
+        if tried is None:
+            report.add("E0335", f"torchvision does not take this: {answer['error']}", source.at("augment"))
+    if tried is not None:
+        _compare(source, tuple(step.shape), tried, report)
+
+
+def _compare(source: Any, wanted: tuple[int, ...], tried: dict[str, Any], report: Report) -> None:
+    place = source.at("transform" if source.transform is not None else "augment")
+    made = tuple(tried["shape"])
+    if made != wanted:
+        crop = f"`RandomResizedCrop({wanted[-1]})` or `CenterCrop({wanted[-1]})` in it"
+        said = f"gives a picture of shape {_shape_text(made)}, and the network is given {_shape_text(wanted)}"
+        report.add("E0336", f"`{_name(source)}` {said}", place, help=crop)
+    elif tried["normalizes"]:
+        chosen = "is normalised twice" if source.normalize else "is normalised in training alone"
+        report.add(
+            "W0335",
+            f"`{_name(source)}` normalises, and `normalize` of the source is of all pictures: each {chosen}",
+            place,
+            help="leave `Normalize` out of the transform, and give its numbers as `normalize = normalize(mean = …, "
+            "std = …)`",
+        )
+
+
+def _name(source: Any) -> str:
+    return source.transform.function if source.transform is not None else "augment"
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _picture(shape: tuple[int, ...], *, exact: bool) -> Any:
+    """Returns a picture of random numbers, of the size that stored ones have (`exact`), or larger."""
+    import numpy as np
+    from PIL import Image
+
+    channels, height, width = shape
+    sides = (height, width) if exact else (round(height * SIDE) + 1, round(width * SIDE) + 2)
+    pixels = np.random.default_rng(0).integers(0, 256, (*sides, channels), dtype=np.uint8)
+    return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
+
+
+def try_sampler(trial: Trial) -> None:
+    """Reports weights that cannot be drawn by, and functions that fail. Lengths are tried on the first sample of a
+    user's data set.
+    """
+    sampler = trial.job.data.sampler
+    if isinstance(sampler, ByLength) and isinstance(sampler.length, PythonNumbers):
+        _try_length(trial, sampler.length)
+    elif isinstance(sampler, Weighted):
+        _try_weights(trial, sampler)
+
+
+def _try_weights(trial: Trial, sampler: Weighted) -> None:
+    samples, step = trial.source.samples, trial.steps.sampler
+    assert step is not None
+
+    def look() -> str:
+        from dslc.runtime.data.sample_keys import fault_of, load_numbers
+
+        values = load_numbers(step)
+        called = isinstance(sampler.weights, PythonNumbers)  # a rule counts the numbers of a file
+        if called and samples is not None and len(values) != samples:
+            return f"it gives {plural(len(values), 'number')}, and the data has {plural(samples, 'sample')}"
+        return fault_of(step, values, len(values))
+
+    name = f"`{sampler.weights.function}`" if isinstance(sampler.weights, PythonNumbers) else "the file of weights"
+    if isinstance(sampler.weights, PythonNumbers):
+        fault = used(trial, sampler.weights, "sampler", lambda _: look())
+    elif not _is_readable(sampler.weights):
+        return  # the rules say so
+    else:
+        answer = in_child(look)
+        fault = answer.get("made", answer.get("error"))
+    if fault:
+        trial.report.add(
+            "E0318",
+            f"{name} does not fit: {fault.removeprefix(f'{step.line}: ')}",
+            sampler.at("weights"),
+            help="one number of at least 0 for each sample, in the order of the source",
+        )
+
+
+def _is_readable(path: str) -> bool:
+    """Returns True for a file of numbers that can be read."""
+    try:
+        count_of(path, path)
+    except MissingDataError:
+        return False
+    return True
+
+
+def _try_length(trial: Trial, call: PythonNumbers) -> None:
+    own = trial.job.data.source
+    if not isinstance(own, PythonSource):
+        return
+
+    def use(length: Callable[..., Any]) -> float:
+        from dslc.runtime.process.random_numbers import begin_sample
+        from dslc.runtime.process.user_code import load_function
+
+        made = load_function(trial.function(own))()
+        samples = made[0] if trial.source.validation_samples is not None else made
+        begin_sample(trial.job.train.seed, "train", 0, 0)
+        return float(length(samples[0]))
+
+    used(trial, call, "sampler", use)

@@ -1,0 +1,426 @@
+"""The facts of a network that is not the language's own: a child makes it without memory and traces it. Weights that
+`torch.save` wrote are opened in a child too, for the names and shapes of their tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.facts.sources import source_key
+from dslc.compiler.facts.transformers_file import configuration_file
+from dslc.compiler.facts.weights_file import Unreadable, files_of
+from dslc.compiler.ir.facts import SourceFacts, TensorEntry
+from dslc.compiler.ir.program import TransformersStep
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.opaque import opaque
+from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import NetworkLoss, parts_of
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.words import plural
+from dslc.probe.adapter_probe import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
+from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
+from dslc.probe.dependency_recorder import digest_of, users_modules
+from dslc.probe.leaked_resources import counted_once
+from dslc.probe.network_trial import RealBatch, modules_in_evaluation, try_network, undone
+from dslc.probe.trace_cache import TraceCache
+from dslc.probe.trial import Trial
+from dslc.probe.unchecked_parts import tell_of_network
+from dslc.probe.user_code_trials import tell_what_is_left, used
+from dslc.runtime.process.handed_over import HANDED_OVER
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.module_facts import ModelFacts
+    from dslc.compiler.trace.batch import Example
+    from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+    from dslc.runtime.model.custom_losses import OwnSum
+    from dslc.runtime.pipeline.captured import Seam
+    from dslc.runtime.pipeline.input_form import InputForm
+
+
+def trace_network(trial: Trial) -> Trial | None:
+    """Adds the facts of the network, which is called if its samples are known."""
+    job, network, source = trial.job, trial.job.model.network, trial.source
+    if not isinstance(network, PythonNetwork | TransformersNetwork) or not _has_configuration(network, job.folder):
+        return None
+    if job.model.adapter is not None and importlib.util.find_spec("peft") is None:
+        trial.report_missing_library("peft", job.model.adapter.span)
+        return None
+    model = (
+        _traced_model(trial, network) if isinstance(network, PythonNetwork) else _traced_transformers(trial, network)
+    )
+    if not trial.run and source.input is None and source.structures is None and not trial.report.errors:
+        tell_of_network(job, source, trial.report)
+    uncalled = isinstance(network, PythonNetwork) and not _is_called(trial)
+    return trial.with_facts(made=model) if uncalled else trial.with_facts(model=model)
+
+
+def _is_called(trial: Trial) -> bool:
+    """True if the network is called with samples: they are known, and the job says how it is called."""
+    source = trial.source
+    return trial.job.train.step is None and (source.input is not None or source.structures is not None)
+
+
+def _has_configuration(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
+    """True if there is a configuration to build the network from; a rule reports that there is none."""
+    if isinstance(network, PythonNetwork):
+        return True
+    file = configuration_file(network, folder)
+    return file is None or os.path.exists(file)
+
+
+def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
+    from dslc.compiler.ir.codec import from_json, to_json
+    from dslc.compiler.ir.module_facts import ModelFacts
+
+    def use(make: Callable[..., Any]) -> Any:
+        from dslc.compiler.trace.devices import named_gpus
+        from dslc.compiler.trace.user_functions import facts_of_made
+
+        adapted = with_adapter(trial, counted_once(make))
+        with named_gpus(trial.job):
+            return to_json(_trace_module(trial, adapted, real) if _is_called(trial) else facts_of_made(adapted))
+
+    named, report = trial.function(call), trial.report
+    by_value = named.function.partition(":")[0] in HANDED_OVER
+    kept = TraceCache(None if by_value else _cache_key(trial, to_json(replace(named, line=""))), named.folder)
+    if (facts := kept.load()) is not None:
+        return facts
+    found = len(report.found)
+    real = RealBatch(trial)
+
+    def watched(work: Callable[[], Any]) -> Callable[[], Any]:
+        return kept.watched(work, real.load_batch)
+
+    made = used(trial, call, "model", lambda make: or_fault(lambda: use(make)), watched)
+    if made and tell_of_fault(trial.job, made["facts"], report):
+        return None
+    facts = from_json(ModelFacts, made["facts"]) if made else None
+    if made and len(report.found) == found:
+        kept.store(made, facts)
+    return facts
+
+
+def _trace_module(trial: Trial, make: Callable[[], Any], real: RealBatch) -> ModelFacts:
+    """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
+    from dslc.compiler.ir.network_facts import NetworkFacts
+    from dslc.compiler.trace.batch import Example, Outputs, read_example
+    from dslc.compiler.trace.devices import cpu_tensor_of_network
+    from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+    from dslc.compiler.trace.user_functions import trace_model, try_low_copy
+    from dslc.runtime.model.custom_losses import OwnSum
+
+    kept: list[Any] = []
+
+    resting: list[str] = []
+
+    def keep() -> Any:
+        kept.append(make())
+        resting[:] = modules_in_evaluation(kept[-1])
+        return kept[-1]
+
+    job, source, step = trial.job, trial.source, trial.steps.loss
+    given = read_example(trial.files.batches) if source.structures is not None else source.input
+    assert given is not None
+    own = OwnSum(step) if isinstance(job.model.loss, NetworkLoss) else None
+    counted = _sum_of_pieces(OwnSum(step)) if job.parallelism.context > 1 and step.counts == "own" else None
+    target = given if isinstance(given, Example) else source.target
+    outputs = Outputs(trial.files.outputs, target) if target is not None else None
+    # Over the context axis positions are followed through all blocks.
+    skipped = BlockReuse(wanted=job.parallelism.context == 1)
+    facts = trace_model(
+        keep, given, loss=own, counted=counted, outputs=outputs, skipped=skipped, asked=_with_read_hook, **_axes(job)
+    )
+    facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
+    facts = replace(facts, network=try_network(trial, make, facts, real.batch, undone(kept[-1], resting)))
+    if job.devices.gpus is not None and isinstance(job.model.network, PythonNetwork):
+        place = cpu_tensor_of_network(kept[-1], given)
+        facts = replace(facts, network=replace(facts.network or NetworkFacts(), cpu_tensor=place))
+    graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
+    if graph is not None:
+        sharded = [unit.name for unit in units(graph) if unit.name]
+        try_low_copy(kept[0], given, trial.steps.precision.dtype, sharded)
+    structures = source.structures is not None
+    if job.parallelism.pipeline == 1 or facts.looks or (structures and not _enters_stages(source)):
+        return facts
+    return with_seams(trial, kept[-1], facts, given, skipped)
+
+
+def with_seams(
+    trial: Trial, model: Any, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
+) -> ModelFacts:
+    """Returns the facts with the module's possible cuts."""
+    from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+
+    try:
+        return _find_seams(trial, model, facts, given, skipped)
+    except Exception:  # any kind: blocks that were left out are not alike, or it is raised again with all of them
+        if skipped.middle is None:
+            raise
+        return _find_seams(trial, model, facts, given, BlockReuse())
+
+
+def _sum_of_pieces(loss: OwnSum) -> Callable[[Any, Any], Any]:
+    """Returns the function that gives the sum of the losses of a piece of sequences, and their number."""
+    from dslc.compiler.trace.sharding.context_records import MIXES, ContextParallelError
+
+    def total(output: Any, target: Any) -> Any:
+        counts = loss.count_losses(output, target)
+        if counts.further:
+            raise ContextParallelError(
+                MIXES, f"the loss `{next(iter(counts.further))}` beside the loss is of whole samples", ""
+            )
+        return counts.total, counts.number
+
+    return total
+
+
+def _enters_stages(source: SourceFacts) -> bool:
+    """True if stages can take the batches; a rule reports why not."""
+    assert source.structures is not None
+    return (
+        not source.stream
+        and source.uneven is None
+        and all(leaf.has_samples_first for leaf in source.structures[0].leaves)
+    )
+
+
+def _input_form(given: TensorFact | Example, source: SourceFacts) -> InputForm:
+    """Returns the form of the batches that stages are recorded with. Raises InputFormError where batches differ."""
+    from dslc.compiler.trace.batch import LARGE, SMALL
+    from dslc.runtime.pipeline.input_form import InputForm
+
+    if isinstance(given, TensorFact):
+        return InputForm(((given.shape, given.dtype),))
+    assert source.structures is not None
+    leaves = tuple((each.shape, each.dtype) for each in source.structures[0].samples)
+    found = InputForm(leaves, given.input(SMALL))
+    found.tensors_of(given.input(LARGE))
+    return found
+
+
+def _find_seams(
+    trial: Trial, model: Any, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
+) -> ModelFacts:
+    """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
+    from dslc.compiler.ir.module_facts import SeamFacts
+    from dslc.compiler.ir.program import TensorParallelStep
+    from dslc.runtime.parallel.context_parallel import given_positions
+    from dslc.runtime.pipeline.captured import look
+    from dslc.runtime.pipeline.recording import CaptureError
+
+    axis: TensorParallelStep | None = None
+    if facts.shares is not None and not facts.shares.fault:
+        ranks = facts.shares.ranks
+        styles = tuple(each for each in facts.shares.styles if not skipped.has_inside(each[0]))
+        axis = TensorParallelStep(size=ranks, sequence=False, styles=styles, loss_parallel=False)
+    layers = {layer.name: layer for layer in facts.layers}
+    rest = layers[""].parameters if "" in layers else ()
+    called = [name for name in layers if not skipped.leaves_out(name)]
+
+    def looked(
+        input_form: InputForm,
+    ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[tuple[str, ...], ...]]:
+        takes = facts.pieces is not None and facts.pieces.positions
+        with skipped.skip_blocks(model), given_positions(model, 0) if takes else contextlib.nullcontext():
+            return look(model, called, rest, input_form, trial.steps.precision, axis)
+
+    pieces = 1 if facts.pieces is None else facts.pieces.ranks
+    if facts.pieces is not None and facts.pieces.fault:
+        return facts
+    try:
+        ordered, seams, repeated = looked(_input_form(given, trial.source))
+        if pieces > 1:
+            assert isinstance(given, TensorFact)
+            piece = replace(given, shape=(given.shape[0] // pieces, *given.shape[1:]))
+            seams = _of_pieces(seams, looked(_input_form(piece, trial.source))[1], pieces)
+    except Exception as error:  # any kind: the user's code runs
+        skipped.forbid(first_line(error))
+        where = error.where if isinstance(error, CaptureError) else where_in_the_users_code(error)
+        return replace(facts, uncut=(str(error) if isinstance(error, CaptureError) else first_line(error), where))
+    if repeated and splits_backward(trial.job):
+        skipped.forbid("a parameter is used again")  # in blocks that are left out, or between them
+    told = [
+        SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
+        for seam in seams
+    ]
+    skipped.check(dict(zip(ordered[1:], told, strict=True)))
+    each = skipped.inserted(
+        list(zip(ordered[1:], told, strict=True)), lambda each: each[0], lambda each, name: (name, each[1])
+    )
+    return replace(
+        facts,
+        layers=tuple(layers[name] for name in (ordered[0], *(name for name, _ in each))),
+        seams=tuple(seam for _, seam in each),
+        repeated=repeated if splits_backward(trial.job) else (),
+    )
+
+
+def _cache_key(trial: Trial, network: Any) -> dict[str, Any] | None:
+    """Returns all of the job that the facts of its network depend on, for `TraceCache`; None where they depend on
+    more: on batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
+    """
+    from dslc.compiler.ir.codec import to_json
+
+    job, source, adapter, loss = trial.job, trial.source, trial.steps.adapter, trial.job.model.loss
+    if source.input is None or isinstance(loss, NetworkLoss) or job.train.step is not None or any(users_modules()):
+        return None
+    return _axes(job) | {
+        "network": network,
+        "folder": os.path.abspath(job.folder),
+        "input": to_json(source.input),
+        "samples": [repr(source_key(each)) for each in parts_of(job.data.source)],
+        "seed": job.train.seed,
+        "precision": to_json(trial.steps.precision),
+        "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
+        "pipeline": job.parallelism.pipeline > 1,
+        "gpus": job.devices.gpus is not None,
+        "split": splits_backward(job),
+        "adapter": to_json(replace(adapter, line="")) if adapter is not None else None,
+    }
+
+
+def _of_pieces(wholes: tuple[Seam, ...], parts: tuple[Seam, ...], pieces: int) -> tuple[Seam, ...]:
+    """Returns the seams of a network on whole sequences, without those where on pieces other tensors cross than pieces
+    of these.
+    """
+    made = []
+    for whole, part in zip(wholes, parts, strict=True):
+        cut = tuple(((shape[0] // pieces, *shape[1:]) if shape else shape, dtype) for shape, dtype in whole.sent)
+        refused = whole.refused or part.refused
+        if not refused and cut != part.sent:
+            refused = "a tensor crosses it of which a context-parallel rank has no piece"
+        made.append(replace(whole, refused=refused, sent=() if refused else whole.sent))
+    return tuple(made)
+
+
+def _axes(job: JobSpec) -> dict[str, Any]:
+    """Returns the job's settings that tracing depends on."""
+    parallelism = job.parallelism
+    return {
+        "low": low_precision(job),
+        "compile": job.train.compile,
+        "tensor": parallelism.tensor,
+        "tensor_plan": parallelism.tensor_plan,
+        "context": parallelism.context,
+        "frozen": job.model.freeze,
+    }
+
+
+def _with_read_hook(known: Callable[[Any], bool]) -> contextlib.AbstractContextManager[None]:
+    """Makes `transformers` read numbers that are known, as it does in a training."""
+    if "transformers" not in sys.modules:
+        return contextlib.nullcontext()
+    from dslc.runtime.model import transformers_model
+
+    return transformers_model.treat_as_known(known)
+
+
+def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFacts | None:
+    """Builds the model without memory in a child, and reports the library's errors in its configuration. Before a `run`
+    on CPUs this process imports the library, for the child and for the ranks that are forked from it later. On GPUs
+    that could keep them from CUDA (runtime/launch.py).
+    """
+    from dslc.compiler.ir.codec import from_json, to_json
+
+    job, source, step = trial.job, trial.source, trial.steps.network
+    assert isinstance(step, TransformersStep)
+    if importlib.util.find_spec("transformers") is None:
+        trial.report_missing_library("transformers", network.span)
+        return None
+    if trial.run and job.devices.gpus is None:
+        from dslc.runtime.model.transformers_model import preload
+
+        preload(step)
+        preload_adapters(job)
+
+    padding: list[int | None] = []
+    file = configuration_file(network, job.folder)
+    depends = _cache_key(trial, [to_json(replace(step, line="")), file and digest_of(file)])
+    kept = TraceCache(depends)
+    if (facts := kept.load()) is not None:
+        return facts
+
+    def work() -> Any:
+        import torch
+
+        from dslc.compiler.trace.user_functions import TraceError
+        from dslc.runtime.model.transformers_model import build_transformers, check_configuration, longest, padding_of
+
+        torch.set_num_threads(1)
+        if source.input is None and source.structures is None:
+            return check_configuration(step)
+
+        def make() -> torch.nn.Module:
+            model = build_transformers(step)
+            padding.append(padding_of(model))
+            most, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
+            if source.input and source.input.dtype == "int64" and most is not None and most < length:
+                raise TraceError(
+                    f"it has positions for {plural(most, 'token')}, and the data's sequences have {length}"
+                )
+            return model
+
+        facts = _trace_module(trial, with_adapter(trial, make), real)
+        return to_json(replace(facts, padding=None if step.structured else padding[0]))
+
+    import_torch_for_children()
+    real = RealBatch(trial)
+    answer = in_child(kept.watched(lambda: or_fault(work), real.load_batch))
+    tell_what_is_left(f"`{network.path}`", answer, network.at("path"), trial.report)
+    if "made" in answer:
+        from dslc.compiler.ir.module_facts import ModelFacts
+
+        made = answer["made"]
+        if tell_of_fault(job, made["facts"], trial.report):
+            return None
+        facts = from_json(ModelFacts, made["facts"]) if made["facts"] else None
+        if not answer["left"]:
+            kept.store(made, facts)
+        return facts
+    trial.report.add(
+        "E0805",
+        f"`{network.path}` cannot be used as a model: {answer['error']}",
+        network.at(answer["argument"] or "path"),
+        help=answer["remedy"] or "arguments of `transformers(…)` override the configuration",
+    )
+    return None
+
+
+def open_weights(trial: Trial) -> Trial | None:
+    """Adds the tensors of the job's weights if only torch can read them; reports files that it cannot read."""
+    start = trial.job.model.start
+    if start is None:
+        return None
+    try:
+        files = files_of(start.path)
+    except Unreadable:  # a rule reports it
+        return None
+    if not files.torchs:
+        return None
+
+    def work() -> Any:
+        from dslc.runtime.checkpoint.weights import entry
+        from dslc.runtime.model.initial_weights import tensors_of
+
+        opened = [(name, entry(tensor)) for file in files.files for name, tensor in tensors_of(file).items()]
+        return [(name, one.dtype, one.shape) for name, one in opened]
+
+    answer = in_child(work)
+    if "made" in answer:
+        entries = {name: TensorEntry(dtype=dtype, shape=tuple(shape)) for name, dtype, shape in answer["made"]}
+        return trial.with_facts(weights=entries)
+    trial.report.add(
+        "W0712",
+        f"{files.path} cannot be read as weights: {answer['error']}",
+        start.at("path"),
+        help="a file in which `torch.save` has put a state dict: names and tensors, and nothing that runs",
+    )
+    return None

@@ -1,0 +1,61 @@
+"""What a probe is handed: the job, the facts that are known so far, and the steps that follow from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from dslc.compiler.ir.facts import Facts, SourceFacts
+from dslc.compiler.ir.steps import PythonFunction
+from dslc.compiler.model.job_steps import JobSteps, job_steps, located, python_function
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.source import Span
+from dslc.probe.sample_outputs import TrialBatches
+
+
+class Files:
+    """Files in which the children that run a user's code pass on batches. The source's batches are pairs (input,
+    target); the network's outputs for them are pairs (output, target).
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.batches, self.outputs = os.path.join(folder, "batches.pt"), os.path.join(folder, "outputs.pt")
+        self.samples = os.path.join(folder, "samples.pt")  # a batch of different samples
+        self.sample_outputs = os.path.join(folder, "sample_outputs.pt")  # of the network, for some samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A probe reports to `report`, and returns the trial with the facts that it adds. `run`: the ranks are forked from
+    this process later. `batches` are what a user's loss and metrics are tried with.
+    """
+
+    job: JobSpec
+    facts: Facts
+    files: Files
+    report: Report
+    run: bool = False
+    batches: TrialBatches = field(default_factory=TrialBatches)
+
+    @property
+    def source(self) -> SourceFacts:
+        assert self.facts.source is not None
+        return self.facts.source
+
+    @cached_property
+    def steps(self) -> JobSteps:
+        return job_steps(self.job, self.source, self.batches.output)
+
+    def function(self, call: PythonCall) -> PythonFunction:
+        """Returns the user's function that a call of the job names."""
+        return located(python_function(call), self.job.folder)
+
+    def with_facts(self, **facts: Any) -> Trial:
+        return replace(self, facts=replace(self.facts, **facts))
+
+    def report_missing_library(self, name: str, span: Span | None) -> None:
+        self.report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
