@@ -50,3 +50,11 @@ def test_no_text_shows_a_warning_with_the_code_of_an_error() -> None:
     wrong = re.compile(r"warning\[E|error\[W")
     shown = [path for path in PRINTED if wrong.search(path.read_text(encoding="utf-8", errors="replace"))]
     assert len(PRINTED) > 200 and not shown
+
+
+def test_pages_have_one_form() -> None:
+    """A title begins in lower case, and code is indented, as a terminal shows both."""
+    for path in sorted((ROOT / "dsl" / "codes").glob("*.md")):
+        title, blank, *_ = path.read_text(encoding="utf-8").splitlines()
+        assert re.match(r"# (?![A-Z][a-z]*\b)", title) and not blank, f"{path.name}: {title}"
+        assert "```" not in path.read_text(encoding="utf-8"), f"{path.name}: indent code by four spaces"
