@@ -7,6 +7,7 @@ whoever has written it.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
@@ -31,6 +32,7 @@ from dslc.compiler.ir.records import (
     Stage,
     TrainingNode,
 )
+from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.axes import AXES, crosses_nodes
 from dslc.compiler.placement.order_text import order_text
 from dslc.compiler.placement.sharding import DTYPES
@@ -101,7 +103,7 @@ def _shards(plan: PlanGraph) -> int:
 
 
 def _stages(plan: PlanGraph, network: Network) -> tuple[StageNode, ...]:
-    placed = plan.related(Placed)
+    placed, microbatch = plan.related(Placed), _microbatch(plan)
     stages = []
     for name, stage in plan.of_kind(Stage):
         layers = network.layers[stage.first : stage.last + 1]
@@ -115,6 +117,7 @@ def _stages(plan: PlanGraph, network: Network) -> tuple[StageNode, ...]:
                 parameters=sum(layer.parameters for layer in layers),
                 flops=sum(layer.flops for layer in layers),
                 kept=stage.kept,
+                output_bytes=microbatch * sum(prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in stage.outputs),
             )
         )
     return tuple(stages)
@@ -142,7 +145,6 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
 
 def _data(plan: PlanGraph) -> DataNode:
     step, batches, training = plan.one(p.DataStep), plan.one(Batches), plan.one(p.Training)
-    share = max((share.samples for _, share in plan.of_kind(Share) if share.batch == "full"), default=0)
     return DataNode(
         source=step.source,
         pictures=tuple(change for part in step.parts or (step,) for change in picture_changes(part.pictures)),
@@ -162,7 +164,7 @@ def _data(plan: PlanGraph) -> DataNode:
         shares=(),
         last=step.last,
         last_shares=(),
-        microbatch=largest(share, batches.microbatches),
+        microbatch=_microbatch(plan),
         microbatches=batches.microbatches,
         ahead=any(plan.of_kind(ForwardAhead)),
         steps_per_epoch=training.steps_per_epoch,
@@ -170,6 +172,12 @@ def _data(plan: PlanGraph) -> DataNode:
         stream=step.stream,
         test=step.test_samples,
     )
+
+
+def _microbatch(plan: PlanGraph) -> int:
+    """Returns the most samples of a micro-batch."""
+    shares = (share.samples for _, share in plan.of_kind(Share) if share.batch == "full")
+    return largest(max(shares, default=0), plan.one(Batches).microbatches)
 
 
 def _shares_of(plan: PlanGraph, batch: str) -> tuple[ShareNode, ...]:

@@ -6,13 +6,15 @@ Nothing is decided here: every number is in the plan, or follows from it by the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
 from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode
-from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
@@ -68,6 +70,30 @@ def group(plan: PlanView, rank: int, axis: str) -> list[int]:
     return [start + n * node.stride for n in range(node.size)]
 
 
+_PASS = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+def schedule_table(plan: PlanView) -> ScheduleTable:
+    """Returns the table that the ranks of a pipeline run, read from its rows."""
+    schedule = plan.schedule
+    assert schedule is not None
+    return ScheduleTable(
+        name=schedule.name,
+        ranks=len(schedule.rows),
+        virtual_stages=schedule.virtual_stages,
+        microbatches=plan.data.microbatches,
+        rows=tuple(tuple(map(_scheduled_action, row.split())) for row in schedule.rows),
+        placement=tuple(stage.pipeline for stage in plan.stages),
+    )
+
+
+def _scheduled_action(text: str) -> ScheduledAction | None:
+    parts = [ScheduledAction(kind, int(stage), int(m)) for stage, kind, m in _PASS.findall(text)]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return ScheduledAction("FB", parts[0].stage, parts[0].microbatch, tuple(parts))
+
+
 def class_of(plan: PlanView, rank: int) -> RankNode | None:
     """Returns the node of the ranks like this one; None if the network is unknown."""
     return next((node for node in plan.ranks if node.first <= rank <= node.last), None)
@@ -95,14 +121,15 @@ def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
     return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
 
 
-Shown = tuple[str, str, Payload, str]  # axis, operation, content, and when and among whom, in words
+# Axis, `within` or `across` the replicas, operation, content, and when and among whom, in words.
+Shown = tuple[str, str, str, Payload, str]
 
 
-def of_all_dtypes(node: RankNode) -> dict[Shown, tuple[int, int]]:
+def of_all_dtypes(plan: PlanView, node: RankNode) -> dict[Shown, tuple[int, int]]:
     """Returns a rank's exchanges in a step that has them: the count of operations and the bytes of each kind."""
     sums: dict[Shown, tuple[int, int]] = {}
     for t in (t for t in node.traffic if t.count):
-        key = t.axis, t.operation, t.what, exchange_time(t)
+        key = t.axis, reach(plan, t), t.operation, t.what, exchange_time(t)
         count, size = sums.get(key, (0, 0))
         sums[key] = count + t.count, size + t.bytes
     return sums
@@ -160,15 +187,13 @@ def sharers(plan: PlanView, rank: int) -> list[int]:
     return [other for first in group(plan, rank, "data") for other in group(plan, first, "context")]
 
 
-_BY_REPLICA = (Payload.GRADIENTS, Payload.PARAMETERS, Payload.SCALE, Payload.SCALE_OF_SUMS)
-
-
-def reach(plan: PlanView, axis: str, operation: str, what: Payload) -> str:
-    """Returns `within` or `across` for an exchange over the data axis of replicas; "" for any other."""
-    if axis != "data" or replicas(plan) == 1 or what not in _BY_REPLICA:
+def reach(plan: PlanView, traffic: TrafficNode) -> str:
+    """Returns `within` for an exchange among the ranks of a replica, `across` for one among replicas, "" for others."""
+    if traffic.axis != "data" or replicas(plan) == 1:
         return ""
-    across = what == Payload.SCALE_OF_SUMS or (operation, what) == ("all_reduce", Payload.GRADIENTS)
-    return "across" if across else "within"
+    stride = axis_of(plan, "context").stride
+    groups = {(plan.shards, stride): "within", (replicas(plan), stride * plan.shards): "across"}
+    return groups.get((traffic.ranks, traffic.stride), "")
 
 
 def members(plan: PlanView, where: str) -> int:
@@ -306,15 +331,6 @@ def fact_text(fact: TensorFact) -> str:
     """Formats a tensor: `16 x 28 x 28`; `scalar` for no dims. Float32 is left out."""
     shape = " x ".join(map(str, fact.shape)) or "scalar"
     return shape if fact.dtype == "float32" else f"{shape} {fact.dtype}"
-
-
-def handed_on(plan: PlanView, stage: StageNode) -> int:
-    """Returns the bytes that a stage sends to the next for one micro-batch."""
-    fact = plan.layers[stage.last].output
-    numbers = plan.data.microbatch
-    for dim in fact.shape:
-        numbers *= dim
-    return numbers * DTYPE_BYTES["float32" if plan.training.precision == "fp32" else "bfloat16"]
 
 
 # --------------------------------------------------------------------------------------------------------- numbers

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from dslc.compiler.cost.stages import equal_counts
-from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView, RankNode
@@ -44,7 +43,6 @@ from dslc.compiler.show.describe import (
     of_all_dtypes,
     parts,
     rate_text,
-    reach,
     replica,
     replicas,
     span_text,
@@ -399,13 +397,16 @@ def _traffic(plan: PlanView) -> list[str]:
 
 
 def _traffic_rows(plan: PlanView, node: RankNode) -> list[Row]:
-    def named(axis: str, operation: str, what: Payload) -> str:
-        where = reach(plan, axis, operation, what)
-        return f"{axis} {where} {members(plan, where)}" if where else axis
-
     return [
-        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size), *filter(None, (when,)))
-        for (axis, operation, what, when), (count, size) in of_all_dtypes(node).items()
+        (
+            "  " + operation,
+            f"{axis} {where} {members(plan, where)}" if where else axis,
+            what,
+            f"{count:,}",
+            byte_text(size),
+            *filter(None, (when,)),
+        )
+        for (axis, where, operation, what, when), (count, size) in of_all_dtypes(plan, node).items()
     ]
 
 

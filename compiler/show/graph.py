@@ -13,9 +13,8 @@ import itertools
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView, RankNode, StageNode
-from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
-from dslc.compiler.show.describe import axis_of, exchanged, handed_on, members, reach, span_text, stage_layers
+from dslc.compiler.show.describe import axis_of, exchanged, members, reach, schedule_table, span_text, stage_layers
 from dslc.compiler.show.legend import HEADING, heading
 from dslc.compiler.show.parts import WORDS, summed_text
 from dslc.compiler.show.schedule import COLOURS
@@ -98,8 +97,7 @@ class _Graph:
         plan = self.plan
         if plan.schedule is None:
             return {f"0{kind}{m}": 2 * m + n for m in range(plan.data.microbatches) for n, kind in enumerate("FB")}
-        made = table(plan.schedule.name, len(plan.schedule.rows), plan.data.microbatches, plan.schedule.virtual_stages)
-        time = timeline(made, [1.0] * made.stages, [1.0] * made.stages)
+        time = timeline(schedule_table(plan), [1.0] * len(plan.stages), [1.0] * len(plan.stages))
         return {str(action): round(start) for row in time.spans for action, start, _ in row}
 
     def _lane_top(self, number: int) -> float:
@@ -181,7 +179,7 @@ class _Graph:
         for n, t in enumerate(found):
             name = f"exchange {pipeline}.{n}"
             size = f"{byte_text(t.bytes)} in {plural(t.count, 'operation')}"
-            where = reach(self.plan, "data", t.operation, t.what)
+            where = reach(self.plan, t)
             size += f", {where} {members(self.plan, where)}" if where else ""
             what = fitted(f"{WORDS.get(t.operation, t.operation)} {t.what}", EXCHANGE, 8.5)
             top = middle - 17 if len(found) == 1 else y + 36 * n
@@ -249,13 +247,13 @@ class _Graph:
         plan = self.plan
         for a, b in zip(self.stages, self.stages[1:], strict=False):
             if self.folded:
-                size = f"{plan.data.microbatches} x {byte_text(handed_on(plan, a))}"
+                size = f"{plan.data.microbatches} x {byte_text(a.output_bytes)}"
                 label = size if b.index == a.index + 1 else f"… {b.index - a.index - 1} more …"
                 self._across(f"{a.index}F", f"{b.index}F", "#222222", label=label)
                 self._across(f"{b.index}B", f"{a.index}B", "#222222", label=label)
                 continue
             for m in range(plan.data.microbatches):
-                size = "" if m else byte_text(handed_on(plan, a))  # the same for all: written once
+                size = "" if m else byte_text(a.output_bytes)  # the same for all: written once
                 self._down(f"{a.index}F{m}", f"{b.index}F{m}", size)
                 self._down(f"{b.index}B{m}", f"{a.index}B{m}", size)
         if self.folded:

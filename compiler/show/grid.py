@@ -204,7 +204,7 @@ class Grid:
                 top = y + self.cell_h + self.drop + n * (BUS + 5)
                 width = len(members) * (self.cell_w + self.gap) - self.gap
                 count = plural(traffic.count, "operation")
-                where = reach(self.plan, "data", traffic.operation, traffic.what)
+                where = reach(self.plan, traffic)
                 said = f" {groups_text(self.plan, self._rank(p, 0, 0, 0), where)}" if where else ""
                 time = exchange_time(traffic)
                 text = f"{axis_text(self.plan, 'data')}{groups}{said}: {operation_text(traffic)} in {count}"

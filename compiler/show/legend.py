@@ -22,7 +22,6 @@ from dslc.compiler.show.describe import (
     mesh_text,
     of_all_dtypes,
     rate_text,
-    reach,
     span_text,
 )
 from dslc.dsl.words import plural
@@ -95,7 +94,7 @@ def traffic_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[f
     """Draws a rank's exchanges in a step, with the colours of the axes; returns its width and height."""
     most: dict[Shown, tuple[int, int]] = {}
     for node in plan.ranks:
-        for key, (count, size) in of_all_dtypes(node).items():
+        for key, (count, size) in of_all_dtypes(plan, node).items():
             before = most.get(key, (0, 0))
             most[key] = max(count, before[0]), max(size, before[1])
     canvas.write("traffic", x, y, 300, "Exchanged by a rank in a step, at most", size=11, bold=True)
@@ -104,11 +103,10 @@ def traffic_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[f
         canvas.write(f"traffic {name}", place, y + 17, wide - 4, name, size=9, align="r" if n > 2 else "l", ink=FAINT)
         place += wide
     found = sorted(most.items(), key=lambda item: -item[1][1])
-    for row, ((axis, operation, what, when), (count, size)) in enumerate(found):
+    for row, ((axis, where, operation, what, when), (count, size)) in enumerate(found):
         top = y + 31 + 14 * row
         canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
         place = x + 20
-        where = reach(plan, axis, operation, what)
         told = f"data {where} {members(plan, where)}" if where else axis_text(plan, axis)
         cells = (told, operation, f"{what}, {when}" if when else what, f"{count:,}", byte_text(size))
         for column, (cell, (_, wide)) in enumerate(zip(cells, COLUMNS, strict=True)):

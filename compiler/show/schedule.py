@@ -18,9 +18,8 @@ import itertools
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.number_text import byte_text, percent_text
 from dslc.compiler.ir.plan import PlanView
-from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
-from dslc.compiler.show.describe import axis_of, class_of, span_text
+from dslc.compiler.show.describe import axis_of, class_of, schedule_table, span_text
 from dslc.compiler.show.legend import HEADING, heading
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
@@ -149,12 +148,9 @@ def _caption(plan: PlanView) -> str:
 
 
 def _pipeline_rows(plan: PlanView) -> list[list[ScheduleBox]]:
-    schedule = plan.schedule
-    assert schedule is not None
-    made = table(schedule.name, len(schedule.rows), plan.data.microbatches, schedule.virtual_stages)
     mean = sum(stage.flops for stage in plan.stages) / 3 / len(plan.stages)
     forward = [stage.flops / 3 / mean if mean else 1.0 for stage in plan.stages]
-    time = timeline(made, forward, [2 * f for f in forward])
+    time = timeline(schedule_table(plan), forward, [2 * f for f in forward])
     return [
         [ScheduleBox(kind=a.kind, stage=a.stage, text=str(a.microbatch), start=s, end=e) for a, s, e in spans]
         for spans in time.spans

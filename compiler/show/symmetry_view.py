@@ -116,7 +116,7 @@ class Folded:
         for axis in ("data", "context", "tensor"):
             moved = exchanged(node, axis)
             for where in ("", "within", "across"):
-                some = [t for t in moved if reach(self.plan, axis, t.operation, t.what) == where]
+                some = [t for t in moved if reach(self.plan, t) == where]
                 if some and node is not None:
                     said, end = self._between_whom(axis, where, node.first)
                     found += [(axis, f"{said}: {line}{end}") for line in exchange_lines(some)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from math import prod
 
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.actions import Payload, TrafficNode
@@ -97,7 +98,7 @@ def make_plan(
     strides = {"pipeline": world // pipeline, "data": context * tensor, "context": tensor, "tensor": 1}
     rows = table(schedule, pipeline, microbatches, virtual) if pipeline > 1 else None
     share = batch // sizes["data"]
-    stages = _stages(layers, rows, share // microbatches / (tensor * context))
+    stages = _stages(layers, rows, share // microbatches, tensor * context)
     return PlanView(
         job=job,
         hash=hashlib.sha256(job.encode()).hexdigest()[:16],
@@ -156,8 +157,8 @@ def make_plan(
     )
 
 
-def _stages(layers: tuple[Layer, ...], rows: ScheduleTable | None, samples: float) -> tuple[StageNode, ...]:
-    """`samples` are those of a micro-batch that a rank keeps."""
+def _stages(layers: tuple[Layer, ...], rows: ScheduleTable | None, samples: int, parts: int) -> tuple[StageNode, ...]:
+    """`samples` are those of a micro-batch, of which a rank keeps one of `parts`."""
     count = rows.stages if rows else 1
     bounds = [len(layers) * n // count for n in range(count + 1)]
     return tuple(
@@ -168,7 +169,8 @@ def _stages(layers: tuple[Layer, ...], rows: ScheduleTable | None, samples: floa
             last=b - 1,
             parameters=sum(one.parameters for one in layers[a:b]),
             flops=sum(one.flops for one in layers[a:b]),
-            kept=int(samples * sum(one.kept for one in layers[a:b])),
+            kept=int(samples / parts * sum(one.kept for one in layers[a:b])),
+            output_bytes=samples * 4 * prod(layers[b - 1].output.shape),
         )
         for n, (a, b) in enumerate(itertools.pairwise(bounds))
     )

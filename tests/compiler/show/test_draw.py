@@ -189,6 +189,15 @@ def test_every_schedule_is_drawn_and_its_boxes_do_not_overlap(name: str) -> None
     assert edges(draw(plan, "graph"))
 
 
+def test_a_schedule_is_drawn_from_its_rows_and_not_from_its_name() -> None:
+    layers = made_plans.gpt_layers(8, 128, 64)
+    drawn = made_plans.make_plan("s", layers, processes=2, pipeline=2, schedule="gpipe", microbatches=4)
+    assert drawn.schedule is not None
+    other = replace(drawn, schedule=replace(drawn.schedule, name="1f1b"))
+    for view in ("schedule", "graph"):
+        assert draw(other, view).replace("1f1b", "gpipe") == draw(drawn, view)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_rank_holds_under_a_schedule(name: str) -> None:

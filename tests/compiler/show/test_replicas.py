@@ -11,6 +11,8 @@ from helpers.golden import hold
 from helpers.planning import JOBS, compiled
 from test_draw import GOLDEN, named
 
+from dslc.compiler.ir.actions import SendActivations
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.canvas import fitted
 from dslc.compiler.show.describe import exchange_groups, replica, replicas, sharers
@@ -39,6 +41,19 @@ def test_each_exchange_says_within_or_across_which_ranks_it_goes() -> None:
         assert said in dot, said
     assert [len(re.findall(f'"data {where} 2', dot)) for where in ("within", "across")] == [2, 1], "the table"
     assert "across" not in draw(plan("parallelism.replicas=1"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_a_stage_sends_is_what_its_messages_are(precision: str) -> None:
+    made = compiled(JOBS / "pipeline.plt", "parallelism.tensor=2", "devices.cpus=8", f"train.precision={precision}")
+    sent = {a.stage: a.bytes for _, a in made.graph.of_kind(SendActivations)}
+    assert sent and sent == {stage.index: stage.output_bytes for stage in made.plan.stages[:-1]}
+    assert byte_text(sent[0]) in draw(made.plan, "graph")
+
+
+def test_a_norm_over_the_shards_is_within_a_replica() -> None:
+    text = explain(plan("train.clip=1.0"))
+    assert re.search(r"all_reduce +data within 2 +norm of the gradient", text)
 
 
 def test_many_ranks_are_told_by_the_first_group_and_by_their_links() -> None:
