@@ -8,7 +8,7 @@ the plan has them so that they can be counted, proved and shown.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from math import prod
 from typing import ClassVar, Literal, TypeAlias
 
@@ -19,36 +19,53 @@ Shape: TypeAlias = tuple[int, ...]
 Among = Literal["", "node", "nodes"]
 
 
+class Role(Flag):
+    """What a payload is to the proofs of a plan."""
+
+    NONE = 0
+    AGREEMENT = auto()  # the members of an exchange agree on it, by the exchange's rule
+    GRADIENT = auto()  # what it brings changes gradients
+    COMPARISON = auto()  # a loss that compares samples needs it
+    HOLDERS = auto()  # it goes to the ranks that hold copies or shares of the same parameters
+
+
 class Payload(StrEnum):
     """What an exchange carries; the value is its text in plans."""
 
+    role: Role
+
     NOTHING = ""
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    MOMENTA = "momenta"
-    WEIGHTS = "weights"
-    SCALE = "scale of the gradients"
-    SCALE_OF_SUMS = "scale of sums of gradients"  # which shards have taken, before they go over replicas
-    SECOND_FACTORS = "second factors of the gradients"
-    ROUND_END = "whether a round of averages is over"
-    SHARED_GRADIENTS = "gradients of shared weights"
-    PARTIAL_GRADIENTS = "gradients beside pieces"  # of parameters that ranks of the tensor axis have whole
+    PARAMETERS = "parameters", Role.HOLDERS
+    GRADIENTS = "gradients", Role.AGREEMENT | Role.GRADIENT
+    MOMENTA = "momenta", Role.AGREEMENT
+    WEIGHTS = "weights", Role.AGREEMENT
+    SCALE = "scale of the gradients", Role.AGREEMENT
+    SCALE_OF_SUMS = "scale of sums of gradients", Role.AGREEMENT  # of what shards have summed, for replicas
+    SECOND_FACTORS = "second factors of the gradients", Role.AGREEMENT
+    ROUND_END = "whether a round of averages is over", Role.AGREEMENT
+    SHARED_GRADIENTS = "gradients of shared weights", Role.GRADIENT
+    PARTIAL_GRADIENTS = "gradients beside pieces", Role.GRADIENT  # of parameters that the tensor axis does not divide
     ACTIVATIONS = "activations"
     ACTIVATIONS_AGAIN = "activations, again"
-    ACTIVATION_GRADIENTS = "gradients of activations"
+    ACTIVATION_GRADIENTS = "gradients of activations", Role.GRADIENT
     KEYS_AND_VALUES = "keys and values"
-    KEY_VALUE_GRADIENTS = "gradients of keys and values"
+    KEY_VALUE_GRADIENTS = "gradients of keys and values", Role.GRADIENT
     LOSS_PARTS = "parts of the loss"
     BATCH_STATISTICS = "batch statistics"
     KEPT_COUNT = "count of what is kept"
     LOSS_COUNT = "count of the losses"
     USED_PARAMETERS = "which parameters were used"
     BUFFERS = "buffers"
-    GRADIENT_NORM = "norm of the gradient"
-    NONFINITE = "whether a gradient is not finite"
-    OUTPUTS = "outputs"  # of a loss that compares samples, as are the next two
-    TARGETS = "targets"
-    OUTPUT_GRADIENTS = "gradients of outputs"
+    GRADIENT_NORM = "norm of the gradient", Role.HOLDERS
+    NONFINITE = "whether a gradient is not finite", Role.HOLDERS
+    OUTPUTS = "outputs", Role.COMPARISON
+    TARGETS = "targets", Role.COMPARISON
+    OUTPUT_GRADIENTS = "gradients of outputs", Role.COMPARISON | Role.GRADIENT
+
+    def __new__(cls, text: str, role: Role = Role.NONE) -> Payload:
+        member = str.__new__(cls, text)
+        member._value_, member.role = text, role
+        return member
 
 
 @record
@@ -291,6 +308,10 @@ class Collective(Action):
     @property
     def group(self) -> tuple[int, int]:
         return self.ranks, self.stride
+
+    @property
+    def gathers_parameters(self) -> bool:
+        return self.operation == "all_gather" and self.carries is Payload.PARAMETERS
 
     @property
     def is_message(self) -> bool:

@@ -43,7 +43,8 @@ class ExchangeRule(Record):
     `sums_in` is the dtype of an exchange that only rounds, and so goes with every engine. `row` are the bytes of
     numbers that are sent as codes; `factored`: matrices are sent as two
     factors. `averaged` counts the members of a mean (0: all), and `neighbours` the members that each one sends a
-    message to. `fixed_buckets`: no step changes its buckets of gradients.
+    message to. `fixed_buckets`: no step changes its buckets of gradients. `flag` are the bytes in a mean that say
+    whether a rank is done.
     """
 
     collectives: Rule
@@ -55,6 +56,7 @@ class ExchangeRule(Record):
     averaged: int = 0
     neighbours: int = 1
     fixed_buckets: bool = False
+    flag: int = 0
 
 
 def kept_bytes(exchange: ExchangePolicy, parameters: Sequence[ParameterNode]) -> int:
@@ -123,7 +125,7 @@ def _in_a_ring(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
 
 
 def _mean_of_round(numbers: int, exchange: ExchangePolicy) -> Iterable[Exchanged]:
-    return (Exchanged("all_reduce", "float32", 4 * numbers + 4),)  # and whether the rank is done
+    return (Exchanged("all_reduce", "float32", 4 * numbers + RULES[exchange.kind].flag),)
 
 
 def factors_of(parameters: Iterable[ParameterNode], exchange: ExchangePolicy | None) -> Factors | None:
@@ -247,7 +249,7 @@ RULES: Mapping[str, ExchangeRule] = {
     "low_precision_decentralized": ExchangeRule(
         collectives=_in_a_ring, row=coded_row, kept=_replicas, passing=_coded, averaged=3, neighbours=2
     ),
-    "async_average": ExchangeRule(collectives=_mean_of_round, kept=_copies),
+    "async_average": ExchangeRule(collectives=_mean_of_round, kept=_copies, flag=4),
     "qadam": ExchangeRule(collectives=_bytegrad, row=coded_row, passing=_in_codes),
     "onebit_adam": ExchangeRule(collectives=_signs, row=signed_row, kept=_errors, passing=_in_signs),
 }

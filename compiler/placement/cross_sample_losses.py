@@ -10,13 +10,10 @@ Limits: on several nodes `over = node` takes for granted that the ranks of a ten
 
 from __future__ import annotations
 
-from dslc.compiler.ir.actions import Payload
 from dslc.compiler.placement.layout import Layout
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
-
-EXCHANGED = (Payload.OUTPUTS, Payload.TARGETS, Payload.OUTPUT_GRADIENTS)
 
 
 def compares(loss: Call) -> bool:

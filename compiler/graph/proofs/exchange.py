@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from dslc.compiler.graph.proofs.view import Line, View, collectives
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.actions import ALWAYS, Backward, Cadence, Collective, Forward, Payload, Update
+from dslc.compiler.ir.actions import ALWAYS, Backward, Cadence, Collective, Forward, Payload, Role, Update
 from dslc.compiler.ir.records import Weights
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations.exchange_rules import RULES, ExchangeRule
@@ -28,16 +28,6 @@ from dslc.compiler.placement.buckets import messages
 from dslc.compiler.placement.shares import largest
 from dslc.dsl.language.registry import CALLS
 from dslc.dsl.record import Record, record
-
-AGREED = (
-    Payload.GRADIENTS,
-    Payload.MOMENTA,
-    Payload.WEIGHTS,
-    Payload.SCALE,
-    Payload.SCALE_OF_SUMS,
-    Payload.SECOND_FACTORS,
-    Payload.ROUND_END,
-)
 
 
 @record
@@ -158,7 +148,7 @@ class _Agreement:
         known.add((Payload.ROUND_END, Cadence(after=exchange.alone)))
         known.add((exchange.agrees, Cadence(every=exchange.every, after=exchange.alone)))
         for _, name, action in collectives(self._line):
-            if action.carries in AGREED and (action.carries, action.when) not in known:
+            if Role.AGREEMENT in action.carries.role and (action.carries, action.when) not in known:
                 return f"{name} exchanges {action.carries} in steps in which nothing is to be exchanged: {action.when}"
         return ""
 
@@ -216,8 +206,8 @@ def sent_bytes(numbers: int, action: Collective, members: int, rule: ExchangeRul
     """Returns the bytes of a rank's input of `numbers` numbers, in the dtype and the layout of the operation."""
     if action.dtype == "uint8" and rule.row is not None:  # a row for each member, or the row of one
         return members * rule.row(largest(numbers, members)) if action.operation == "all_to_all" else rule.row(numbers)
-    told = 4 if action.carries == Payload.WEIGHTS and action.operation == "all_reduce" and not action.when.every else 0
-    return numbers * DTYPE_BYTES.get(action.dtype, 0) + told
+    is_mean = action.carries is Payload.WEIGHTS and action.operation == "all_reduce"
+    return numbers * DTYPE_BYTES.get(action.dtype, 0) + (rule.flag if is_mean else 0)
 
 
 def _moved(held: _Contribution, action: Collective, members: int, neighbours: int) -> _Contribution | None:

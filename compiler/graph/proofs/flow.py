@@ -26,6 +26,7 @@ from dslc.compiler.ir.actions import (
     Payload,
     ReduceGradients,
     Reshard,
+    Role,
     StageAction,
     StagePass,
     Unshard,
@@ -132,9 +133,7 @@ def gathered(view: View) -> str:  # noqa: C901 - one case for each action
 
 
 def _is_gather(action: Action) -> bool:
-    if not isinstance(action, Collective):
-        return False
-    return action.operation == "all_gather" and action.carries == Payload.PARAMETERS
+    return isinstance(action, Collective) and action.gathers_parameters
 
 
 def _on(view: View, process: int, of_stage: dict[int, dict[str, Weights]]) -> Iterator[dict[str, Weights]]:
@@ -417,19 +416,9 @@ def _any(rest: Line, *kinds: type[Action]) -> bool:
     return any(isinstance(action, kinds) for _, action in rest)
 
 
-_OF_GRADIENTS = (
-    Payload.GRADIENTS,
-    Payload.SHARED_GRADIENTS,
-    Payload.PARTIAL_GRADIENTS,
-    Payload.ACTIVATION_GRADIENTS,
-    Payload.KEY_VALUE_GRADIENTS,
-    Payload.OUTPUT_GRADIENTS,
-)
-
-
 def _gradients(rest: Line) -> bool:
     """True if gradients still change, or have been used."""
-    changes = any(action.carries in _OF_GRADIENTS for _, _, action in collectives(rest))
+    changes = any(Role.GRADIENT in action.carries.role for _, _, action in collectives(rest))
     return changes or _any(rest, Backward, InputBackward, WeightBackward) or not _any(rest, Update)
 
 

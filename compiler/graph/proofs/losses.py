@@ -7,10 +7,9 @@ contiguous part of the batch. Over the whole axis, it is over the whole batch.
 from __future__ import annotations
 
 from dslc.compiler.graph.proofs.view import Line, View, collectives
-from dslc.compiler.ir.actions import Backward, Collective, Forward, ForwardAhead, Payload
+from dslc.compiler.ir.actions import Backward, Collective, Forward, ForwardAhead, Payload, Role
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.records import Batches, Devices
-from dslc.compiler.placement.cross_sample_losses import EXCHANGED
 
 
 def compared(view: View) -> str:
@@ -51,7 +50,7 @@ def _has_started_passes(before: Line) -> bool:
 def _exchanges(line: Line, loss: LossStep, group: tuple[int, int]) -> str:
     found: dict[Payload, tuple[int, Collective]] = {}
     for n, name, action in collectives(line):
-        if action.carries not in EXCHANGED:
+        if Role.COMPARISON not in action.carries.role:
             continue
         if action.carries in found or action.group != group or action.count != 1:
             return f"{name} is no exchange of {action.carries} over the ranks whose samples are compared"

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from dslc.compiler.graph.plan_graph import passes_in, unknown
-from dslc.compiler.graph.proofs.exchange import AGREED
 from dslc.compiler.graph.proofs.flow import holders
 from dslc.compiler.graph.proofs.view import Line, View
 from dslc.compiler.ir.actions import (
@@ -26,6 +25,7 @@ from dslc.compiler.ir.actions import (
     Payload,
     ReceiveActivations,
     ReceiveGradients,
+    Role,
     SendActivations,
     SendGradients,
     StageAction,
@@ -35,7 +35,6 @@ from dslc.compiler.ir.actions import (
 )
 from dslc.compiler.ir.program import GradientStep
 from dslc.compiler.ir.records import Batches, Devices, Process, Schedule, Stage
-from dslc.compiler.placement.cross_sample_losses import EXCHANGED
 from dslc.dsl.words import plural
 
 _Done: TypeAlias = tuple[type[MicrobatchAction], int, int]  # an action, its stage and its micro-batch
@@ -190,7 +189,7 @@ def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, in
     match action:
         case Collective(operation=operation, axis=axis, carries=carries):
             among = ""
-            if pieces > 1 and carries in AGREED:
+            if pieces > 1 and Role.AGREEMENT in carries.role:
                 among = "node" if action.group == (pieces, 1) else "nodes" if action.stride > 1 else ""
             key = operation, axis, carries, action.dtype, action.group, among, action.when
             yield key, action.count, action.bytes
@@ -216,14 +215,11 @@ def groups(view: View) -> str:
         elif action.carries is Payload.BUFFERS:
             sound = action.group == (all_holders.ranks, all_holders.stride)
         else:
-            wider = action.axis == "data" and action.carries in _OF_ALL_HOLDERS
-            sound = wider or action.group == axes[action.axis]
+            role = action.carries.role & (Role.AGREEMENT | Role.COMPARISON | Role.HOLDERS)
+            sound = (action.axis == "data" and bool(role)) or action.group == axes[action.axis]
         if not sound:
             return f"{name} is among {action.ranks} ranks {action.stride} apart, which is not the {action.axis} axis"
     return ""
-
-
-_OF_ALL_HOLDERS = (*AGREED, Payload.PARAMETERS, Payload.GRADIENT_NORM, Payload.NONFINITE, *EXCHANGED)
 
 
 def check_held_microbatches(view: View) -> str:
