@@ -19,7 +19,7 @@ Limits. Every micro-batch costs the same; links do not contend; overlapping acti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -204,26 +204,20 @@ class HeldBytes(Record):
         return sizes[action.stage] if sizes else 0.0
 
 
-Beside = dict[tuple[int, str, bool], float]
-
-
-def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Beside:
-    """Returns the most that a rank holds beside the micro-batch that an action works on. The keys are the stage, the
-    kind of action, and whether the rank has gradients of weights by then: before a forward pass, or of an earlier
-    micro-batch. Gradients of weights that this rank's stages do not have yet are subtracted.
+def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, bool, float]]:
+    """Yields the actions of a rank, whether it has gradients of weights by then (before a forward pass, or of an
+    earlier micro-batch), and what it holds beside the micro-batch of the action. Gradients of weights that this rank's
+    stages do not have yet are subtracted.
     """
-    most: Beside = {}
     missing = {stage for stage, owner in enumerate(table.placement) if owner == rank}
     for action, beside in _bytes_beside(table, rank, held):
         stage = action.stage
         later = stage not in missing if action.kind == "F" else action.microbatch > 0
         if later and held.weights:
             beside -= sum(held.weights[other] for other in missing)
-        key = stage, action.kind, later
-        most[key] = max(most.get(key, beside), beside)
+        yield action, later, beside
         if action.kind in ("B", "W"):
             missing.discard(stage)
-    return most
 
 
 def _bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, float]]:
@@ -239,29 +233,3 @@ def _bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[
             yield action, now - own
             now += (held.between[action.stage] if action.kind == "I" else 0.0) - own
         now += held.sent_bytes(action)
-
-
-NEVER = -(1 << 62)  # bytes beside an action that the rank does not have
-
-
-@record
-class StageMemory(Record):
-    """A stage of a rank, in bytes of a micro-batch. `layers` are the places of its layers among the rank's.
-
-    `splits`: its backward pass has two halves where the schedule splits it; else the action `backward` is the whole.
-    `beside` are bytes that the rank holds beside the micro-batch of an action, by kind of action, and whether it has
-    gradients of weights; None if nothing else is held. `between` are the bytes of a micro-batch between the halves;
-    `output` the bytes of what the stage returns; `of_loss` what the loss keeps, with the output.
-    """
-
-    layers: range
-    splits: bool = False
-    beside: Mapping[tuple[str, bool], int] | None = None
-    between: int = 0
-    output: int = 0
-    of_loss: int = 0
-
-    @property
-    def backward(self) -> str:
-        """The kind of the action in which a split backward pass begins: torch skips the first half at stage 0."""
-        return "W" if self.beside and ("W", False) in self.beside and not self.splits else "I"

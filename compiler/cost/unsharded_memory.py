@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dslc.compiler.cost.gathered_units import GatheredBytes
 from dslc.compiler.ir.memory import WorkingSet
+
+IDLE = WorkingSet(0, 0, 0, 0)  # a moment without work
 
 
 @dataclass(kw_only=True)
@@ -32,13 +35,16 @@ class UnshardedMemory:
         self._all = 4 * sum(self.trains)
         self._made = 0
 
+    def begin(self, gathered: GatheredBytes | None, first: int) -> int:
+        """Begins an action of a stage, whose first layer is `first`; returns bytes of gradients."""
+        return self.backward(first, IDLE)
+
+    def end(self) -> None:
+        """Ends a forward pass."""
+
     def forward(self, layer: int) -> int:
         """Enters a layer; returns bytes of gradients."""
         return self._all * (self.buckets + self.earlier)
-
-    def turn(self) -> int:
-        """Turns from the forward to the backward pass."""
-        return self.forward(0)
 
     def backward(self, layer: int, moment: WorkingSet) -> int:
         """Returns the same in a moment of the layer's backward pass."""
@@ -62,128 +68,96 @@ class UnshardedMemory:
 
 @dataclass(kw_only=True)
 class ShardedMemory:
-    """`fully_shard`: a unit is gathered for its layers, and its gradients scattered when these are done.
-
-    A gathered unit exists twice while it is copied out: as the collective's buffer and parameter by parameter. Forward
-    the buffer is freed when the next unit is gathered; backward at once, when the unit before is prefetched already.
-    The input of a reduce-scatter is freed when the next begins. The root, and a unit whose input has no gradient, stay
-    until the end.
-
-    All units of a stage are gathered ahead of its first action. A forward pass frees them one by one, a backward pass
-    none before the last micro-batch is done.
+    """`fully_shard`: a unit is gathered for its layers (gathered_units.py), and its gradients are scattered when these
+    are done; at a stage of a pipeline after its last backward pass. The input of a reduce-scatter is freed when the
+    next begins.
     """
 
-    unit_of: list[int]  # by layer; the last unit is the root
+    unit_of: list[int]  # by layer
     trains: list[int]  # numbers, by layer
-    whole: list[int]  # padded numbers, by unit
-    shard: list[int]
+    shard: list[int]  # numbers that train, by unit
     parts: int
-    element: int  # bytes of a gathered number, and of a new gradient
-    reshard: bool
+    element: int  # bytes of a new gradient
     accumulate: bool
     stays: bool  # gradients of earlier micro-batches exist
-    held: bool  # a micro-batch that is not the last: gathered units stay
+    held: bool  # a micro-batch that is not the last
     copies: bool  # gloo copies its input
     rounded: bool = False  # gradients are summed in 16 bits
     moved: bool  # shards are in the host's memory: gradients' go there at once
-    staged: bool = False  # a stage of a pipeline
 
     def __post_init__(self) -> None:
         self.beside = 0
         self.passing = 0  # bytes of a running collective
-        self._root = len(self.whole) - 1
-        self._gathered = {self._root}
-        self._flat = self._root if self.parts > 1 else None
+        self._level = 0  # gathered bytes
         self._handed: int | None = None
-        # Running sums: gathered numbers, existing shards, and whole gradients of earlier micro-batches.
-        self._there = self.whole[self._root]
+        # Running sums: existing shards, and whole gradients of earlier micro-batches.
         self._shards = sum(self.shard) if self.stays and not self.accumulate and not self.moved else 0
         self._summed = [self.parts * numbers for numbers in self.shard]  # of gradients, by unit
         self._earlier = sum(self._summed) if self.stays and self.accumulate else 0
-        self._of_unit = [0] * len(self.whole)
+        self._of_unit = [0] * len(self.shard)
         for unit, numbers in zip(self.unit_of, self.trains, strict=True):
             self._of_unit[unit] += numbers
         self._made = 0  # numbers of gradients of units that are not scattered yet
-        if self.staged:
-            self._gathered, self._there, self._flat = set(range(len(self.whole))), sum(self.whole), None
 
     @property
     def communication(self) -> int:
-        flat = self.element * self.whole[self._flat] if self._flat is not None else 0
-        if self.moved and self._flat is not None:
-            flat += 4 * self.shard[self._flat]  # copied from the host to be gathered
         handed = 4 * self._summed[self._handed] if self._handed is not None else 0
-        return self.element * self._there + flat + handed
+        return self._level + handed
 
     def _gradients(self, made: int) -> int:
         return 4 * (self._earlier + self._shards) + self.element * made
 
-    def _gather(self, unit: int) -> bool:
-        if unit in self._gathered:
-            return False
-        if self.reshard and not self.staged:
-            self._only_root()
-        self._gathered.add(unit)
-        self._there += self.whole[unit]
-        return True
+    def begin(self, gathered: GatheredBytes | None, first: int) -> int:
+        assert gathered is not None
+        self._action, self._first = gathered, first
+        self._level, self.passing = gathered.begin, 0
+        return self._made_by(IDLE)
 
-    def _let_go(self, unit: int) -> None:
-        if unit in self._gathered:
-            self._gathered.discard(unit)
-            self._there -= self.whole[unit]
+    def end(self) -> None:
+        self._level, self.passing = self._action.end, 0
 
-    def _only_root(self) -> None:
-        self._gathered, self._there = {self._root}, self.whole[self._root]
+    def _enter(self, layer: int) -> None:
+        n = layer - self._first
+        self._level = self._action.during[n]
+        self.passing = max(0, self._action.gathering[n] - self._level)
 
     def forward(self, layer: int) -> int:
-        if self.staged and self.reshard and layer and self.unit_of[layer - 1] not in (self._root, self.unit_of[layer]):
-            self._let_go(self.unit_of[layer - 1])
-        if self.stays and not self.reshard:  # from the first micro-batch on
-            if len(self._gathered) < len(self.whole):
-                self._gathered, self._there, self._flat = set(range(len(self.whole))), sum(self.whole), None
-        elif self._gather(self.unit_of[layer]) and self.parts > 1:
-            self._flat = self.unit_of[layer]
-        return self._gradients(0)
-
-    def turn(self) -> int:
-        """Turns from the forward to the backward pass, which frees the unit gathered last; returns bytes of
-        gradients.
-        """
-        if self.reshard:
-            self._only_root()
-        self._flat = None
+        self._enter(layer)
         return self._gradients(0)
 
     def backward(self, layer: int, moment: WorkingSet) -> int:
-        unit = self.unit_of[layer]
-        self.passing = 0
-        begins = unit == self._root and self._gathered == {self._root} and self._flat is None
-        if (self._gather(unit) or begins) and self.reshard and self.parts > 1:
-            self._flat = unit - 1 if unit > 0 else None
-            if self._flat is not None and self.copies:
-                self.passing = self.element * self.whole[self._flat]
+        self._enter(layer)
+        return self._made_by(moment)
+
+    def _made_by(self, moment: WorkingSet) -> int:
         added = self.accumulate and self.stays and self.element == 4  # added to earlier micro-batches' at once
         own = moment.weights if added else self._made + moment.made
         return self._gradients(own) + self.element * moment.copies
 
     def leave(self, layer: int) -> Iterator[int]:
-        unit = self.unit_of[layer]
         self._made += self.trains[layer]
-        if layer == 0:
-            for late in dict.fromkeys((self._root, unit)):
-                yield from self._scatter(late)
-        elif unit != self._root and self.unit_of[layer - 1] != unit:
+        self.passing = 0
+        staged = bool(self._action.reduced)
+        complete = self._action.done[layer - self._first]
+        if layer == self._first:
+            complete += self._action.late
+        for unit, level in complete:
+            self._level = level
+            yield from self._complete(unit, self.held or staged)
+        for unit, level in self._action.reduced if layer == self._first else ():
+            self._level = level
             yield from self._scatter(unit)
+
+    def _complete(self, unit: int, held: bool) -> Iterator[int]:
+        """Completes the gradients of a unit in a micro-batch; `held`: they are scattered later."""
+        if not (held and self.accumulate):
+            yield from self._scatter(unit)
+        elif self.element == 2:
+            yield from self._widen(unit)
 
     def _scatter(self, unit: int) -> Iterator[int]:
         """Yields first the gradients beside the collective's input, then the input beside its result."""
         accumulated = self.accumulate and self.stays
-        if not self.held or (self.reshard and not self.staged):
-            self._let_go(unit)
-        if self.held and self.accumulate:
-            if self.element == 2:
-                yield from self._widen(unit)
-            return
         self._handed = unit
         yield self._gradients(0 if accumulated else self._made)
         if accumulated:
@@ -207,5 +181,5 @@ class ShardedMemory:
         self._made -= self._of_unit[unit]
 
     def update(self) -> int:
-        self._gathered, self._there, self._flat, self._handed = set(), 0, None, None
+        self._level, self._handed = 0, None
         return 0 if self.moved else 4 * sum(self.shard)

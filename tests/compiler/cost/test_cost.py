@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from helpers.made_jobs import gpt_model, make_job
 
-from dslc.compiler.cost.unsharded_memory import ShardedMemory
+from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action
 from dslc.compiler.ir.facts import Facts
-from dslc.compiler.ir.memory import WorkingSet
+from dslc.compiler.placement.schedules import ScheduledAction
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
@@ -140,34 +140,59 @@ def test_gradients_are_the_traffic_of_the_data_axis() -> None:
     assert analysis_of(cpus=1).costs[0].traffic == ()
 
 
-@pytest.mark.parametrize(("staged", "there"), [(False, (80, 80, 80, 40)), (True, (80, 40, 80, 80))])
-def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tuple[int, ...]) -> None:
-    """Two units of ten numbers, and a root without any."""
-    engine = ShardedMemory(
-        unit_of=[0, 1],
-        trains=[10, 10],
-        whole=[10, 10, 0],
-        shard=[5, 5, 0],
-        parts=2,
-        element=4,
+def gathered(has_backward: tuple[bool, ...], actions: str, staged: bool) -> list[GatheredBytes]:
+    """Returns the gathered bytes of actions on units of ten bytes, of which each is a layer, below a root without
+    any.
+    """
+    unit = UnitBytes(gathered=10, buffer=10, copy=10)
+    units = GatheredUnits(
+        range(1, len(has_backward) + 1),
+        has_backward,
+        [UnitBytes(0, 0, 0), *[unit] * len(has_backward)],
+        0,
         reshard=True,
-        accumulate=True,
-        stays=False,
-        held=True,
-        copies=True,
-        moved=False,
         staged=staged,
     )
-    found = []
-    for layer in (0, 1):
-        engine.forward(layer)
-        found.append(engine.communication)
-    engine.turn()
-    for layer in (1, 0):
-        engine.backward(layer, WorkingSet(0, 0, 0, 0))
-        found.append(engine.communication)
-        assert list(engine.leave(layer)) == []
-    assert tuple(found) == there
+    order = [ScheduledAction(kind, 0, n) for n, kind in enumerate(actions)]  # type: ignore[arg-type]
+    return gathered_by_action({0: units}, order)
+
+
+@pytest.mark.parametrize(
+    ("staged", "forward", "backward"), [(False, (20, 20), (10, 20)), (True, (20, 10), (20, 20))], ids=["whole", "stage"]
+)
+def test_a_stage_frees_no_unit_in_a_backward_pass(
+    staged: bool, forward: tuple[int, ...], backward: tuple[int, ...]
+) -> None:
+    (there, back) = gathered((True, True), "FB", staged)
+    assert there.during == forward
+    assert back.during == backward, "of the first layer alone, and of the second beside the first, gathered ahead"
+    assert back.end == 0
+
+
+def test_a_unit_without_gradients_stays_gathered_ahead_until_its_next_forward_pass() -> None:
+    """The backward pass of the second unit gathers the first ahead, which has none of its own."""
+    first, _, third, last = gathered((False, True), "FBFB", True)
+    assert first.begin == 20 and first.end == 0
+    assert third.begin == 20, "the second unit, and the buffer of the first"
+    assert third.during == (30, 10 + 10), "the first in its buffer and copied out, beside the second"
+    assert last.end == 0
+    unstaged = gathered((False, True), "FBFB", False)
+    assert [action.end for action in unstaged] == [0] * 4, "a pass over a whole network ends with nothing gathered"
+
+
+def test_a_stage_in_its_first_backward_pass_gathers_its_units_beside_a_copy() -> None:
+    (_, back) = gathered((True,), "FB", True)
+    assert back.begin == 0, "the forward pass has freed it"
+    assert back.gathering == (20,) and back.during == (10,)
+    assert [unit for unit, _ in back.reduced] == [0, 1]
+
+
+def test_other_stages_of_a_rank_stay_gathered() -> None:
+    unit = UnitBytes(10, 10, 0)
+    stages = {stage: GatheredUnits([stage], [True], [unit, unit], stage, reshard=True, staged=True) for stage in (0, 1)}
+    actions = [ScheduledAction("F", 0, 0), ScheduledAction("F", 1, 0), ScheduledAction("B", 1, 0)]
+    assert [action.during for action in gathered_by_action(stages, actions)] == [(20,), (20,), (20,)]
+    assert stages[0].bytes == 10 and stages[1].bytes == 0, "stage 1 is done with its gradients"
 
 
 def test_beside_gradients_fewer_micro_batches_are_held() -> None:

@@ -1,0 +1,200 @@
+"""Bytes that `fully_shard` has gathered, action by action of a rank's stages.
+
+Model: the units of a stage in the order of its layers, beneath a root, which has the parameters of no other unit. A
+forward pass gathers a unit before its layer and, under ZeRO-3, frees it after. A gathered unit exists twice while it is
+copied out of the collective's buffer; a forward pass frees that buffer when the next unit is copied out, or at its end.
+A backward pass copies a unit out, frees its buffer, and gathers the unit before ahead of its use (`backward_prefetch`):
+the one before in the order of all forward passes so far. If nothing in that unit has a gradient, its buffer stays until
+the next forward pass of the unit, or the last backward pass. The root, and a unit whose input has no gradient, are
+complete at the end of a backward pass.
+
+All units of a pipeline's stage are gathered ahead of its first action. Its backward passes free nothing; after the last
+the units are reduced and freed one after another. Contract: each action is followed in the order of the rank, by work
+that is linear in the layers of the stage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from dslc.compiler.placement.schedules import ScheduledAction
+
+Complete = tuple[tuple[int, int], ...]  # units, with the bytes that are left gathered
+
+
+class UnitBytes(NamedTuple):
+    """Bytes of a unit: gathered, in the buffer of the collective, and of the copy that the collective takes."""
+
+    gathered: int
+    buffer: int
+    copy: int
+
+
+class GatheredBytes(NamedTuple):
+    """Bytes that are gathered in an action of a stage.
+
+    `during` is by layer; `gathering` is the most while the unit of a layer is gathered before it, or 0; `done` has the
+    unit that a backward pass completes with the layer, or none. `late` are the units that a backward pass completes at
+    its end, `reduced` the units of a stage after its last backward pass; each with the bytes that are left gathered.
+    """
+
+    begin: int
+    during: tuple[int, ...]
+    gathering: tuple[int, ...]
+    end: int
+    done: tuple[Complete, ...] = ()
+    late: Complete = ()
+    reduced: Complete = ()
+
+    def beside(self, other: int) -> GatheredBytes:
+        """Returns the same with the bytes that the other stages of the rank have gathered."""
+
+        def more(complete: Complete) -> Complete:
+            return tuple((unit, size + other) for unit, size in complete)
+
+        return self._replace(
+            begin=self.begin + other,
+            during=tuple(size + other for size in self.during),
+            gathering=tuple(size and size + other for size in self.gathering),
+            end=self.end + other,
+            done=tuple(more(complete) for complete in self.done),
+            late=more(self.late),
+            reduced=more(self.reduced),
+        )
+
+
+class GatheredUnits:
+    """The units of one stage: each of its layers is a unit, or belongs to the root. `has_backward`: a gradient reaches
+    the layer.
+    """
+
+    def __init__(
+        self,
+        unit_of: Sequence[int],
+        has_backward: Sequence[bool],
+        sizes: Sequence[UnitBytes],
+        root: int,
+        *,
+        reshard: bool,
+        staged: bool,
+    ) -> None:
+        self._unit_of, self._has_backward, self._sizes, self._root = unit_of, has_backward, sizes, root
+        self._reshard, self._staged = reshard, staged
+        self._units = dict.fromkeys([root, *unit_of])  # in the order of the modules
+        self._gathered: set[int] = set(self._units) if staged else set()
+        self._pending: set[int] = set()  # gathered ahead, and not copied out
+        self._buffer: int | None = None  # the unit whose buffer a forward pass has not freed
+        self._order: list[int] = []  # the units of all forward passes so far
+        self._places: dict[int, list[int]] = defaultdict(list)  # of each unit in that order
+
+    @property
+    def bytes(self) -> int:
+        sizes = self._sizes
+        buffer = sizes[self._buffer].buffer if self._buffer is not None else 0
+        return sum(sizes[unit].gathered for unit in self._gathered) + self._pending_bytes() + buffer
+
+    def _pending_bytes(self) -> int:
+        return sum(self._sizes[unit].buffer for unit in self._pending)
+
+    def forward(self) -> GatheredBytes:
+        begin, during, gathering = self.bytes, list[int](), list[int]()
+        most = self._enter(self._root)
+        for unit in self._unit_of:
+            if unit != self._root:
+                most = max(most, self._enter(unit))
+            during.append(self.bytes)
+            gathering.append(most)
+            most = 0
+            if unit != self._root:
+                self._leave(unit)
+                if self._reshard:
+                    self._gathered.discard(unit)
+        self._leave(self._root)
+        self._buffer = None
+        return GatheredBytes(begin, tuple(during), tuple(gathering), self.bytes)
+
+    def _enter(self, unit: int) -> int:
+        """Gathers a unit for its forward pass; returns the most bytes meanwhile, or 0."""
+        if unit in self._gathered:
+            return 0
+        most = self._begin_gather(unit)
+        self._pending.discard(unit)
+        self._buffer = unit
+        self._gathered.add(unit)
+        return most
+
+    def _leave(self, unit: int) -> None:
+        if self._sizes[unit].gathered:  # else it is no unit of torch's
+            self._places[unit].append(len(self._order))
+            self._order.append(unit)
+
+    def _begin_gather(self, unit: int) -> int:
+        """Begins to gather a unit; returns the bytes while the collective runs, or 0."""
+        if unit in self._gathered or unit in self._pending:
+            return 0
+        self._pending.add(unit)
+        return self.bytes + self._sizes[unit].copy
+
+    def backward(self, last: bool) -> GatheredBytes:
+        """Runs the backward pass of a micro-batch; `last`: the last of a step."""
+        begin, frees = self.bytes, not self._staged and (last or self._reshard)
+        during, gathering, done = list[int](), list[int](), list[Complete]()
+        most = self._pre_backward(self._root) if any(self._has_backward) else 0
+        late = [self._root]
+        for n in reversed(range(len(self._unit_of))):
+            unit = self._unit_of[n]
+            if self._has_backward[n] and unit != self._root:
+                most = max(most, self._pre_backward(unit))
+            during.append(self.bytes)
+            gathering.append(most)
+            most = 0
+            completes = unit != self._root and n > 0 and self._has_backward[n - 1]
+            done.append(tuple(self._complete([unit], frees)) if completes else ())
+            if unit != self._root and not completes:
+                late.insert(1, unit)  # no gradient of its input says that it is done
+        found = GatheredBytes(
+            begin,
+            tuple(reversed(during)),
+            tuple(reversed(gathering)),
+            0,
+            done=tuple(reversed(done)),
+            late=tuple(self._complete(late, frees)),
+            reduced=tuple(self._complete(self._units, True)) if last and self._staged else (),
+        )
+        if last or not self._staged:
+            self._pending.clear()
+            self._order.clear()
+            self._places.clear()
+        return found._replace(end=self.bytes)
+
+    def _complete(self, units: Iterable[int], frees: bool) -> Iterator[tuple[int, int]]:
+        """Yields the units with the bytes that are gathered when each is complete."""
+        for unit in units:
+            if frees:
+                self._gathered.discard(unit)
+            yield unit, self.bytes
+
+    def _pre_backward(self, unit: int) -> int:
+        """Copies a unit out, and gathers the one before ahead; returns the most bytes meanwhile, or 0."""
+        most = self._begin_gather(unit)
+        if unit in self._pending:
+            most = max(most, self.bytes + self._sizes[unit].gathered)
+            self._pending.discard(unit)
+            self._gathered.add(unit)
+        place = self._places[unit].pop() if self._places[unit] else 0
+        return max(most, self._begin_gather(self._order[place - 1])) if place else most
+
+
+def gathered_by_action(stages: Mapping[int, GatheredUnits], actions: Iterable[ScheduledAction]) -> list[GatheredBytes]:
+    """Returns the gathered bytes of a rank in each of its actions in a step."""
+    order = list(actions)
+    final = {action.stage: n for n, action in enumerate(order) if action.kind in ("B", "W")}
+    found = []
+    for n, action in enumerate(order):
+        units = stages[action.stage]
+        others = sum(other.bytes for stage, other in stages.items() if stage != action.stage)
+        own = units.forward() if action.kind == "F" else units.backward(final[action.stage] == n)
+        found.append(own.beside(others) if others else own)
+    return found

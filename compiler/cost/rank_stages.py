@@ -1,0 +1,289 @@
+"""The stages of one rank, in bytes: its layers, and what it holds beside each action of a step.
+
+Model: `fully_shard` gathers units as gathered_units.py has it; a schedule holds micro-batches as schedule_cost.py has
+it. Actions of one kind that hold the same gathered units are one, with the most that the rank holds beside any of them.
+Contract: the account (account.py) walks a step over these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
+
+from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action
+from dslc.compiler.cost.layer_bytes import (
+    LayerBytes,
+    halves_bytes,
+    layer_bytes,
+    loss_kept_bytes,
+    saved_input_bytes,
+    sent_bytes,
+)
+from dslc.compiler.cost.schedule_cost import HeldBytes, bytes_beside
+from dslc.compiler.ir.memory import Halves
+from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
+from dslc.compiler.placement.sharding import low_copy, offloaded, recomputed, with_copies
+from dslc.compiler.placement.shares import largest
+from dslc.compiler.placement.staging import Staging, stages_with_whole_backward
+from dslc.dsl.record import Record, record
+
+RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
+ActionKey = tuple[str, bool, bool]  # the kind, whether gradients of weights exist, and whether it is the stage's last
+Step = tuple[ScheduledAction, bool, int]  # an action, whether gradients of weights exist by then, and bytes beside it
+
+
+class ActionMemory(NamedTuple):
+    """Bytes that a rank holds beside the micro-batch of an action, and what `fully_shard` has gathered in it."""
+
+    beside: int
+    gathered: GatheredBytes | None = None
+
+
+@record
+class StageMemory(Record):
+    """A stage of a rank, in bytes of a micro-batch. `layers` are the places of its layers among the rank's.
+
+    `splits`: its backward pass has two halves where the schedule splits it; else the action `backward` is the whole.
+    `actions` are those that differ, by kind, whether the rank has gradients of weights, and whether the micro-batch is
+    the last. `between` are the bytes of a micro-batch between the halves; `output` the bytes of what the stage returns;
+    `of_loss` what the loss keeps, with the output.
+    """
+
+    layers: range
+    splits: bool = False
+    actions: Mapping[ActionKey, tuple[ActionMemory, ...]] = field(default_factory=dict)
+    between: int = 0
+    output: int = 0
+    of_loss: int = 0
+
+    @property
+    def kinds(self) -> set[str]:
+        return {kind for kind, _, _ in self.actions}
+
+    @property
+    def backward(self) -> str:
+        """The kind of the action in which a split backward pass begins: torch skips the first half at stage 0."""
+        return "W" if "W" in self.kinds and not self.splits else "I"
+
+
+class RankStages:
+    """The layers of a rank, with the copies of weights that it shares with another stage, and its stages.
+
+    `received` are bytes of torch's receive buffers, which exist from the first step on: inputs and gradients of outputs
+    of all micro-batches. Values passed between stages of the rank are kept there, too.
+    """
+
+    def __init__(self, staging: Staging, pipeline: int) -> None:
+        self._staging, self._job, self._layout, self._model = staging, staging.job, staging.layout, staging.model
+        job, layout, model = staging.job, staging.layout, staging.model
+        stages, self._sharding, self._used = staging.stages, staging.sharding, staging.with_gradients
+        self.samples = staging.workload.microbatch / layout.sizes["context"]
+        mine = staging.stages_of(pipeline)
+        self.has_loss = mine[-1] == len(stages) - 1
+        again = set(recomputed(job, model))
+        self.layers = with_copies([model.of_a_rank[n] for stage in mine for n in stages[stage]])
+        self.bytes = [self._layer_bytes(layer, layer.name in again) for layer in self.layers]
+        self.moved = offloaded(job, layout)
+        ends = list(accumulate((len(stages[stage]) for stage in mine), initial=0))
+        self._ranges = {stage: range(*ends[n : n + 2]) for n, stage in enumerate(mine)}
+        self.stages = self._with_actions(staging.schedule, pipeline)
+        self.received = 0
+        for stage in mine if staging.schedule else ():
+            for cut in range(max(0, stage - 1), min(stage + 1, len(stages) - 1)):
+                self.received += layout.microbatches * self._boundary_bytes(stages[cut][-1])
+
+    def _layer_bytes(self, layer: LayerNode, again: bool) -> LayerBytes:
+        found = layer_bytes(self._job, layer, again, self.samples)
+        if not self._draws_again(again):
+            return found
+        if not found.backward:
+            return replace(found, forward=found.forward + RANDOM_STATE)
+        return replace(
+            found,
+            kept=found.kept + RANDOM_STATE,
+            forward=found.forward + RANDOM_STATE,
+            again=found.again + 2 * RANDOM_STATE,  # and the generator's state, to be restored
+            backward=tuple(replace(moment, bytes=moment.bytes + RANDOM_STATE) for moment in found.backward),
+        )
+
+    def _draws_again(self, again: bool) -> bool:
+        """True if the layer is recomputed and may draw random numbers, as any of a user's own may: the state of the
+        generator is kept.
+        """
+        return again and self._layout.device == "cpu" and (self._model.noise or self._model.traced is not None)
+
+    def halves(self, layer: int) -> Halves:
+        return halves_bytes(self._job, self.layers[layer], self.samples)
+
+    def _boundary_bytes(self, layer: int) -> int:
+        """Returns the bytes of a micro-batch that a stage ending with this layer sends."""
+        return int(self.samples * sent_bytes(self._job, self._model, layer))
+
+    # --------------------------------------------------------------------------------------------------- the actions
+
+    def _with_actions(self, schedule: ScheduleTable | None, pipeline: int) -> list[StageMemory]:
+        """Returns the stages of the rank, with the bytes beside each of their actions."""
+        if schedule is None:
+            # All micro-batches between the first and the last are alike.
+            counted = range(min(3, self._layout.microbatches))
+            actions = self._by_action((ScheduledAction(kind, 0, n), n > 0, 0) for n in counted for kind in ("F", "B"))
+            return [StageMemory(layers=layers, actions=actions[stage]) for stage, layers in self._ranges.items()]
+        if "activations" in self.moved:
+            actions = self._by_action((action, action.microbatch > 0, 0) for action in schedule.work(pipeline))
+            return [
+                StageMemory(layers=layers, splits=stage > 0, actions=actions[stage])
+                for stage, layers in self._ranges.items()
+            ]
+        return self._beside_microbatches(schedule, pipeline)
+
+    def _beside_microbatches(self, schedule: ScheduleTable, pipeline: int) -> list[StageMemory]:
+        """Returns the stages with the bytes of the other micro-batches that the schedule has in flight."""
+        stages = self._staging.stages
+        outputs = [self._boundary_bytes(stage[-1]) for stage in stages]
+        apart = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
+        messages = [size * sends for size, sends in zip(outputs, apart, strict=False)]  # of each cut
+        of_loss = int(self.samples * loss_kept_bytes(self._job, self._model)) + outputs[-1] if self.has_loss else 0
+        whole = {0, *stages_with_whole_backward(self._job, self._model, stages, schedule)}
+        received = self._received_inputs()
+        # Each micro-batch has its own masks and copies of weights; its input lies where it was received.
+        kept = [0] * len(stages)
+        for stage, layers in self._ranges.items():
+            own = [self.bytes[n] for n in layers]
+            kept[stage] = sum(layer.kept + (0 if layer.again else layer.copies) for layer in own) - received[stage]
+        between = [0 if stage in whole and stage else size for stage, size in enumerate(kept)]
+        for stage in self._ranges.keys() - whole:
+            between[stage] += self._between_halves(self._ranges[stage], stage + 1 == len(stages))
+        kept[-1] += of_loss
+        weights = [4 * sum(self.trains[n] for n in self._ranges.get(stage, ())) for stage in range(len(stages))]
+        held = HeldBytes(
+            kept=kept,
+            between=between,
+            output=[*messages, 0],
+            gradient=[0, *messages],
+            weights=weights if self._sharding.engine != "fsdp" else (),
+        )
+        actions = self._by_action(
+            (action, later, int(size) - (received[action.stage] if action.kind != "W" or action.stage in whole else 0))
+            for action, later, size in bytes_beside(schedule, pipeline, held)
+            if action.kind != "W" or between[action.stage] or action.stage not in whole
+        )
+        return [
+            StageMemory(
+                layers=layers,
+                splits=stage not in whole,
+                actions=actions[stage],
+                between=between[stage],
+                output=outputs[stage],
+                of_loss=of_loss if stage + 1 == len(stages) else 0,
+            )
+            for stage, layers in self._ranges.items()
+        ]
+
+    def _received_inputs(self) -> dict[int, int]:
+        """Returns for each stage the part of what a micro-batch keeps that lies in the receive buffers."""
+        received = {}
+        for stage, layers in self._ranges.items():
+            entry = layers.start
+            size = saved_input_bytes(self._job, self.layers[entry], bool(self.bytes[entry].again))
+            received[stage] = int(self.samples * size) if stage else 0
+        return received
+
+    def _between_halves(self, layers: range, last: bool) -> int:
+        """Returns the bytes of a stage's micro-batch between the halves of its backward pass, beside what it keeps."""
+        halves = [self.halves(n) for n in layers]
+        passed = 0 if last else halves[-1].passed  # it lies where this stage receives
+        between = sum(half.gradients for half in halves) - passed
+        for n, half in zip(reversed(layers), reversed(halves), strict=True):
+            # What torch recomputes it has not kept.
+            between -= 0 if self.bytes[n].again else half.tail
+            if half.moments:
+                break
+        return between
+
+    def _by_action(self, steps: Iterable[Step]) -> dict[int, dict[ActionKey, tuple[ActionMemory, ...]]]:
+        """Returns the memory of the rank's actions by stage: the most of actions that hold the same gathered units."""
+        order = list(steps)
+        gathered: Sequence[GatheredBytes | None] = [None] * len(order)
+        final: dict[int, int] = {}
+        if self._sharding.engine == "fsdp":
+            gathered = gathered_by_action(self._gathered_units(), [action for action, _, _ in order])
+            final = {action.stage: n for n, (action, _, _) in enumerate(order) if action.kind in ("B", "W")}
+        most: dict[int, dict[ActionKey, dict[GatheredBytes | None, int]]] = {}
+        for n, ((action, later, beside), units) in enumerate(zip(order, gathered, strict=True)):
+            key = (action.kind, later, final.get(action.stage) == n)
+            found = most.setdefault(action.stage, {}).setdefault(key, {})
+            found[units] = max(found.get(units, beside), beside)
+        return {
+            stage: {
+                key: tuple(ActionMemory(size, units) for units, size in found.items()) for key, found in own.items()
+            }
+            for stage, own in most.items()
+        }
+
+    # ------------------------------------------------------------------------------------------------- the parameters
+
+    def numbers(self, parameters: Iterable[ParameterNode], shards: int) -> int:
+        """Returns a rank's numbers of those parameters that have a gradient."""
+        return sum(share(q, shards) for q in parameters if q.tied_to is None and q.name in self._used)
+
+    @cached_property
+    def trains(self) -> list[int]:
+        """Returns the numbers with a gradient, by layer; in DistributedDataParallel's buckets, all that train."""
+        names = self._staging.trained if self._sharding.engine in ("ddp", "zero1") else self._used
+        return [
+            sum(share(q, 1) for q in layer.parameters if q.tied_to is None and q.name in names) for layer in self.layers
+        ]
+
+    @cached_property
+    def units(self) -> tuple[list[int], list[list[ParameterNode]]]:
+        """Returns the unit of each layer, and the parameters of each unit. The root of a stage comes before the stage's
+        other units, each of which is a layer.
+        """
+        unit_of, units = list[int](), list[list[ParameterNode]]()
+        names = {unit.name for unit in self._staging.units if unit.name}
+        for layers in self._ranges.values():
+            root = len(units)
+            units.append([])
+            for layer in (self.layers[n] for n in layers):
+                if layer.name in names:
+                    units.append([])
+                unit_of.append(len(units) - 1 if layer.name in names else root)
+                units[unit_of[-1]].extend(q for q in layer.parameters if q.tied_to is None)
+        return unit_of, units
+
+    def _gathered_units(self) -> dict[int, GatheredUnits]:
+        unit_of, units = self.units
+        shards, element = self._sharding.shards, 2 if low_copy(self._job) else 4
+        sizes = []
+        for unit in units:
+            size = element * shards * sum(share(q, shards) for q in unit)
+            moved = 4 * self.numbers(unit, shards) if "parameters" in self.moved else 0  # from the host
+            copied = size if shards > 1 and self._layout.device == "cpu" else 0
+            sizes.append(UnitBytes(size, size + moved if shards > 1 else 0, copied))
+        found, root = {}, 0
+        for stage, layers in self._ranges.items():
+            own = [unit_of[n] for n in layers]
+            found[stage] = GatheredUnits(
+                own,
+                [bool(self.bytes[n].backward) for n in layers],
+                sizes,
+                root,
+                reshard=self._sharding.reshard,
+                staged=self._layout.sizes["pipeline"] > 1,
+            )
+            root = max(root, *own) + 1
+        return found
+
+
+def share(parameter: ParameterNode, shards: int) -> int:
+    """Returns the numbers of the first rank's share, which is the largest."""
+    whole = prod(parameter.shape)
+    if shards == 1:
+        return whole
+    rows = parameter.shape[0] if parameter.shape else 1
+    return largest(rows, shards) * (whole // max(1, rows)) if rows else whole
