@@ -4,15 +4,14 @@ Model: all ranks save after the same step. Each copies the tensors that it write
 thread of each rank writes the copies, over a process group of its own. Rank 0 publishes the folder when all of it is on
 the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To resume, rank 0
 lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the one chosen.
-Ranks that are started `again` after a failure resume from the newest of the training's own; if there is none yet, they
-begin where the first ones did.
+Ranks that are started `again` after a failure resume from the newest of the training's own, or begin where the first
+ones did.
 
 Contract: a checkpoint is complete or not there. A save waits for the previous save, and `finish` for the last. A save
-that fails (storage that is full or read-only) is reported, and the training goes on; the ranks agree on that. The
-second failure in a row is raised on all of them, and ends the training. Another error in a thread is raised in the
-training, at the next step at the latest, and ends it. Publishing a checkpoint removes older ones, down to `keep` and
-the best: those that this training wrote or could have resumed from. The link `best` follows the best one that is
-published; a training that resumes without it (the goal is another, or the folder) has none until the next.
+that fails (storage that is full or read-only) is reported, and the training goes on; the second failure in a row is
+raised on all ranks. Another error in a thread is raised in the training, at the next step at the latest. Publishing a
+checkpoint removes older ones that this training wrote or could have resumed from, down to `keep` and the best. The link
+`best` follows the best one that is published; a training that resumes without it has none until the next.
 
 Limits: one training at a time writes into a folder. Copies take as much of the host's memory as the rank's own share of
 the state. With `seconds`, rank 0's clock is read in the steps that are logged, where ranks exchange a number anyway.
@@ -29,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -47,6 +46,8 @@ from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import note
 from dslc.runtime.step.assemble import TrainingComponents
 
+# What a rank has written, to be sent: its files as JSON, its places in a stream, and why it could not write, or "".
+RankReport: TypeAlias = tuple[dict[str, object], Marks, str]
 LONGEST = datetime.timedelta(hours=2)  # time that one rank may take longer than another to write its files
 
 
@@ -113,7 +114,9 @@ class Checkpoints:
         )
         self._fit = files.fit_of(job, self._state.shapes, sample_keys.digest_of(job.data))
         # A group of its own, so that a thread's messages never come between those of the training.
-        self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None
+        self._group: dist.ProcessGroup | None = (
+            dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None
+        )
         self._copies = Copies()
         self._kept: list[str] = []  # rank 0: the oldest first
         self._best = ""  # rank 0: the one of these that the link names
@@ -122,7 +125,6 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------------- going on
 
     def resume(self) -> Start:
-        """Loads the state of the checkpoint that the job asks for. Raises CheckpointError."""
         with mark_errors(self._step.line):
             return self._resumed() if _uses_checkpoints(self._job) else Start()
 
@@ -137,22 +139,22 @@ class Checkpoints:
         if own and choice.taken is None and self._step.resume not in ("none", "auto"):
             own, asked = False, checkpoint_folder(self._step.resume)
             choice, found = self._choose(asked)
-        self._tell(choice, asked)
         taken = choice.taken
+        if taken is None and (not own or choice.whole):
+            raise CheckpointError(_none_to_take(choice, asked))
+        self._tell(choice, asked)
         if taken is None or taken.manifest is None:
-            if not own or choice.whole:
-                raise CheckpointError(_none_to_take(choice, asked))
             return Start()
-        self._keep(taken.manifest.step, found, asked)
-        self._keep_best(taken.path, taken.manifest)
+        manifest = taken.manifest
+        self._keep(manifest.step, found, asked)
+        self._keep_best(taken.path, manifest)
         self.newest = self._good = path_text(taken.path)
-        anew = self._state.load(taken.path, taken.manifest, self._job.seed)
+        anew = self._state.load(taken.path, manifest, self._job.seed)
         if anew and self._rank == 0:
             kind = self._job.gradients.exchange.kind if self._job.gradients.exchange is not None else ""
             why = "as the checkpoint, of other ranks or another exchange, has nothing of it"
             note(self._run_dir, f"begins anew for `{kind}`, {why}: {', '.join(anew)}")
         self._remove_older()  # a training killed after publishing may have left them
-        manifest = taken.manifest
         return Start(
             step=manifest.step,
             samples=manifest.samples,
@@ -162,7 +164,6 @@ class Checkpoints:
         )
 
     def _choose(self, place: str) -> tuple[files.Choice, list[files.CheckpointCandidate]]:
-        """Returns the checkpoint of a folder to resume from, and all of the folder, the newest first."""
         found = self._of_rank_0([files.look(path) for path in files.checkpoints_in(place)] if self._rank == 0 else [])
         return files.choose(found, self._fit, self._job.steps, self._damage), found
 
@@ -187,7 +188,7 @@ class Checkpoints:
         own = files.damage(path, manifest, sorted(manifest.files)[self._rank :: self._job.world_size])
         if self._group is None:
             return own
-        of_all: list[Any] = [None] * self._job.world_size
+        of_all: list[list[str]] = [[]] * self._job.world_size
         dist.all_gather_object(of_all, own, group=self._group)
         return [reason for reasons in of_all for reason in reasons]
 
@@ -232,11 +233,10 @@ class Checkpoints:
             manifest = choice.taken.manifest
             note(self._run_dir, f"resumes after step {manifest.step}, from {path_text(choice.taken.path)}")
             self._tell_of_rate(manifest)
-        elif (self._again or self._step.resume == "auto") and not choice.whole:
+        else:
             note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {path_text(asked)}")
 
     def _tell_of_rate(self, manifest: files.Manifest) -> None:
-        """Reports that the schedule differs from the schedule of the training that wrote the checkpoint."""
         own, theirs = self._rate(manifest.step), manifest.next_rate
         if own is None or theirs is None or math.isclose(own, theirs, rel_tol=1e-6, abs_tol=1e-12):
             return
@@ -274,8 +274,8 @@ class Checkpoints:
         goals: Mapping[str, files.Progress],
         stream: Marks | None = None,
     ) -> None:
-        """Saves the state after `step` steps, or begins to. Called on all ranks, after the same step. `stream` are the
-        places in the lanes that this rank reads.
+        """Saves the state after `step` steps, or begins to: on all ranks, after the same step. `stream`: this rank's
+        lanes.
         """
         began = time.monotonic()
         with mark_errors(self._step.line):
@@ -369,17 +369,17 @@ class Checkpoints:
             described = {name: files.describe_file(os.path.join(part, name)) for name in names}
         except (CheckpointError, OSError) as error:
             why = str(error)
-        own = to_json(described), manifest.stream, why
-        of_all: list[Any] = [own]
+        own: RankReport = to_json(described), manifest.stream, why
+        of_all = [own]
         if self._group is not None:
-            of_all = [None] * self._job.world_size
+            of_all = [own] * self._job.world_size
             dist.gather_object(own, of_all if self._rank == 0 else None, dst=0, group=self._group)
         told = [self._publish(part, manifest, of_all)] if self._rank == 0 else [""]
         if self._group is not None:
             dist.broadcast_object_list(told, src=0, group=self._group)
         self._written = manifest.step, told[0]
 
-    def _publish(self, part: str, manifest: files.Manifest, of_all: list[Any]) -> str:
+    def _publish(self, part: str, manifest: files.Manifest, of_all: list[RankReport]) -> str:
         """Publishes what all ranks have written, on rank 0. Returns why it cannot be; "" if it is."""
         why = next((why for _, _, why in of_all if why), "")
         if not why:
@@ -414,7 +414,11 @@ def _named(step: int) -> Iterator[None]:
 
 
 def _none_to_take(choice: files.Choice, asked: str) -> str:
-    reasons = "".join(f"\n{each.path}: {each.reason}" for each in choice.passed_over)
-    if not reasons:
+    """Names each reason once, after the checkpoints that it holds for."""
+    names: dict[str, list[str]] = {}
+    for each in choice.passed_over:
+        names.setdefault(each.reason, []).append(os.path.basename(each.path))
+    if not names:
         return f"there is no checkpoint in {asked}"
-    return f"no checkpoint in {asked} can be resumed{reasons}"
+    reasons = (f"{', '.join(checkpoints)}: {reason}" for reason, checkpoints in names.items())
+    return "\n".join([f"no checkpoint in {asked} can be resumed", *reasons])

@@ -2,25 +2,23 @@
 
 Model: `optimizer.<name>.<state>` is a tensor, or a number of Python as a tensor without a dim. A tensor of a class that
 is made of inner tensors (a block-quantised one) is stored as these, `<state>:<inner>`. An entry of a group that updates
-change is kept for each of its parameters, `group:<entry>`. So another plan, with other groups on a rank, finds it.
+change is kept for each of its parameters, `group:<entry>`: another plan has other groups on a rank.
 
 To load, `make` has the optimizer make its state by steps without a gradient, after which the parameters get their
-values back; the tensors of this state then take the numbers that are read. So dslc does not need to know how a user's
-code makes them.
+values back; the tensors of this state then take the numbers that are read.
 
 An optimizer with a closure may keep anything under any parameter, as LBFGS keeps lists under the first one. Its whole
 state is one tensor of bytes, `optimizer.<first name>.packed`, as `torch.save` writes it. Each rank has all of it.
 
-Limits: what an optimizer keeps elsewhere (in attributes of its own) is not kept; runtime/loop/optimizer_trial.py finds
-whether a training depends on such.
+Limits: what an optimizer keeps in attributes of its own is not kept; runtime/loop/optimizer_trial.py finds whether a
+training depends on it.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +70,7 @@ class OwnState:
     @torch.no_grad()
     def make(self, states: Mapping[str, Collection[str]], size: Callable[[str, str], Sequence[int]]) -> list[Piece]:
         """Makes the state of each parameter of `states`, which names the states of each, and returns the tensors to
-        read. `size` gives the size of a state. Raises OptimizerError if the optimizer makes other states.
+        read. `size` gives a state's size. Raises OptimizerError if the optimizer makes other states.
         """
         own = self._optimizer.own
         wanted = self._requested_pairs(states)
@@ -105,7 +103,6 @@ class OwnState:
         return [piece for piece in found if (piece.parameter, piece.state) in wanted]
 
     def _packed_state(self, own: torch.optim.Optimizer) -> dict[str, Any]:
-        """Returns the state by the number of each parameter, and what updates change of the groups."""
         numbers = {id(part): number for number, (_, _, part) in enumerate(self._pairs)}
         states = [(numbers[id(key)] if isinstance(key, Tensor) else key, state) for key, state in own.state.items()]
         groups = [{entry: group[entry] for entry in self._group_state} for group in own.param_groups]
@@ -125,15 +122,17 @@ class OwnState:
         return {(name, state) for name, _, _ in self._pairs for state in states.get(name, ())}
 
 
-def _pieces(name: str, state: str, value: Any, parameter: Tensor, into: Any, key: str) -> Iterator[Piece]:
+def _pieces(
+    name: str, state: str, value: object, parameter: Tensor, into: MutableMapping[str, Any], key: str
+) -> Iterator[Piece]:
     """Yields the tensors of a value, which is `into[key]`."""
     if value is None:  # a momentum before the first gradient
         return
     if isinstance(value, Tensor):
         for suffix, tensor in inner_tensors(value):
             yield Piece(name, state + suffix, _as_part(tensor, parameter))
-    elif isinstance(value, Number):
-        kind: Any = type(value)
+    elif isinstance(value, int | float):
+        kind = type(value)
         tensor = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
         def store_number(read: Tensor) -> None:
@@ -144,7 +143,7 @@ def _pieces(name: str, state: str, value: Any, parameter: Tensor, into: Any, key
         raise OptimizerError(f"it keeps `{key}` of `{name}` as a {type(value).__name__}, and not as a tensor or number")
 
 
-def pack(state: Any) -> Tensor:
+def pack(state: object) -> Tensor:
     """Returns a state as bytes, after trying that it can be read back. Raises UnpicklingError, or as the state does."""
     file = io.BytesIO()
     torch.save(state, file)

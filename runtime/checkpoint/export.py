@@ -1,16 +1,16 @@
 """Exports the whole weights of a checkpoint to a file that torch reads without dslc, or to a folder for `transformers`.
 
 Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (state.py), in pieces; one tensor
-after another is put together and written. `.safetensors` is written directly. torch writes `.pt` from a state dict. Its
-tensors come from a `.safetensors` file that the safetensors library maps into memory.
+after another is put together and written. `.safetensors` is written directly. torch writes `.pt` from a state dict,
+whose tensors the safetensors library maps into memory from such a file.
 
 Of a network with adapters the weights are merged: each layer has its own name, and its weight the change of its
 adapter, as peft's `merge_and_unload` gives it. `export_adapter` writes what was trained alone, for peft.
 
 Contract: one process, no launch, one tensor in memory at a time. The names are the names in the unwrapped model. A
-`.safetensors` file has a tied weight once, as the format requires. A `.pt` has it under each of its names, so that
+`.safetensors` file has a tied weight once, as the format requires; a `.pt` has it under each of its names, so that
 `load_state_dict` takes it. The file is written beside its place and renamed, and so is a folder, which
-`from_pretrained` takes: a configuration, and `.safetensors` files with an index, as `save_pretrained` writes them.
+`from_pretrained` takes, as `save_pretrained` writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -45,9 +45,7 @@ _WEIGHTS = "model.safetensors"  # in a folder
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """The adapter of a network. `transposed` are the layers whose weight has the input's dim first; None if they are
-    not known.
-    """
+    """A network's adapter. `transposed`: layers whose weight has the input's dim first; None if they are unknown."""
 
     step: AdapterStep
     transposed: frozenset[str] | None
@@ -57,9 +55,8 @@ def export(
     source: str, ties: Mapping[str, str], path: str, *, raw: bool = False, adapted: Adapted | None = None
 ) -> int:
     """Writes the weights of `source`, a checkpoint or a `.safetensors` file, to `path`; returns the number of tensors.
-    Of a checkpoint with an average of the weights that is written, but with `raw` the weights themselves.
-
-    `ties` maps a parameter to the one whose tensor it is. Raises CheckpointError and OSError.
+    `ties` maps a parameter to the one whose tensor it is. Of a checkpoint with an average of the weights that is
+    written, but with `raw` the weights themselves. Raises CheckpointError and OSError.
     """
     plain = path + ".plain"
     try:
@@ -91,10 +88,10 @@ def export_adapter(
     raw: bool = False,
     ties: Mapping[str, str] | None = None,
 ) -> int:
-    """Writes the adapter in `source` alone, with the modules that train whole, to `folder`, as peft's `from_pretrained`
-    takes it. Returns the number of tensors. `folder` does not exist or is empty. `base` and `kind` are as for
-    `adapters.save_configuration`. A tied weight that trains stands under each of its names, of `ties` (as for
-    `export`): peft makes a copy of each module to save. Raises CheckpointError and OSError.
+    """Writes the adapter in `source` alone, with the modules that train whole, to `folder`, which is empty or not
+    there, as peft's `from_pretrained` takes it. Returns the number of tensors. `base` and `kind` are as for
+    `adapters.save_configuration`. A tied weight that trains stands under each of its names, of `ties`: peft makes a
+    copy of each module to save. Raises CheckpointError and OSError.
     """
     saved = targeted(adapted.step.save)
 
@@ -123,11 +120,9 @@ def export_folder(
     raw: bool = False,
     adapted: Adapted | None = None,
 ) -> int:
-    """Writes the model of `step`, with the weights of `source`, to `folder`, in files of at most `most` bytes (one
-    tensor may have more). Returns the number of tensors. `folder` does not exist or is empty. `raw` is as for `export`.
-
-    Files of the tokenizer are copied from the folder of the model's configuration. Raises CheckpointError, OSError and
-    ModelError.
+    """Writes the model of `step`, with the weights of `source` and the files of its tokenizer, to `folder`, which is
+    empty or not there, in files of at most `most` bytes (one tensor may have more). Returns the number of tensors.
+    `raw` is as for `export`. Raises CheckpointError, OSError and ModelError.
     """
     from dslc.runtime.model.transformers_model import save_configuration
 
@@ -218,8 +213,8 @@ def _merged(adapted: Adapted, found: Mapping[str, Tensor], fetch: Fetch, name: s
 
 @contextmanager
 def _opened_plain(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
-    """Yields the tensors of a checkpoint or a safetensors file, and a function that reads one. Only their shapes and
-    dtypes count. Raises CheckpointError.
+    """Yields the tensors of a checkpoint or a safetensors file, of which shapes and dtypes count, and a function that
+    reads one. Raises CheckpointError.
     """
     if os.path.isdir(source):
         kept = {key.removeprefix("model."): at for key, at in keys_of(source).items() if key.startswith("model.")}
@@ -245,12 +240,12 @@ def _write(tensors: Mapping[str, Tensor], fetch: Callable[[str], Tensor], path: 
 
 def _mapped(path: str, source: str) -> dict[str, Tensor]:
     """Returns the tensors of a safetensors file made of `source`, each with a storage of its own, in the order of their
-    bytes."""
+    bytes.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
-        opened: Any = safe_open(path, framework="pt", device="cpu")
-        with opened as file:
+        with safe_open(path, framework="pt", device="cpu") as file:
             tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
     except SafetensorError as error:
         raise CheckpointError(f"{source} cannot be read as safetensors: {error}") from error

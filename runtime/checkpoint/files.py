@@ -1,19 +1,15 @@
 """The folders of checkpoints: their names and manifests, tests for damage, and the choice of a checkpoint that fits a
 job.
 
-Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`.
-The manifest has the step and sample of the training, and the size and checksum of every file. It also has the
-properties that a job must share to resume from it (`Compatibility`). A checkpoint is written beside its place, as
-`step-00000050.part`, and renamed once it is complete; a removed checkpoint is renamed to `step-00000050.gone` first. So
-a folder with the plain name is complete, and `damage` finds later damage: a file that is gone, cut off or changed. The
-manifest has a checksum too.
-
-Where the job asks for the best checkpoint, a link `best` names it.
+Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`,
+which has the step and sample of the training, the size and checksum of every file and of itself, and the properties
+that a job must share to resume from it (`Compatibility`). A checkpoint is written as `step-00000050.part`, and renamed
+once it is complete; a removed one is renamed to `step-00000050.gone` first. So a folder with the plain name is
+complete, and `damage` finds later damage. Where the job asks for the best checkpoint, a link `best` names it.
 
 Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link only the link, never its
-target; a folder that holds other files is refused before the first step. `choose` takes the newest undamaged checkpoint
-that fits, and lists those that it skipped with the reasons. Reading a checkpoint returns the numbers that were written,
-or raises `CorruptCheckpointError`.
+target; a folder that holds other files is refused before the first step. Reading a checkpoint returns the numbers that
+were written, or raises `CorruptCheckpointError`.
 
 Limits: checksums find accidents, not forgery. A forged checkpoint can have wrong numbers, and nothing more: it is read
 without running anything (transport/unpickling.py).
@@ -68,7 +64,6 @@ class File:
 class Compatibility:
     """The properties that a job must share with a checkpoint to resume from it: the same tensors, the same optimizer,
     and the same samples in the same order. All else (ranks, sharding, precision, steps, learning rate) may differ.
-
     `tensors` are the model's parameters and persistent buffers, a tied weight once; None if they are not known.
     """
 
@@ -87,11 +82,9 @@ class Compatibility:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The best value of a metric over the evaluations so far, None if none was finite; the step of that evaluation; and
-    the number of those since. What counts as better: runtime/loop/best_metric.py.
-
-    If the learning rate follows the metric (runtime/loop/plateau.py), `factor` is its present share of the full rate.
-    `cooldown` is the number of evaluations that do not count yet.
+    """The best value of a metric over the evaluations so far, None if none was finite; its step; and the number of
+    evaluations since. If the learning rate follows the metric (runtime/loop/plateau.py), `factor` is its present share
+    of the full rate, and `cooldown` the number of evaluations that do not count yet.
     """
 
     metric: str
@@ -105,10 +98,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of `manifest.json`. `samples` and `seconds` are the values in metrics.jsonl after `step` steps.
-
-    `goals` has the progress of each goal by its name; `stream` the place in each lane of a stream (data/streams.py).
-    `next_rate` is the learning rate of the step that follows in a training of `steps` steps; None if it is not known.
+    """The contents of `manifest.json`. `samples` and `seconds` are as in metrics.jsonl after `step` steps. `goals` has
+    the progress of each goal; `stream` the place in each lane of a stream (data/streams.py). `next_rate` is the
+    learning rate of the step that follows in a training of `steps` steps; None if it is not known.
     """
 
     format: int
@@ -137,9 +129,8 @@ class CheckpointCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The chosen checkpoint, if any, and those that were passed over, each with the reason.
-
-    `whole` counts those passed over that are not damaged but belong to another job.
+    """The chosen checkpoint, if any, and those that were passed over, each with the reason; `whole` of them are not
+    damaged.
     """
 
     taken: CheckpointCandidate | None
@@ -151,9 +142,7 @@ class Choice:
 
 
 def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Compatibility:
-    """Returns the properties that `job`, whose model has `tensors` and whose samples `numbers`, needs in a checkpoint
-    (None and "": unknown, not compared).
-    """
+    """Returns the properties that `job` needs in a checkpoint. None and "" are not compared."""
     stream = job.data.stream
     endless = stream is not None and not stream.length
     return Compatibility(
@@ -243,7 +232,6 @@ def _text(value: int | bool | str) -> str:
 
 
 def folder_of(job: JobProgram, run_dir: str) -> str:
-    """Returns the folder of a job's checkpoints."""
     return job.checkpoint.folder or os.path.join(run_dir, "checkpoints")
 
 
@@ -295,7 +283,7 @@ def read_manifest(path: str) -> Manifest:
     return manifest
 
 
-def _check_numbers(value: Any, place: str) -> None:
+def _check_numbers(value: object, place: str) -> None:
     """Raises DecodeError if a number of a manifest is none that a training can have written."""
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -339,9 +327,8 @@ def choose(
     steps: int,
     examine: Callable[[str, Manifest], list[str]] = damage,
 ) -> Choice:
-    """Returns the first of `found` (the newest first) that fits and is undamaged.
-
-    `examine` reads the files of those alone that fit.
+    """Returns the first of `found` (the newest first) that fits and is undamaged; `examine` reads the files of those
+    that fit.
     """
     passed_over: list[CheckpointCandidate] = []
     whole = 0
@@ -364,7 +351,6 @@ def choose(
 
 
 def checksum(path: str) -> str:
-    """Returns the BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with open_file(path) as file:
         while piece := file.read(_PIECE):
@@ -377,9 +363,7 @@ def describe_file(path: str) -> File:
 
 
 def publish(part: str, manifest: Manifest) -> str:
-    """Completes a checkpoint whose other files are written and synced at `part`, gives it its name, and returns its
-    path.
-    """
+    """Completes a checkpoint whose other files are at `part`, gives it its name, and returns its path."""
     content = to_json(manifest)
     path = os.path.join(part, MANIFEST)
     with naming(path), open(path, "w", encoding="utf-8") as file:
@@ -420,7 +404,6 @@ def point(folder: str, name: str) -> None:
 
 
 def point_nowhere(folder: str) -> None:
-    """Removes the link `best`, if there is one."""
     link = os.path.join(folder, BEST)
     if os.path.islink(link):
         os.unlink(link)
@@ -434,8 +417,8 @@ def clear_away(folder: str) -> None:
 
 
 def foreign(folder: str, best: bool = False) -> str:
-    """Returns the path in `folder` that is named like a checkpoint, or a part of one, but is none of ours; "" if there
-    is none. A training would overwrite it. With `best`, so would it what has the name of the link.
+    """Returns the path in `folder` that is named like a checkpoint, or a part of one, but is none of ours, so that a
+    training would overwrite it; "" if there is none. With `best`, that includes what has the name of the link.
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
@@ -473,6 +456,6 @@ def _sync(folder: str) -> None:
         os.close(descriptor)
 
 
-def _checksum_of(content: Any) -> str:
+def _checksum_of(content: object) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

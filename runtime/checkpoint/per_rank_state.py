@@ -12,17 +12,18 @@ rank had.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from dslc.runtime.exchange.base import Exchange, in_place_of
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
 
 class ExchangeState:
-    """The further state of a rank, for an exchange."""
-
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self._exchange, self._rank = exchange, rank
 
@@ -46,12 +47,14 @@ class ExchangeState:
             found |= {f"exchange.{name}": each for name, each in self._exchange.shared.items()}
         return found
 
-    def key(self, name: str, there: Mapping[str, Any], same: bool) -> str:
+    def key(self, name: str, there: Collection[str], same: bool) -> str:
         """Returns the name under which this rank's tensor is found, if the ranks are the `same`."""
         own = f"own.{self._rank}.{name}"
         return own if same and self._exchange.differ and own in there else name
 
-    def tensors_to_load(self, there: Mapping[str, Any], same: bool) -> tuple[dict[str, Tensor], list[str]]:
+    def tensors_to_load(
+        self, there: Mapping[str, TensorStorageMetadata], same: bool
+    ) -> tuple[dict[str, Tensor], list[str]]:
         """Returns what the exchange reads, by its names in a checkpoint, and the names of what begins anew."""
         wanted, anew = dict[str, Tensor](), list[str]()
         named = {f"exchange.{self._rank}.{name}": (name, each, same) for name, each in self._exchange.own.items()}

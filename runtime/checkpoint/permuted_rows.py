@@ -7,7 +7,7 @@ checkpoint, at its place in the whole tensor, so that any other plan reads it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from torch import Tensor
 from dslc.compiler.trace.private_torch import is_distributed, local_part
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.row_order import is_permuted, rows_of_part
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 
 def with_chunks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,7 +49,7 @@ class PermutedRows(Tensor):
     def size(self, dim: int | None = None) -> Any:
         return self.whole if dim is None else self.whole[dim]
 
-    def __create_write_items__(self, fqn: str, object: object) -> list[Any]:
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -61,7 +65,7 @@ class PermutedRows(Tensor):
             for chunk in self.__create_chunk_list__()
         ]
 
-    def __create_chunk_list__(self) -> list[Any]:
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
         return [
@@ -72,6 +76,6 @@ class PermutedRows(Tensor):
             for _, part in self.runs
         ]
 
-    def __get_tensor_shard__(self, index: Any) -> Tensor:
-        own = next(own for own, part in self.runs if tuple(each.start for each in part) == tuple(index.offset))
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        own = next(own for own, part in self.runs if tuple(each.start for each in part) == tuple(index.offset or ()))
         return self.as_subclass(Tensor)[own]

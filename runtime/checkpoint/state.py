@@ -29,11 +29,12 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.facts.untrusted_files import open_file
@@ -49,6 +50,8 @@ from dslc.runtime.technique import offload
 from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     from dslc.runtime.pipeline.pipeline import Pipeline
     from dslc.runtime.step.assemble import TrainingComponents
 
@@ -76,10 +79,8 @@ def load_model(
     path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeline | None = None, *, raw: bool = False
 ) -> None:
     """Loads the weights of the checkpoint at `path` into `model`, the plain one, in place: their average if it has one,
-    but with `raw` the weights themselves.
-
-    Its tensors may be whole or parts (`fully_shard`), on any number of processes; each reads what it needs, and none
-    waits for another. Raises CheckpointError if they do not fit or cannot be read.
+    but with `raw` the weights themselves. Its tensors may be whole or parts (`fully_shard`), on any number of
+    processes; none waits for another. Raises CheckpointError if they do not fit or cannot be read.
     """
     whole = shapes_of(model) if pipeline is None else {n: tuple(t.shape) for n, t in pipeline.whole.items()}
     wrong = misfitting_tensors(manifest.fit.tensors, whole)
@@ -90,8 +91,8 @@ def load_model(
 
 
 def key_of(path: str, raw: bool) -> Callable[[str], str]:
-    """Returns the function that gives, for a name of the model, the name in the checkpoint at `path`: of its average if
-    there is one, but with `raw` of the tensor itself.
+    """Returns the function that gives the name in a checkpoint for a name of the model: of its average, or with `raw`
+    of itself.
     """
     there = keys_of(path)
     return lambda name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in there and not raw else f"model.{name}"
@@ -102,7 +103,7 @@ class ExtraState(Protocol):
 
     def tensors_to_save(self) -> State: ...
 
-    def tensors_to_load(self, there: Mapping[str, Any]) -> State:
+    def tensors_to_load(self, there: Mapping[str, TensorStorageMetadata]) -> State:
         """Returns tensors to read into, given the names in a checkpoint with the shape of each."""
 
     def after_load(self, tensors: State) -> None: ...
@@ -110,10 +111,9 @@ class ExtraState(Protocol):
 
 class TrainingState:
     """The parts of a training by name. To be made before the first step, while sharded parameters are in place.
-
-    `counts` names the optimizer's states of one number, as a step count is, and `group_state` entries of the groups of
-    a user's own (custom_optimizer_state.py). `noise` is the rank with whose random
-    numbers this one draws (parallel/tensor_parallel.py), if not its own.
+    `counts` names the optimizer's states of one number, `group_state` entries of the groups of a user's own
+    (custom_optimizer_state.py). `noise` is the rank with whose random numbers this one draws
+    (parallel/tensor_parallel.py), if not its own.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class TrainingState:
 
     @torch.no_grad()
     def mine(self) -> State:
-        """Returns the tensors that this rank writes. They are the tensors of the training, not copies, unless they are
-        a mean over ranks that differ.
+        """Returns the tensors that this rank writes: those of the training, not copies, unless they are a mean over
+        ranks.
         """
         offload.settle(self._parts.optimizer)
         if self._parts.average is not None:
@@ -224,8 +224,8 @@ class TrainingState:
 
     @torch.no_grad()
     def load(self, path: str, manifest: Manifest, seed: int) -> list[str]:
-        """Loads the state of the checkpoint at `path`, and returns the names of what begins anew of an exchange. Raises
-        CheckpointError if it cannot be read.
+        """Loads the checkpoint at `path`, and returns the names of what begins anew of an exchange. Raises
+        CheckpointError.
         """
         there = keys_of(path)
         same_ranks, anew = manifest.world_size == self._ranks, list[str]()
@@ -293,9 +293,7 @@ def _optimizer_states(keys: Iterable[str]) -> dict[str, list[str]]:
 
 
 class _Keys:
-    """The names under which a rank finds its tensors in a checkpoint."""
-
-    def __init__(self, apart: ExchangeState | None, there: Mapping[str, Any], same_ranks: bool) -> None:
+    def __init__(self, apart: ExchangeState | None, there: Collection[str], same_ranks: bool) -> None:
         self._apart, self._there, self._same_ranks = apart, there, same_ranks
 
     def __getitem__(self, name: str) -> str:
@@ -311,7 +309,7 @@ class _Slot:
 
     name: str
     parameter: Tensor
-    kept: MutableMapping[Any, Any]
+    kept: MutableMapping[Tensor, dict[str, Any]]
     step_beside: bool  # its states of one number are on the parameter's device, as fused kernels need them
     original: Tensor | None = None  # the parameter on the device, if this is the host's copy
 
@@ -346,13 +344,13 @@ def _slots(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Slot]:
         yield _Slot(name=names[id(parameter)], parameter=parameter, kept=inner.state, step_beside=beside)
 
 
-def _parameters(optimizer: Any) -> Iterator[tuple[Tensor, bool]]:
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, bool]]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield parameter, bool(group.get("fused") or group.get("capturable"))
 
 
-def _is_zero1(optimizer: Any) -> bool:
+def _is_zero1(optimizer: torch.optim.Optimizer) -> bool:
     """True if each rank's optimizer has the state of some parameters alone (ZeroRedundancyOptimizer)."""
     return type(optimizer).__name__ == "ZeroRedundancyOptimizer"
 
@@ -361,8 +359,8 @@ def _is_zero1(optimizer: Any) -> bool:
 
 
 class _Deal:
-    """Deals tensors out over the ranks that hold the same, in the order in which all of them ask: each to the rank with
-    the fewest bytes so far.
+    """Deals tensors out over the ranks that hold the same, in the order in which all ask: each to the rank with the
+    fewest bytes.
     """
 
     def __init__(self, rank: int, ranks: int) -> None:
@@ -373,7 +371,7 @@ class _Deal:
         index, count = self._place(tensor)
         dealt = self._bytes.setdefault(count, [0] * count)
         who = dealt.index(min(dealt))
-        dealt[who] += _local(tensor).nbytes
+        dealt[who] += local_part(tensor).nbytes
         return who == index
 
     def _place(self, tensor: Tensor) -> tuple[int, int]:
@@ -389,16 +387,9 @@ class _Deal:
         return index, count
 
 
-def _local(tensor: Any) -> Tensor:
-    """Returns this rank's part of a tensor. Not by `to_local`, which takes as long as the copy of a small tensor."""
-    return local_part(tensor)
-
-
 class Copies:
-    """Copies of a rank's tensors in the host's memory, unaffected by further training.
-
-    The memory is kept from one save to the next: allocating it anew costs more than the copy. From a GPU the copies run
-    into page-locked memory at the full speed of the bus, and are complete when `take` returns.
+    """Copies of a rank's tensors in the host's memory, which is kept for the next save: allocating it costs more than
+    the copy. From a GPU the copies run into page-locked memory, and are complete when `take` returns.
     """
 
     def __init__(self) -> None:
@@ -412,7 +403,7 @@ class Copies:
         return taken
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        local = _local(tensor)
+        local = local_part(tensor)
         kept = self._kept.get(name)
         if kept is None or kept.shape != local.shape or kept.dtype != local.dtype:
             kept = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
@@ -438,9 +429,9 @@ def _torchs() -> Any:
     return torch.distributed.checkpoint
 
 
-def write(path: str, tensors: State, group: Any) -> None:
+def write(path: str, tensors: State, group: dist.ProcessGroup | None) -> None:
     """Writes this rank's tensors into the folder `path`, which must exist, together with the ranks of `group` (None:
-    alone), and waits until all of it is on the disk. Raises CheckpointError on every rank if one fails.
+    alone), and syncs them. Raises CheckpointError on every rank if one fails.
     """
     dcp = _torchs()
     with _plainly(f"{path} cannot be written"):
@@ -465,10 +456,10 @@ def read_tensors(path: str, wanted: State) -> None:
         )
 
 
-def keys_of(path: str) -> Mapping[str, Any]:
+def keys_of(path: str) -> Mapping[str, TensorStorageMetadata]:
     """Returns the names in a checkpoint, with the shape of each."""
     with _plainly(f"{path} cannot be read"):
-        names: Mapping[str, Any] = _reader(path).read_metadata().state_dict_metadata
+        names: Mapping[str, TensorStorageMetadata] = _reader(path).read_metadata().state_dict_metadata
         return names
 
 
@@ -493,9 +484,7 @@ def _reader(path: str) -> Any:
 
 @contextlib.contextmanager
 def _plainly(what: str) -> Iterator[None]:
-    """Turns torch's CheckpointException, which `except Exception` would miss, into an Exception that says what
-    failed.
-    """
+    """Turns torch's CheckpointException, which is no Exception, into a CheckpointError that says what failed."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:

@@ -1,16 +1,14 @@
 """Writes safetensors files one tensor after another, so that no two tensors need be in memory.
 
-The library of that name writes tensors that are all in memory (`save_file`, as measure/observe.py does). It cannot
-stream: neither tensors that are sharded and that ranks gather one by one, nor what lies in pieces in other files. So
-weights, exports and predictions are written here. All are read by the library (`safe_open`), or by
+The library of that name writes tensors that are all in memory; it cannot stream tensors that ranks gather one by one,
+or that lie in pieces in other files. All files are read by the library (`safe_open`), or by
 compiler/facts/weights_file.py, which needs no torch and reads the header alone.
 
 Model: a safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: for each name dtype,
 shape, and the range of its bytes), and the bytes of one tensor after another
 (https://github.com/huggingface/safetensors#format).
 
-Contract: the file is written beside its place and renamed, so that it is whole or not there. What is written must be
-as long as the header says, else the file is not made. Needs no torch.
+Contract: the file is whole or not there. What is written must be as long as the header says. Needs no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from dslc.compiler.facts.untrusted_files import atomic_write, recreate_file
 from dslc.runtime.process.records import naming
@@ -50,8 +48,6 @@ SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor of the header."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -75,7 +71,7 @@ def writing(
 
 def _header(entries: Mapping[str, StoredTensor], metadata: Mapping[str, str] | None) -> bytes:
     ends = itertools.accumulate((entry.bytes for entry in entries.values()), initial=0)
-    told: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    told: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     for (name, entry), place in zip(entries.items(), itertools.pairwise(ends), strict=True):
         told[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": place}
     header = json.dumps(told, separators=(",", ":")).encode()

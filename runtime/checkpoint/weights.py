@@ -2,8 +2,7 @@
 
 Contract: `save_weights` writes parameters and persistent buffers, a tied weight once under the name it has first in the
 model, contiguous; the file is whole or not there (tensor_file.py). No rank ever holds more than one whole tensor that
-is sharded: tensors are written while they are gathered one by one. `load_weights` puts them into a model of the same
-shape, not sharded; a name missing, left over, or of another shape is an error.
+is sharded. `load_weights` puts them into a model of the same shape, not sharded.
 
 Limits: extra state that a user's module keeps outside its tensors is not written.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -77,13 +76,12 @@ def entry(tensor: Tensor) -> StoredTensor:
     return StoredTensor(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-def _full_tensor(name: str, tensor: Any, wanted: bool) -> Tensor | None:
+def _full_tensor(name: str, tensor: Tensor, wanted: bool) -> Tensor | None:
     """Returns the whole of a tensor that may be sharded; every rank takes part in gathering it."""
-    whole: Tensor | None = tensor if wanted else None
     if hasattr(tensor, "full_tensor"):
-        gathered = tensor.full_tensor()
-        whole = as_named(name, gathered) if wanted else None
-    return whole
+        tensor = tensor.full_tensor()
+        return as_named(name, tensor) if wanted else None
+    return tensor if wanted else None
 
 
 def write_tensor(file: BinaryIO, tensor: Tensor) -> None:

@@ -200,16 +200,18 @@ def loss(output, target):
 
 
 @pytest.mark.slow
-def test_a_resume_that_is_refused_does_not_advise_the_same_command(tmp_path: Path) -> None:
+def test_a_resume_that_is_refused_does_not_advise_the_same_command_and_says_why_once(tmp_path: Path) -> None:
     job = tmp_path / "made.plt"
     job.write_text(CONVNET)
     given = ("--set", "devices.cpus=1", "--set", "checkpoint.every=2 steps", "--set", "train.steps=4")
     assert dslc("run", job, "--out", "run", *given, cwd=tmp_path).returncode == 0
-    for other in ("data.batch=100", "train.optimizer=adam()"):
+    for other in ("data.batch=100", "train.optimizer=adam()", "model.network=mlp(widths = [8])"):
         words = (*given, "--set", "checkpoint.resume=auto", "--set", other)
         refused = dslc("run", job, "--out", "run", *words, cwd=tmp_path)
         assert refused.returncode == 3 and "can be resumed" in refused.stderr, refused.stderr
         assert "to resume:" not in refused.stderr
+        reasons = [line for line in (refused.stdout + refused.stderr).splitlines() if "step-0000000" in line]
+        assert len(reasons) == 1 and "step-00000004, step-00000002: its" in reasons[0], reasons
 
 
 @pytest.mark.parametrize(
