@@ -1,30 +1,20 @@
 """Averages in the background: no step waits for another rank.
 
 Rule: a round begins with a copy c_i of each member's weights, which a thread sums over the members. It ends with x_i <-
-x_i + (mean of c - c_i). A member copies and adds between two steps of its own. It begins a round at the first such
-moment after the last round has ended, at least `interval` of time after that round began. So the mean over the members
-stays what it was, whatever steps they have done meanwhile. In the first `warmup` steps gradients are summed exactly.
-The number of targets that count may differ from rank to rank. Later steps wait for no sum: they divide by a rank's own
-number times the number of ranks.
+x_i + (mean of c - c_i), between two steps of the member. The next round begins at the first such moment at least
+`interval` after this one began, so the mean over the members stays what it was, whatever steps they have done. In the
+first `warmup` steps gradients are summed exactly. Later steps divide by a rank's own number of targets times the number
+of ranks.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `AsyncModelAverageAlgorithm`.
 
-Model: rounds are counted, and each takes place on all members, on process groups that only the threads use. A member
-that is late to begin a round holds up the rounds, never a step. The ranks of a node step together, and so do their
-rounds: in each step they agree on whether all of them end, or begin, one.
+Model: each round takes place on all members, on process groups that only the threads use. A member that is late to
+begin a round holds up the rounds, never a step. The ranks of a node agree in each step on whether all of them end, or
+begin, a round. On GPUs the thread sums on a stream of its own, and all ranks meet on the host first (over gloo): a
+kernel of NCCL that waited for a late member would take a part of the GPU from the steps.
 
-On GPUs the thread sums on a stream of its own, and all ranks meet on the host first (over gloo). A kernel of NCCL that
-waited for a late member would take a part of the GPU from the steps. An operation that waits for the whole device, as
-freeing memory does, would wait for the late member. The late member may wait for this rank in a step that is logged.
-
-    settle  before weights are averaged to be evaluated or saved: all ranks, after the same step, complete the rounds
-            that any has begun
-    close   after the last step: a member goes on taking part, at once each time, until all of them have
-            reported in one round that they are done
-
-Contract: an error in the thread is raised in the training, before the next step. A training that fails tells the
-thread to end; if it is within a round it ends with the process, at the latest. Waits remain where ranks exchange
-numbers in any case: in the steps that are logged, for evaluations, and for checkpoints.
+Contract: an error in the thread is raised in the training, before the next step. A training that fails tells the thread
+to end; within a round it ends with the process, at the latest.
 
 Limits: sums that are under way when a process fails are lost, with their round. A resumed training begins with a new
 round.
@@ -37,7 +27,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,8 +38,6 @@ from dslc.runtime.exchange.exchange_groups import group_of, group_of_node
 
 
 class AsyncAverage(WeightExchange):
-    """Averages weights in a thread, each time `interval` has passed."""
-
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step, model)
         self._interval, self._began, self._rounds = float(step.arguments["interval"]), 0.0, 0
@@ -160,7 +147,7 @@ class _Averaging(threading.Thread):
         super().__init__(name="dslc-average", daemon=True)
         self._group, self._meeting, self._members = group, meeting, members
         self._copies, self._messages = copies, messages
-        self._asked: queue.SimpleQueue[tuple[bool, Future[bool], Any] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[bool, Future[bool], torch.cuda.Event | None] | None] = queue.SimpleQueue()
         self._device = copies[0].device
         self.start()
 
@@ -175,7 +162,6 @@ class _Averaging(threading.Thread):
         return told
 
     def end(self) -> None:
-        """Has the thread end once its round has."""
         self._asked.put(None)
 
     def run(self) -> None:

@@ -1,22 +1,18 @@
 """The interface between a step and an exchange, and the two kinds that share most: of gradients, and of weights.
 
-A step calls `begin` before its first pass, `gradients` after its last (by the engine's `complete`), and `before_update`
-and `after_update` around its update. Each is a no-op unless an exchange has something to do there.
-
 Model: the loss is multiplied by the number of ranks, so that the mean of the ranks' gradients is the gradient of the
-global batch. A rank that steps by itself so takes a step as long as the step of all ranks would be. The mean of the
-steps of plain SGD is the step of the mean.
+global batch. A rank that steps by itself so takes a step as long as the step of all ranks would be.
 
 Contract: what an exchange keeps from step to step is by name in `own`, which differs from rank to rank, or in `shared`;
-a checkpoint has both, and fills them in place. What follows from the weights with which a training begins is set in the
-first `begin`: before it ranks may still be given rank 0's weights. `held` is further memory that it keeps.
+a checkpoint has both, and fills them in place. What follows from the first weights is set in the first `begin`: before
+it ranks may still be given rank 0's weights. `held` is further memory that it keeps.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +24,7 @@ from dslc.compiler.placement.buckets import in_buckets
 from dslc.runtime.exchange.exchange_groups import (
     BucketQueue,
     ExchangeGroups,
+    PendingWork,
     Rule,
     between_nodes,
     make_exchange_groups,
@@ -39,9 +36,7 @@ MARK = "dslc: exchange"
 
 
 class Exchange:
-    """One way for a rank to agree with the other ranks; does nothing by itself. `step` is the step, from 1, that is
-    under way or was last; `differ` is true if the weights of ranks differ.
-    """
+    """One way for a rank to agree with the others; does nothing by itself. `step`, from 1, is under way or was last."""
 
     differ = False
 
@@ -60,7 +55,6 @@ class Exchange:
         return False
 
     def begin(self) -> None:
-        """Begins the next step."""
         self.step += 1
 
     def gradients(self) -> None:
@@ -95,14 +89,12 @@ class Exchange:
 
 
 class GradientExchange(Exchange):
-    """An exchange of gradients in DistributedDataParallel's buckets, by the rule that a subclass gives, or in its own.
+    """An exchange of gradients in DistributedDataParallel's buckets, by the rule of a subclass, or in its own. The
+    first collective of a bucket begins as soon as the backward pass has filled it, and `gradients` waits for the last.
 
-    The first collective of a bucket begins as soon as the backward pass has filled it, and `gradients` waits for the
-    last. A bucket's numbers are the numbers of its gradients, in place.
-
-    `spreads` is true of a rule by which a number that is not finite makes other numbers nan, on all ranks. If an
-    exchange with this rule is `watched`, `unsound` is true after `gradients` if it happened. `broken` then names the
-    parameters whose gradients on this rank were not finite before. `scaler` is the scaler of the loss.
+    `spreads`: by the rule, a number that is not finite makes others nan, on all ranks. If the exchange is then
+    `watched`, `unsound` is true after `gradients` if it happened, and `broken` names the parameters whose gradients on
+    this rank were not finite before. `scaler` is the scaler of the loss.
     """
 
     spreads: ClassVar[bool] = False
@@ -119,7 +111,7 @@ class GradientExchange(Exchange):
         super().begin()
         self.unsound, self.broken = False, []
 
-    def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
+    def rule(self, bucket: Tensor, index: int) -> Iterator[PendingWork]:
         """Makes `bucket` what all members agree on, in place: their mean, as the exchange sends it."""
         raise NotImplementedError
 
@@ -137,7 +129,7 @@ class GradientExchange(Exchange):
             found = zip(bucket.parameters(), bucket.gradients(), strict=True)
             self.broken += [self.names[id(parameter)] for parameter, gradient in found if has_non_finite(gradient)]
 
-    def through(self, numbers: Tensor, index: int) -> Iterator[Any]:
+    def through(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
         """Goes through the rule with a bucket, filled up to equal pieces."""
         rule: Rule = between_nodes(self.rule, self.where, alike=False)
         left = -numbers.numel() % self.where.pieces
@@ -159,8 +151,8 @@ def has_non_finite(numbers: Tensor) -> bool:
 
 
 class Bucket:
-    """Parameters that are exchanged together: `numbers` is their memory, one after another, filled up to `pieces` equal
-    parts. The first `size` are the parameters'.
+    """Parameters that are exchanged together: `numbers` is their memory, filled up to `pieces` equal parts; the first
+    `size` are the parameters'.
     """
 
     @torch.no_grad()
@@ -188,15 +180,13 @@ class Bucket:
         return found
 
     def set_gradients(self, numbers: Tensor) -> None:
-        """Copies numbers into the gradients."""
         for parameter, part in zip(self.parameters, self.cut(numbers), strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(part)
 
 
 class LocalExchange(Exchange):
-    """An exchange of momenta or weights: each rank, or node, has a gradient of its own, but in the first `alone` steps.
-
+    """An exchange of momenta or weights: each rank, or node, has a gradient of its own after the first `alone` steps.
     Parameters lie in `buckets`, by name.
     """
 
@@ -211,7 +201,6 @@ class LocalExchange(Exchange):
 
     @property
     def sums_exactly(self) -> bool:
-        """True in the first steps, in which gradients are summed exactly."""
         return self.step <= self.how.alone
 
     @torch.no_grad()
@@ -245,7 +234,6 @@ class WeightExchange(LocalExchange):
 
     @property
     def due(self) -> bool:
-        """True in a step that exchanges weights."""
         return not self.sums_exactly and self.how.every > 0 and self.step % self.how.every == 0
 
     def piece(self, numbers: Tensor) -> Tensor:

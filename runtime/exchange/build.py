@@ -32,9 +32,7 @@ LOCAL: dict[str, type[LocalExchange]] = {
 
 
 def exchange_of(job: JobProgram, model: nn.Module) -> Exchange | None:
-    """Returns the exchange of a training of the plain `model`; None if gradients are summed exactly, or the engine does
-    it. All ranks call it.
-    """
+    """Returns the exchange of a training of the plain `model`; None if the engine sums gradients. All ranks call it."""
     step = job.gradients.exchange
     if step is None or not job.is_training or job.gradients.kind == "fsdp":
         return None
@@ -44,7 +42,6 @@ def exchange_of(job: JobProgram, model: nn.Module) -> Exchange | None:
 
 
 def local_engine(job: JobProgram, model: nn.Module, exchange: Exchange | None) -> Engine:
-    """Returns the engine of a rank that is by itself within a step."""
     if exchange is None:  # no training
         return Engine(model=model)
     if job.model.root is None and not job.model.reset:  # a user's own model may have drawn other numbers on each rank

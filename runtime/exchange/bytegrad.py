@@ -1,20 +1,18 @@
 """Gradients in 8 bits: `bytegrad()`.
 
 Rule: each member cuts the bucket in as many rows as there are members, compresses each row (quantization.py) and sends
-it to its owner. The owner takes the mean of what it has received, compresses that, and all gather it. A bucket that
-does not divide is filled up with zeros.
+it to its owner. The owner takes the mean of what it has received, compresses that, and all gather it.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `ByteGrad`.
 
-Model: a number's code depends on the other numbers in its row. DistributedDataParallel lays its buckets out anew after
-the first steps of a process. In its buckets a resumed training would not go on to the bit. So gradients are copied to
-buckets of their own, in an order that follows from their names.
+Model: a code depends on the other numbers in its row, and DistributedDataParallel lays its buckets out anew after the
+first steps of a process. So gradients are copied to buckets in an order that follows from their names: a resumed
+training then goes on to the bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.compiler.placement.buckets import in_buckets, names_in_backward_order
 from dslc.runtime.exchange.base import GradientExchange
-from dslc.runtime.exchange.exchange_groups import ExchangeGroups
+from dslc.runtime.exchange.exchange_groups import ExchangeGroups, PendingWork
 from dslc.runtime.exchange.quantization import compress, restore
 from dslc.runtime.model.tensor_names import named_tensors
 
@@ -51,7 +49,7 @@ class ByteGrad(GradientExchange):
                 self._arrived[index] = {}
                 self.going.begin(self._exchange_bucket(index, [arrived[name] for name in self._buckets[index]]))
 
-    def _exchange_bucket(self, index: int, gradients: list[Tensor]) -> Iterator[Any]:
+    def _exchange_bucket(self, index: int, gradients: list[Tensor]) -> Iterator[PendingWork]:
         """Goes through the rule with the gradients of a bucket of its own."""
         sizes = [gradient.numel() for gradient in gradients]
         numbers = gradients[0].new_empty(sum(sizes))
@@ -61,11 +59,11 @@ class ByteGrad(GradientExchange):
         for gradient, part in zip(gradients, numbers.split(sizes), strict=True):
             gradient.copy_(part.view(gradient.shape))
 
-    def rule(self, bucket: Tensor, index: int) -> Iterator[Any]:
+    def rule(self, bucket: Tensor, index: int) -> Iterator[PendingWork]:
         return by_codes(bucket, self.where)
 
 
-def by_codes(numbers: Tensor, where: ExchangeGroups) -> Iterator[Any]:
+def by_codes(numbers: Tensor, where: ExchangeGroups) -> Iterator[PendingWork]:
     """Makes numbers the mean over the members, as codes tell it, in place."""
     far, members, count = where.far, where.members, numbers.numel()
     sent = compress(nn.functional.pad(numbers, (0, -count % members)).view(members, -1))

@@ -1,39 +1,34 @@
 """Adam whose momentum is exchanged in fewer bits: the optimizer of `qadam(warmup)` and `onebit_adam(freeze)`.
 
-Rule: the first `alone` updates are the updates of `torch.optim.Adam`, by gradients that are summed over all ranks. Then
-the second moment v is frozen. In each further step a rank takes its own gradient g, with weight decay as Adam has it,
-and
+Rule: the first `alone` updates are those of `torch.optim.Adam`, by gradients that are summed over all ranks. Then the
+second moment v is frozen. In each further step a rank takes its own gradient g, with Adam's weight decay, and
 
-    m = beta1 m + (1 - beta1) g,  m = what all ranks agree on,  x = x - lr (m / (1 - beta1^t)) / (sqrt(v') + eps)
+m = beta1 m + (1 - beta1) g,  m = what all ranks agree on,  x = x - lr (m / (1 - beta1^t)) / (sqrt(v') + eps)
 
 where v' is v / (1 - beta2^t) at the freeze. Where v is 0, because no gradient came before, m is set to 0 and x stays:
-nothing is known of the length of its steps, and noise divided by eps alone would ruin it. All ranks so have the same
-m, v and x at the end of each step. Without an exchange a rank agrees with itself.
+noise divided by eps alone would ruin it. Without an exchange a rank agrees with itself.
 
-Source: Tang et al. 2021, arXiv:2102.02888, algorithm 1, and Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`. What
-they leave open is the correction of the bias. Here the moments keep the meaning that they have for Adam: m goes on to
-take in gradients, and its correction goes on with the updates; v' no longer changes. The first update after the freeze
-is so as long as the last one before it. (The paper leaves corrections out: after its warm-ups of thousands of steps
-they are near 1. In Bagua's optimizer the correction of v goes on though v is frozen, so that updates grow. DeepSpeed's
-1-bit Adam asks the user for a mask of the numbers whose v is 0.)
+Source: Tang et al. 2021, arXiv:2102.02888, algorithm 1, and Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`. They
+leave the correction of the bias open. Here the correction of m goes on with the updates, and v' no longer changes, so
+that the first update after the freeze is as long as the last one before it.
 
 Model: the optimizer keeps Adam's own state: `step`, `exp_avg` and `exp_avg_sq`. To keep v' while `step` grows,
-`exp_avg_sq` is multiplied by the quotient of this step's correction and the last step's. The quotient soon is 1. A
-checkpoint so fits `adam`, whose next update would be by the same v', and the other way round.
+`exp_avg_sq` is multiplied by the quotient of this step's correction and the last step's. A checkpoint so fits `adam`,
+and the other way round.
 
-Limits: a parameter without a gradient in some steps, as may be on one rank, is frozen after `alone` updates of its
-own. An update that is left out (an overflow under `fp16`, `on_nonfinite = skip`) does not count, so that v has always
-seen as many gradients.
+Limits: a parameter without a gradient in some steps, as may be on one rank, is frozen after `alone` updates of its own.
+An update that is left out (an overflow under `fp16`, `on_nonfinite = skip`) does not count.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import (
@@ -50,15 +45,19 @@ from dslc.runtime.exchange.compressed_momentum import MomentumExchange
 
 KINDS = ("QAdam", "OnebitAdam")  # the names in a program (dsl/language/optimizers.py)
 
-_adam: Any = inspect.unwrap(torch.optim.Adam.step)  # without the wrappers that load the compiler
+ParameterGroup: TypeAlias = dict[str, Any]  # of an optimizer, as torch has it
+Closure = Callable[[], float]
+
+# Without the wrappers that load the compiler.
+_adam: Callable[[torch.optim.Adam, Closure | None], float | None] = inspect.unwrap(torch.optim.Adam.step)
 
 
 class CompressedAdam(torch.optim.Adam):
-    """Adam that freezes its second moment after `alone` updates; from then on `exchange`, if there is one, agrees on
-    its momenta.
-    """
+    """Adam that freezes its second moment after `alone` updates; then `exchange`, if any, agrees on momenta."""
 
-    def __init__(self, params: Any, *, alone: int, exchange: MomentumExchange | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, params: ParamsT, *, alone: int, exchange: MomentumExchange | None = None, **arguments: Any
+    ) -> None:
         super().__init__(params, **arguments)
         self._alone, self._exchange = alone, exchange
         if exchange is not None:
@@ -66,11 +65,10 @@ class CompressedAdam(torch.optim.Adam):
 
     @property
     def updates(self) -> int:
-        """The updates so far."""
         return max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
         if self.updates < self._alone:
             return _adam(self, closure)
         loss = closure() if closure is not None else None
@@ -84,11 +82,10 @@ class CompressedAdam(torch.optim.Adam):
             self._update(group, parameters)
         return loss
 
-    def _take_in(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Updates the momenta of a group by this rank's gradients."""
-        gradients: Any = [each.grad for each in parameters]
+    def _take_in(self, group: ParameterGroup, parameters: list[Tensor]) -> None:
+        gradients = [each.grad for each in parameters if each.grad is not None]
         if group["weight_decay"]:
-            gradients = sums(gradients, parameters, alpha=group["weight_decay"])
+            gradients = list(sums(gradients, parameters, alpha=group["weight_decay"]))
         for each in parameters:
             if not self.state[each]:  # its first gradient comes after others'
                 self.state[each] = {
@@ -103,8 +100,7 @@ class CompressedAdam(torch.optim.Adam):
                 square, beta = self.state[each]["exp_avg_sq"], group["betas"][1]
                 square.mul_(beta).addcmul_(gradient, gradient, value=1 - beta)
 
-    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Updates the parameters of a group by their momenta."""
+    def _update(self, group: ParameterGroup, parameters: list[Tensor]) -> None:
         steps = [int(self.state[each]["step"]) for each in parameters]
         first, second = ([1 - beta**step for step in steps] for beta in group["betas"])
         squares = [self.state[each]["exp_avg_sq"] for each in parameters]
@@ -123,14 +119,12 @@ class CompressedAdam(torch.optim.Adam):
 
 
 def compressed(step: OptimizerStep, exchange: object) -> Callable[..., torch.optim.Optimizer] | None:
-    """Returns what makes the optimizer of a program, given groups of parameters and its arguments; None if it is
-    another.
-    """
+    """Returns what makes the optimizer of a program from groups and arguments; None if it is another."""
     if step.python is not None or step.kind not in KINDS:
         return None
     own = exchange if isinstance(exchange, MomentumExchange) else None
 
-    def make_optimizer(groups: list[dict[str, Any]], **arguments: Any) -> torch.optim.Optimizer:
+    def make_optimizer(groups: list[ParameterGroup], **arguments: Any) -> torch.optim.Optimizer:
         return CompressedAdam(groups, exchange=own, **arguments)
 
     return make_optimizer

@@ -3,23 +3,20 @@
 Rule of `qadam`: momenta go through the exchange of `bytegrad()`, row by row.
 
 Rule of `onebit_adam`: a member adds the error of its last message to its momentum, and cuts the sum in as many chunks
-as there are members. It sends each chunk to its owner as signs and the mean of its absolute values; what that differs
-from the chunk is the next error. The owner takes the mean of what it has received, adds its own last error, and all
-gather that as signs and magnitude, too. Zero counts as positive.
+as there are members. It sends each chunk to its owner as signs and the mean of its absolute values; the rest is the
+next error. The owner takes the mean of what it has received, adds its own last error, and all gather that in the same
+form.
 
-Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`; Tang et al. 2021, arXiv:2102.02888, algorithm 1. The
-paper's scale makes a compressed vector as long as it was; the mean of absolute values, as in Seide et al. 2014, is
-the nearest there is, so that the error is least.
+Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`; Tang et al. 2021, arXiv:2102.02888, algorithm 1. The mean of
+absolute values, as in Seide et al. 2014, makes the error least; the paper's scale keeps the length of the vector.
 
-Contract: a number that is not finite makes its row or chunk not finite on all ranks; a watched exchange so finds it
-on all of them, before a weight is changed.
+Contract: a number that is not finite makes its row or chunk not finite on all ranks, before a weight is changed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,14 +26,12 @@ from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange import sign_compression
 from dslc.runtime.exchange.base import Bucket, LocalExchange, has_non_finite
 from dslc.runtime.exchange.bytegrad import by_codes
-from dslc.runtime.exchange.exchange_groups import between_nodes
+from dslc.runtime.exchange.exchange_groups import PendingWork, between_nodes
 
 
 class MomentumExchange(LocalExchange, ABC):
-    """An exchange of momenta, by the rule of a subclass. The optimizer sets `updates`, and calls `agree`.
-
-    `found` is called by all ranks alike, before any weight changes, if what they agreed on is not finite; None: nobody
-    looks.
+    """An exchange of momenta, by the rule of a subclass. The optimizer sets `updates`, and calls `agree`. All ranks
+    call `found` alike, before any weight changes, if what they agreed on is not finite; None: nobody looks.
     """
 
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
@@ -47,11 +42,10 @@ class MomentumExchange(LocalExchange, ABC):
 
     @property
     def sums_exactly(self) -> bool:
-        """True in the first updates, in which gradients are summed exactly."""
         return self.updates() < self.how.alone
 
     @abstractmethod
-    def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
+    def rule(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
         """Makes the numbers of a bucket, or of a piece of it, what all members agree on, in place."""
 
     @torch.no_grad()
@@ -64,7 +58,7 @@ class MomentumExchange(LocalExchange, ABC):
         if self._unsound and self.found is not None:
             self.found()
 
-    def through(self, bucket: Bucket, index: int, momenta: Mapping[Tensor, Tensor]) -> Iterator[Any]:
+    def through(self, bucket: Bucket, index: int, momenta: Mapping[Tensor, Tensor]) -> Iterator[PendingWork]:
         numbers = torch.zeros_like(bucket.numbers)
         parts = [
             (momenta[parameter], part)
@@ -83,7 +77,7 @@ class MomentumExchange(LocalExchange, ABC):
 class QAdamExchange(MomentumExchange):
     """Momenta as codes between minimum and maximum."""
 
-    def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
+    def rule(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
         return by_codes(numbers, self.where)
 
 
@@ -106,7 +100,7 @@ class OnebitAdamExchange(MomentumExchange):
             self.own[f"worker_error.{index}"] = bucket.numbers.new_zeros(where.members * chunk)
             self.own[f"server_error.{index}"] = bucket.numbers.new_zeros(chunk)
 
-    def rule(self, numbers: Tensor, index: int) -> Iterator[Any]:
+    def rule(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
         where, real = self.where, self._real[index]
         mine, own = real[where.member : where.member + 1], self.own[f"server_error.{index}"].view(1, -1)
         all_of_them, of_mine = self._counts[index]

@@ -1,17 +1,14 @@
 """Decentralized averages: weights are averaged with peers while a step computes.
 
 Rule: let x_i be the weights of member i before a step, and g_i the gradient that it computes with them meanwhile. In a
-step whose number is a multiple of `interval`, x_i becomes the average of the x_j of its peers and itself. The optimizer
-applies g_i to the average. Other steps apply g_i alone. The peers of the s-th such step, from 0, among n members:
+step whose number is a multiple of `interval`, x_i becomes the average of the x_j of its peers and itself, to which the
+optimizer applies g_i. Other steps apply g_i alone. The peers of the s-th such step, from 0, among n members: all
+others; or with `shift_one`, n even, member i < n / 2 meets n / 2 + (s + i) mod n / 2.
 
-    all          all others
-    shift_one    one other, n is even: member i < n / 2 meets n / 2 + (s + i) mod n / 2
-
-Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `DecentralizedAlgorithm`. It counts s as here: from the first step.
+Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `DecentralizedAlgorithm`.
 
 Model: a step begins with a copy of the weights. The average of the copies is under way during the passes; the update
-waits for it. The memory of the copy is kept between steps. A hierarchical exchange has each rank of a node copy its
-piece.
+waits for it.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ from dslc.runtime.exchange.exchange_groups import BucketQueue, PendingWork, in_t
 
 
 class Decentralized(WeightExchange):
-    """Averages weights with peers while the passes run."""
-
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step, model)
         self._pairs = step.arguments["peers"] == "shift_one"

@@ -1,17 +1,13 @@
 """DiLoCo: ranks step alone, and every few steps what they changed is the gradient of an outer step.
 
-Rule: after a step whose number is a multiple of `period`, with x_i the weights of member i and y the outer weights,
-
-    d = mean of (y - x_i)        v <- momentum v + d        y <- y - lr (d + momentum v)        x_i <- y
-
-which is a step of `torch.optim.SGD(lr, momentum, nesterov=True)` on y. At the beginning y are the weights and v is 0.
-The inner optimizer's state stays each rank's own.
+Rule: after a step whose number is a multiple of `period`, with x_i the weights of member i and y the outer weights, y
+takes a step of `torch.optim.SGD(lr, momentum, nesterov=True)` by the mean of (y - x_i), and x_i <- y. At the beginning
+y are the weights, and the momentum is 0. The inner optimizer's state stays each rank's own.
 
 Source: Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
 
-Model: y and v are alike on all ranks, so that a training goes on with them on any number of ranks. They have the
-layout of the model alone: a bucket without what fills it up to equal pieces. The differences take the place of the
-weights while they are exchanged, and need no memory.
+Model: y and the momentum are alike on all ranks, and have the layout of the model alone, so that a training goes on
+with them on any number of ranks. The differences take the place of the weights while they are exchanged.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The ranks among which an exchange takes place, and the collectives of a bucket, one after another.
 
 Model: an exchange has members. Each rank is one; or, if it is hierarchical, each node: its ranks hold the same, and
-each exchanges a piece of it with the ranks at its place in other nodes. `Rule` is what a member does with a bucket: a
-generator that begins a collective, yields it, and goes on once that is done. `BucketQueue` runs the rules of several
-buckets so that the collective of one is under way while the next is begun. All ranks begin them in one order, whatever
-the time that each takes, so that no two wait for one another.
+each exchanges a piece with the ranks at its place in other nodes. All ranks begin the collectives of their buckets in
+one order, so that no two wait for one another.
 
-Contract: groups of an exchange are its own, so that its collectives never come between the collectives of the training.
+Contract: groups of an exchange are its own, so that its collectives never come between those of the training.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import contextlib
 import datetime
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -30,16 +28,14 @@ class PendingWork(Protocol):
     def wait(self) -> object: ...
 
 
-Rule = Callable[
-    [Tensor, int], Iterator[PendingWork]
-]  # of a bucket's numbers, or a piece of them, and the bucket's index
+# Takes a bucket's numbers, or a piece of them, and the bucket's index.
+Rule = Callable[[Tensor, int], Iterator[PendingWork]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeGroups:
     """`everyone` are all ranks; `near` the `pieces` ranks of this rank's node, if they are one member. `far` has, of
-    each of the `members`, the rank that exchanges the same piece as this rank. This rank is in `member`, and `piece` is
-    its piece.
+    each of the `members`, the rank that exchanges the same piece. This rank is in `member`, and `piece` is its piece.
     """
 
     everyone: dist.ProcessGroup
@@ -98,10 +94,9 @@ class WorkGroup:
             work.wait()
 
 
-def in_turn(*ways: tuple[Callable[..., Any], Tensor, int], group: dist.ProcessGroup) -> PendingWork:
-    """Begins to send and receive as many numbers each way, in short messages, one of each way in turn: gloo takes
-    almost twice as long for long ones that cross, and for short ones if all are sent first. A way is `dist.isend` or
-    `dist.irecv`, the numbers, and the other rank in the group.
+def in_turn(*ways: tuple[Callable[..., object], Tensor, int], group: dist.ProcessGroup) -> PendingWork:
+    """Begins to send and receive as many numbers each way, in short messages in turn: gloo takes almost twice as long
+    for long ones that cross. A way is `dist.isend` or `dist.irecv`, the numbers, and the other rank in the group.
     """
     messages = [
         [dist.P2POp(way, part, group=group, group_peer=other) for part in numbers.view(-1).split(_most(numbers))]
@@ -131,7 +126,6 @@ class BucketQueue:
         self._enter(steps)
 
     def finish(self) -> None:
-        """Returns once all buckets are done."""
         while self.going:
             self._further()
 
@@ -155,9 +149,9 @@ def mean(tensor: Tensor, group: dist.ProcessGroup, ranks: int) -> Iterator[Pendi
 
 
 def between_nodes(rule: Rule, where: ExchangeGroups, *, alike: bool) -> Rule:
-    """Returns `rule` for the numbers of a whole bucket: of a hierarchical exchange it is applied to this rank's piece
-    of them. `alike`: the ranks of a node hold the same numbers; else they are summed to a mean first. The count of
-    numbers is a multiple of the pieces.
+    """Returns `rule` for the numbers of a whole bucket, a multiple of the pieces: of a hierarchical exchange it is
+    applied to this rank's piece. `alike`: the ranks of a node hold the same numbers; else they are summed to a mean
+    first.
     """
     if where.near is None:
         return rule

@@ -18,8 +18,6 @@ from dslc.runtime.exchange.exchange_groups import PendingWork, mean
 
 
 class LocalSGD(WeightExchange):
-    """Sets the weights to their mean every `interval` steps."""
-
     @torch.no_grad()
     def after_update(self) -> None:
         if self.due:

@@ -3,19 +3,19 @@
 Rule: the gradient of a parameter of two or more dimensions is a matrix M of (first, rest) numbers. With the error e of
 this rank and Q, both kept from the step before,
 
-    D = M + e,  P = mean over ranks of D Q,  P' = an orthonormal basis of P's columns (by QR)
-    Q = mean over ranks of D^T P',  M' = P' Q^T,  e = D - M'
+D = M + e,  P = mean over ranks of D Q,  P' = an orthonormal basis of P's columns (by QR),  Q = mean over ranks of D^T
+P',  M' = P' Q^T,  e = D - M'
 
 and M' is the gradient on all ranks. A matrix for which P and Q are no fewer numbers than itself is summed exactly, as
 is every other parameter. The first Q is drawn from the seed and the parameter's name.
 
-Source: Vogels et al. 2019, arXiv:1905.13727, algorithms 1 and 2, with the error that the authors' code keeps: of the
-mean, as torch's hook does. That hook (`powerSGD_hook`) is not used: it keeps its state by bucket, and the layout of
-buckets changes after the first step and after a resume. So a resumed training could not go on to the bit.
+Source: Vogels et al. 2019, arXiv:1905.13727, algorithms 1 and 2, with the error of the mean, as the authors' code and
+torch's `powerSGD_hook` keep it. The hook is not used: it keeps its state by bucket, and buckets change after the first
+step and after a resume.
 
 Model: each bucket takes two collectives: P, with all that is summed exactly, and then Q. Matrices of one shape are
-multiplied and factorised together, P and Q as rows: where a factor has few columns, as rows a product takes a tenth of
-the time on a CPU. Errors are of gradients without the scale of half precision, which may change from step to step.
+multiplied together, P and Q as rows, which takes a tenth of the time on a CPU. Errors are of gradients without the
+scale of half precision.
 
 Contract: where a gradient is not finite every number of its matrix becomes nan, and e and Q stay as they are.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,13 +33,11 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.compiler.placement.buckets import matrix_of
 from dslc.runtime.exchange.base import GradientExchange
-from dslc.runtime.exchange.exchange_groups import mean
+from dslc.runtime.exchange.exchange_groups import PendingWork, mean
 from dslc.runtime.model.tensor_names import named_tensors
 
 
 class _ShapeGroup(NamedTuple):
-    """Parameters of a bucket whose matrices have one shape: their names and gradients."""
-
     names: list[str]
     gradients: list[Tensor]
     shape: tuple[int, int]
@@ -65,7 +63,9 @@ class PowerSGD(GradientExchange):
         self.look(bucket)
         self.going.begin(self._factors(bucket.buffer(), bucket.parameters(), bucket.gradients()))
 
-    def _factors(self, bucket: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[Any]:
+    def _factors(
+        self, bucket: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> Iterator[PendingWork]:
         groups, exact = self._groups(parameters, gradients)
         if not groups:
             yield from mean(bucket, self.where.everyone, self.where.ranks)

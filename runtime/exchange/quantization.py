@@ -33,7 +33,6 @@ def compress(rows: Tensor) -> Tensor:
 
 
 def restore(packed: Tensor) -> Tensor:
-    """Returns the float32 rows of those that `compress` made."""
     scale, base = _grid(packed[:, :HEADER].clone(memory_format=torch.contiguous_format).view(torch.float32))
     return packed[:, HEADER:].to(torch.float32).add_(base).div_(scale)
 

@@ -25,8 +25,8 @@ def chunk_of(numbers: int, members: int) -> int:
 
 
 def compress(rows: Tensor, real: Tensor) -> Tensor:
-    """Returns float32 rows, whose length is a multiple of 8, as uint8 rows; `real` counts the numbers of each that are
-    no filling, which is 0.
+    """Returns float32 rows, whose length is a multiple of 8, as uint8 rows; the first `real` numbers of each are no
+    filling.
     """
     packed = rows.new_empty((rows.shape[0], HEADER + rows.shape[1] // 8), dtype=torch.uint8)
     magnitude = rows.abs().sum(dim=1).div_(real.clamp(min=1))
@@ -36,7 +36,6 @@ def compress(rows: Tensor, real: Tensor) -> Tensor:
 
 
 def restore(packed: Tensor) -> Tensor:
-    """Returns the float32 rows of those that `compress` made."""
     magnitude = packed[:, :HEADER].clone(memory_format=torch.contiguous_format).view(torch.float32)
     found = unpack(packed[:, HEADER:])
     return found.mul_(magnitude)

@@ -1,19 +1,18 @@
 """Batch normalisation over the samples of all data ranks, with the statistics of the whole batch; and with 16-bit
 weights.
 
-Model: forward, each rank computes mean and variance of its own samples; one all-reduce of (n * mean, n * (variance +
-mean^2), n), in float64, gives mean and variance of the batch. With these every rank normalises its samples. Running
-statistics use the unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
+Model: forward, one all-reduce of (n * mean, n * (variance + mean^2), n) of each rank's own samples, in float64, gives
+mean and variance of the batch. Running statistics use the unbiased variance. Backward, with y = w * x^ + b, the
+gradient of one rank's x is (Ioffe and Szegedy 2015, arXiv:1502.03167)
 
-    dx = w / sigma * (dy - (S1 + x^ * S2) / N),    S1 = sum dy,  S2 = sum dy * x^   over all ranks
+dx = w / sigma * (dy - (S1 + x^ * S2) / N),    S1 = sum dy,  S2 = sum dy * x^   over all ranks
 
-(Ioffe and Szegedy 2015, arXiv:1502.03167): torch's kernel gives w / sigma * dy and the rank's own S1 and S2. One
-all-reduce sums S1 and S2, and the rest is one more normalisation. The gradients of w and b are the rank's own share,
-and are summed with all other gradients.
+torch's kernel gives w / sigma * dy and the rank's own S1 and S2. One all-reduce sums S1 and S2, and the rest is one
+more normalisation. The gradients of w and b are the rank's own share, and are summed with all other gradients.
 
-Contract: equal to one process on the whole batch, within the rounding of float32. This holds for any shares, on CPU and
-GPU, under autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing.
-16-bit weights (level O2) are widened to the float32 of the running statistics, as torch's kernel wants one dtype.
+Contract: equal to one process on the whole batch, within the rounding of float32, for any shares, on CPU and GPU, under
+autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing. 16-bit
+weights (level O2) are widened to the float32 of the running statistics, as torch's kernel wants one dtype.
 
 Limits: every rank has at least one sample and runs the same layers in the same order. With several micro-batches the
 statistics cover one micro-batch of each rank. In evaluation a module that tracks no running statistics uses the batch
@@ -33,10 +32,8 @@ from dslc.compiler.trace.private_torch import AnyBatchNorm
 
 
 def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> int:
-    """Makes the batch normalisations in `module` take their statistics over `group` (None: all ranks); returns their
-    number.
-
-    Changes them in place: those whose attribute `sync` is true, and those without such an attribute.
+    """Makes the batch normalisations in `module` take their statistics over `group` (None: all ranks), in place, unless
+    their attribute `sync` is false; returns their number.
     """
     found = 0
     for each in module.modules():
@@ -48,7 +45,6 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> in
 
 
 def is_synchronised(module: nn.Module) -> bool:
-    """True for a batch normalisation that takes its statistics over several ranks."""
     return isinstance(module, _Synchronised)
 
 
@@ -71,8 +67,6 @@ def derived_norm(word: str, base: type[AnyBatchNorm], kind: type[AnyBatchNorm]) 
 
 
 class _Wide(AnyBatchNorm):
-    """A batch normalisation whose forward pass accepts 16-bit weights."""
-
     def forward(self, input: Tensor) -> Tensor:
         if self.weight is None or self.weight.dtype not in (torch.bfloat16, torch.float16):
             return super().forward(input)
@@ -106,9 +100,7 @@ def _widened(tensor: Tensor | None) -> Tensor | None:
 
 
 class _Synchronised(_Wide):
-    """A batch normalisation whose forward pass takes its statistics over all ranks."""
-
-    group: Any
+    group: dist.ProcessGroup | None
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -132,9 +124,7 @@ class _Synchronised(_Wide):
 
 
 def _moments(input: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns mean and biased variance of each channel, at least float32, by the kernel of torch's own batch
-    normalisation.
-    """
+    """Returns mean and biased variance of each channel, at least float32, by torch's own kernel."""
     scratch = (None, None)
     if input.dtype != _wide(input):
         # The kernel's result has the input's dtype unless it is given running statistics of another.
@@ -148,16 +138,20 @@ def _wide(input: Tensor) -> torch.dtype:
 
 
 class _Normalise(torch.autograd.Function):
-    """Returns (output, mean, biased variance, samples per channel) of the batch; the last three are float64, without
+    """Returns (output, mean, biased variance, samples per channel) of the batch; the last three float64, without
     gradient.
 
-    Tensors here are as small as the channels are few, and each operation on one costs about a microsecond: so there are
-    few operations, and in place.
+    Each operation on tensors of few channels costs about a microsecond: so there are few operations, and in place.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         channels = input.shape[1]
         own = input.numel() // channels
@@ -179,7 +173,7 @@ class _Normalise(torch.autograd.Function):
         return output, first, second, samples
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor, *_: object) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         input, weight, mean, variance, samples = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight
         saved = mean.new_empty(0)  # empty, as in evaluation; the kernel for GPUs requires a tensor

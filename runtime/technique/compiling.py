@@ -1,9 +1,8 @@
 """`torch.compile`, module by module and in place.
 
 Model: the module's `forward` is replaced, on the instance, by its compiled form, which torch makes at the first call.
-`nn.Module.compile` would leave torch's own modules uncompiled, as the compiler skips their `__call__`; and the work of
-hooks, such as gathering parameters, is better left outside. Modules that are alike share the compiled code. The loss is
-compiled by itself (model/losses.py).
+`nn.Module.compile` would leave torch's own modules uncompiled; and the work of hooks, such as gathering parameters, is
+better left outside. The loss is compiled by itself (model/losses.py).
 
 Contract: names, parameters and hooks stay; results agree with the plain module within rounding. If the machine lacks a
 tool that torch needs to compile, a CompileError before the first step names it.
@@ -32,8 +31,8 @@ class CompileError(RuntimeError):
 
 
 def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, cut: bool = False) -> None:
-    """Has torch compile these modules of `model`, which will run on `device`, at their first call; `cut` says that the
-    tensor axis cuts them. Raises CompileError.
+    """Has torch compile these modules of `model`, which will run on `device`, at their first call; `cut`: the tensor
+    axis cuts them. Raises CompileError.
     """
     if not modules:
         return
@@ -50,10 +49,8 @@ def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, c
 
 
 def keep_to_oneself() -> None:
-    """Sets torch's compile cache to a folder of this user's, unless the user has named one.
-
-    Torch's default is a folder in the shared temporary one, under a name that another user could have taken first;
-    torch would load code and pickles from there.
+    """Sets torch's compile cache to a folder of this user's, unless the user has named one. Another user could take the
+    name of torch's default first; torch would load code and pickles from there.
     """
     if os.environ.get(_CACHE, default_compile_cache()) == default_compile_cache():
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -2,12 +2,10 @@
 
 Optimizers and DistributedDataParallel are marked so that `torch.compile` skips parts of them, and the first call of a
 marked function imports all of torch._dynamo: 0.8 s a process, a quarter of a small job's time to its first step.
-DistributedDataParallel also reads one setting of torch._dynamo, and the wrapper around every optimizer's `step` tells
-it that a graph ends there. `leave_out` answers the first two beforehand with the values they have if nothing is
-compiled; `plain_step` is the step inside that wrapper.
+`leave_out` answers beforehand what they ask of it; `plain_step` is the step inside the wrapper of an optimizer's.
 
 Contract: a no-op if torch._dynamo is loaded already (by a user's module that compiles itself). It may be loaded later:
-functions patched here then count as ordinary code, which matters only to someone who compiles an optimizer's step.
+functions patched here then count as ordinary code.
 
 Limits: it relies on names inside torch. If they are missing it does nothing, and torch loads its compiler.
 """
@@ -16,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -45,9 +43,7 @@ def leave_out() -> Iterator[None]:
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """Returns `optimizer.step` without its wrappers: the compiler's, the profiler's, and the hooks (there are none
-    here).
-    """
+    """Returns `optimizer.step` without the wrappers of the compiler, the profiler and the hooks (there are none)."""
     step: Any = type(optimizer).step
     wrappers = 0
     while hasattr(step, "__wrapped__"):
@@ -63,7 +59,7 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     return plain
 
 
-def _mark(names: Any) -> None:
+def _mark(names: Mapping[str, Any]) -> None:
     for found in list(names.values()):
         function, wrapped = found, False
         while hasattr(function, "__wrapped__"):

@@ -1,14 +1,13 @@
 """The exponential moving average of the weights.
 
-Model: after every `every` steps, average = decay * average + (1 - decay) * weights, by torch's own function
-(`torch.optim.swa_utils.get_ema_multi_avg_fn`); the first time the average is set to the weights, as its `AveragedModel`
-does. `decay_of` has the decays of warm-ups. Each rank averages what it holds of the
-parameters, so that the average is sharded as they are, and needs no exchange.
+Model: after every `every` steps, average = decay * average + (1 - decay) * weights, by torch's own function; the first
+time the average is set to the weights. Each rank averages what it holds of the parameters, so that the average is
+sharded as they are, and needs no exchange.
 
 Contract: the average of each parameter that trains, in the parameter's dtype and on its device; all else (buffers,
 frozen parameters) is the model's. `in_place` exchanges the numbers of both, in place, one tensor at a time.
 
-Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up is the warm-up of
+Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up is that of
 TensorFlow's ExponentialMovingAverage with `num_updates`; the warm-up with `power` is
 https://github.com/lucidrains/ema-pytorch, `EMA.get_current_decay`, whose `step` is one less.
 """
@@ -40,9 +39,7 @@ def decay_of(how: AverageStep, step: int, n: int) -> float:
 
 class WeightsInPlace(ABC):
     """Other weights of a plain model, or of a rank's part of it, that are evaluated and exported in place of those that
-    train; to be made before the first step.
-
-    `tensors` has them by the name of each parameter, sharded as the parameter is, after `refresh`.
+    train; to be made before the first step. `tensors` has them by parameter, sharded as it is, after `refresh`.
     """
 
     @torch.no_grad()
@@ -81,8 +78,6 @@ class WeightsInPlace(ABC):
 
 
 class Average(WeightsInPlace):
-    """The exponential moving average of a plain model, or of a rank's part of it."""
-
     def __init__(self, step: AverageStep, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model)
         self._step, self._optimizer = step, optimizer

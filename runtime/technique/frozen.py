@@ -19,10 +19,8 @@ class FreezeError(RuntimeError):
 
 
 def freeze(step: ModelStep, model: nn.Module) -> None:
-    """Freezes the parameters that a pattern of `step.frozen` matches.
-
-    Raises FreezeError if the patterns match none, or none is left to train: the compiler does not see the names in
-    every user's own model.
+    """Freezes the parameters that a pattern of `step.frozen` matches. Raises FreezeError if the patterns match none, or
+    all: the compiler does not see the names in every user's own model.
     """
     if not step.frozen:
         return

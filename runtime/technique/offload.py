@@ -43,20 +43,19 @@ class _Activations(saved_tensors_hooks):
     """Moves the tensors that autograd saves to the host, except parameters and views of them; of a DTensor, this rank's
     share.
 
-    A replacement for torch's `save_on_cpu` (2.13), which returns pinned tensors with other strides than they had, while
-    the compiled backward pass relies on the strides; and which waits for each copy. Here copies are queued on the
-    computing stream, so that each is done before the memory is used again.
+    A replacement for torch's `save_on_cpu` (2.13), which waits for each copy, and returns pinned tensors with other
+    strides than they had, on which the compiled backward pass relies. Here copies are queued on the computing stream.
     """
 
     def __init__(self, pin_memory: bool) -> None:
-        def pack(tensor: Any) -> Any:
+        def pack(tensor: Tensor) -> Tensor | _HostCopy | _HostShard:
             if _is_parameter(tensor):
                 return tensor
             if is_distributed(tensor):
                 return _HostShard(_moved(local_part(tensor), pin_memory), spec_of(tensor))
             return _moved(tensor, pin_memory)
 
-        def unpack(packed: Any) -> Tensor:
+        def unpack(packed: Tensor | _HostCopy | _HostShard) -> Tensor:
             if isinstance(packed, Tensor):
                 return packed
             if isinstance(packed, _HostShard):
@@ -81,7 +80,7 @@ class _HostShard(NamedTuple):
     """A saved DTensor: this rank's share, and its layout over the ranks."""
 
     kept: _HostCopy
-    spec: Any
+    spec: object
 
 
 def _moved(tensor: Tensor, pin_memory: bool) -> _HostCopy:
@@ -106,7 +105,7 @@ def _is_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(base_of(tensor), nn.Parameter)
 
 
-def activations(job: JobProgram, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def activations(job: JobProgram, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[object]]:
     """Returns the function that makes the context for the forward pass of a micro-batch."""
     if "activations" not in job.offload:
         return contextlib.nullcontext
@@ -117,19 +116,16 @@ def activations(job: JobProgram, device: torch.device) -> Callable[[], contextli
 
 
 def policy(job: JobProgram, device: torch.device) -> OffloadPolicy:
-    """Returns the offload policy for `fully_shard`."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
     return CPUOffloadPolicy(pin_memory=device.type == "cuda") if "parameters" in job.offload else OffloadPolicy()
 
 
 def home(job: JobProgram, device: torch.device) -> torch.device:
-    """Returns the device of the parameter shards."""
     return torch.device("cpu") if "parameters" in job.offload else device
 
 
 def moves_optimizer(job: JobProgram) -> bool:
-    """True if the optimizer's state alone is moved."""
     return "optimizer" in job.offload and "parameters" not in job.offload
 
 
@@ -142,9 +138,7 @@ def settle(optimizer: Any) -> None:
 def optimizer(
     kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Returns the optimizer `kind` over `groups` of parameters on a GPU, with its state on the host. Raises
-    OffloadError.
-    """
+    """Returns the optimizer `kind` over `groups` on a GPU, with its state on the host. Raises OffloadError."""
     try:
         from torchao.optim import CPUOffloadOptimizer
     except ImportError as error:

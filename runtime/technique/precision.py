@@ -1,15 +1,13 @@
 """Mixed precision: autocast over float32 parameters (O1), and loss scaling for float16.
 
 Model: under O1 the forward pass and the loss run inside `autocast(step, device)`; under O2 the engine gives modules a
-16-bit copy of the parameters (parallel/fsdp.py), and there is no autocast. The backward pass runs on
-`scaler.scale(loss)`. Before gradients are clipped, `scaler.unscale_(optimizer)`; then `scaler.step(optimizer)` and
-`scaler.update()`. Without scaling these are the plain backward pass and `optimizer.step()`.
+16-bit copy of the parameters (parallel/fsdp.py). Gradients are unscaled before they are clipped.
 
 Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none. If
-each rank holds whole gradients they have been summed over all ranks. An infinity or nan on one rank is then one in the
-sum. If each holds some rows, torch reduces the flag over the mesh of the gradients; over several axes all ranks reduce
-it. A job that skips steps that are not finite does the same without a scale (`StepSkipper`). Numbers in float16 are as
-large under every engine: if a loss is multiplied to undo a mean, the initial scale is lower by that factor.
+each rank holds whole gradients, the sum over the ranks has it. If each holds some rows, torch reduces the flag over the
+mesh of the gradients; over several axes all ranks reduce it. A job that skips steps that are not finite does the same
+without a scale (`StepSkipper`). Numbers in float16 are as large under every engine: if a loss is multiplied to undo a
+mean, the initial scale is lower by that factor.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import PrecisionStep
-from dslc.compiler.trace.private_torch import unscale_all
+from dslc.compiler.trace.private_torch import local_part, unscale_all
 
 
 def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -36,8 +34,8 @@ def grad_scaler(
     step: PrecisionStep, device: torch.device, loss_scale: int = 1, *, agreed: bool = False, skips: bool = False
 ) -> torch.amp.GradScaler:
     """Returns the loss scaler; without scaling, one whose methods pass their arguments through. `loss_scale` is the
-    engine's. `agreed`: all ranks reduce the flag, because no rank has whole gradients and no single mesh has all of
-    them. `skips`: every step that is not finite is skipped, scaled or not.
+    engine's. `agreed`: all ranks reduce the flag, as gradients are in rows on several meshes. `skips`: every step that
+    is not finite is skipped, scaled or not.
     """
     scale = 2.0**16 / loss_scale
     if skips:
@@ -52,9 +50,8 @@ class _MultiAxisScaler(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        gradients: list[Any] = [each.grad for group in optimizer.param_groups for each in group["params"]]
-        rows = [each.to_local() if hasattr(each, "to_local") else each for each in gradients if each is not None]
-        rows = [each for each in rows if each.numel()]
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
+        rows = [local for each in gradients if each is not None and (local := local_part(each)).numel()]
         if rows:
             unscale_all(rows, found_inf, inv_scale)
         dist.all_reduce(found_inf, dist.ReduceOp.MAX)
@@ -63,7 +60,7 @@ class _MultiAxisScaler(torch.amp.GradScaler):
 
 class StepSkipper(torch.amp.GradScaler):
     """Skips the update of a step whose loss or gradient is not finite, and counts such steps in `skipped`, on the
-    device and in checkpoints. Without an `initial` scale nothing is scaled: it stays at 1, and is not saved.
+    device and in checkpoints. Without an `initial` scale nothing is scaled, nor saved.
     """
 
     def __init__(self, device: torch.device, initial: float | None) -> None:

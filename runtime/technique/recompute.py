@@ -2,20 +2,18 @@
 
 Model: the module's `forward` is replaced, on the instance, by one that goes through `torch.utils.checkpoint` (Chen et
 al. 2016, arXiv:1604.06174). `full` keeps the module's inputs. `selective` also keeps the results of matrix products,
-convolutions and attention, and computes the rest again, which is cheap (Korthikanti et al. 2022, arXiv:2205.05198): the
-account's `LayerMemory.selective` (`compiler/model/tape.py`).
+convolutions and attention (Korthikanti et al. 2022, arXiv:2205.05198): the account's `LayerMemory.selective`
+(`compiler/model/tape.py`).
 
 Contract: names, parameters and hooks stay as they are; hooks (gathering parameters, casting inputs) run outside and are
-not repeated. Gradients equal the gradients of the plain module to the bit, with one exception: if a weight is used
-several times under autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers
-are written once: the second pass works on copies of them, which are dropped. A module that draws random numbers draws
-the same ones again, of torch's, Python's and numpy's generators. Without gradients (evaluation) the module runs as it
-is.
+not repeated. Gradients equal those of the plain module to the bit, with one exception: if a weight is used several
+times under autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are
+written once: the second pass works on copies. A module that draws random numbers draws the same ones again, of torch's,
+Python's and numpy's generators. Without gradients the module runs as it is.
 
 Limits: the module's parameters, and all that its forward reads from outside, must not change before the backward pass.
 If the output of a forward pass depends on a buffer that the pass writes, the buffer has its new value in the second
-pass. Batch statistics are no buffer of this kind. Under `torch.compile` there are no copies, as the compiler writes
-buffers once.
+pass. Under `torch.compile` there are no copies, as the compiler writes buffers once.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,14 +32,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from dslc.compiler.ir.program import RecomputeStep
 from dslc.compiler.trace.private_torch import ATTENTION, AnyDropout, overloads_of, own_buffers
 
-_KEPT = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
-    *ATTENTION,
-)
+Context: TypeAlias = contextlib.AbstractContextManager[object]
+Contexts = Callable[[], tuple[Context, Context]]  # of the first pass and of the second
+
+_KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution", *ATTENTION)
 _NOISELESS = ("torch.nn.", "dslc.runtime.")  # modules of these packages draw random numbers only in dropout
 
 
@@ -52,7 +46,7 @@ def apply(step: RecomputeStep, model: nn.Module) -> None:
         module.forward = _recomputing(module, selective=step.kind == "selective")
 
 
-def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
+def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., object]:
     forward = module.forward
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_numbers(module)}
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
@@ -64,7 +58,7 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
     writing_once = options | {"context_fn": functools.partial(_writing_once, module, contexts)}
     writes = any(True for _ in module.buffers())
 
-    def once_and_again(*arguments: Any, **named: Any) -> Any:
+    def once_and_again(*arguments: object, **named: Any) -> object:
         if not torch.is_grad_enabled():
             return forward(*arguments, **named)
         if torch.compiler.is_compiling():
@@ -77,9 +71,7 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _casting_anew() -> Iterator[None]:
-    """Disables autocast's cache of 16-bit weights in both passes: a copy made by another call would be there only in
-    the first.
-    """
+    """Disables autocast's cache of 16-bit weights in both passes: only the first would find a copy of another call."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -100,24 +92,22 @@ def draws_numbers(module: nn.Module) -> bool:
     return False
 
 
-def _drawing_alike(contexts: Callable[[], Any]) -> tuple[Any, Any]:
-    """Returns the contexts of both passes; in the second Python's and numpy's generators draw what they drew in the
-    first.
-    """
+def _drawing_alike(contexts: Contexts) -> tuple[Context, Context]:
+    """Returns the contexts of both passes; in the second Python's and numpy's generators draw the same numbers."""
     first, second = contexts()
     states: list[Any] = []
     return _noting_states(states, first), _EachTime(lambda: _from_states(states, second))
 
 
 @contextlib.contextmanager
-def _noting_states(states: list[Any], within: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+def _noting_states(states: list[Any], within: Context) -> Iterator[None]:
     states[:] = [random.getstate(), np.random.get_state()]
     with within:
         yield
 
 
 @contextlib.contextmanager
-def _from_states(states: list[Any], within: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+def _from_states(states: list[Any], within: Context) -> Iterator[None]:
     later = random.getstate(), np.random.get_state()
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -129,7 +119,7 @@ def _from_states(states: list[Any], within: contextlib.AbstractContextManager[An
         np.random.set_state(later[1])
 
 
-def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+def _policy(context: object, operation: object, *arguments: object, **named: object) -> CheckpointPolicy:
     # By name: not every build has the operations of other devices.
     name = overloads_of(operation).__name__
     return CheckpointPolicy.MUST_SAVE if name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
@@ -138,9 +128,9 @@ def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> Chec
 class _EachTime(contextlib.AbstractContextManager[None]):
     """Makes a context each time that it is entered: a backward pass in two halves recomputes a module twice."""
 
-    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    def __init__(self, make: Callable[[], Context]) -> None:
         self._make = make
-        self._open: list[contextlib.AbstractContextManager[None]] = []
+        self._open: list[Context] = []
 
     def __enter__(self) -> None:
         context = self._make()
@@ -151,14 +141,14 @@ class _EachTime(contextlib.AbstractContextManager[None]):
         return self._open.pop().__exit__(*error)
 
 
-def _writing_once(module: nn.Module, contexts: Callable[[], Any]) -> tuple[Any, Any]:
+def _writing_once(module: nn.Module, contexts: Contexts) -> tuple[Context, Context]:
     """Returns the contexts of both passes; the second leaves the module's buffers as they are."""
     first, second = contexts()
     return first, _EachTime(lambda: _on_copies(module, second))
 
 
 @contextlib.contextmanager
-def _on_copies(module: nn.Module, within: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+def _on_copies(module: nn.Module, within: Context) -> Iterator[None]:
     kept = [(part, dict(own_buffers(part))) for part in module.modules() if own_buffers(part)]
     for part, buffers in kept:
         own_buffers(part).update({name: _copy(buffer) for name, buffer in buffers.items()})

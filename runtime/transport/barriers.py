@@ -4,8 +4,7 @@ Model: a gate is a pipe, made before the ranks are forked. Nothing is written to
 process could write any more. A process that ends thus counts like one that has spoken, and none can end holding a lock.
 
 Contract: a rank calls `begin` first; `tell` when it has finished its work or cannot go on; and then `part`, which
-returns when all have finished. A rank that left earlier would close its connections while another rank may still need
-to read from them.
+returns when all have finished: others may still need to read from its connections.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Barrier:
         os.close(reading)
 
     def open(self) -> None:
-        """Opens the gate; called by the launcher."""
         for end in self._ends:
             os.close(end)
         self._ends = ()
@@ -50,7 +48,6 @@ class StartupChannels:
         self.news, self._bell = os.pipe()  # the launcher waits at one end; a rank writes to the other
 
     def begin(self) -> None:
-        """Waits, in a rank, until all are forked."""
         for gate in (self.first, self.last):
             gate.approach()
         os.close(self.news)
@@ -61,11 +58,9 @@ class StartupChannels:
         os.write(self._bell, b".")
 
     def part(self) -> None:
-        """Waits, in a rank, until all ranks have finished their work."""
         self.last.wait()
 
     def hear(self) -> None:
-        """Consumes the news, in the launcher."""
         os.read(self.news, 1 << 12)
 
     def close(self) -> None:

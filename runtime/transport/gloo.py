@@ -1,11 +1,9 @@
 """Works around a data race in gloo's process groups.
 
-Model: two threads of a process group run its collectives. Each writes the name of the last one into the same string,
-without a lock (`ProcessGroupGloo::runLoop`, torch 2.13 to 2.15). A name of up to 15 letters fits into the string
-itself. A longer one is allocated, and both threads may free it: the process then ends by SIGSEGV or SIGABRT, there or
-anywhere later. It happens if both write within the same few nanoseconds: once in a million such collectives on a busy
-machine. The one long name that occurs in a training is ALLGATHER_COALESCED, used by the operator behind
-`DTensor.full_tensor()` and the tensor axis.
+Model: two threads of a process group write the name of the last collective into the same string, without a lock
+(`ProcessGroupGloo::runLoop`, torch 2.13 to 2.15). A name of more than 15 letters is allocated, and both threads may
+free it: the process then ends by SIGSEGV or SIGABRT, there or later. The one long name in a training is
+ALLGATHER_COALESCED, of the operator behind `DTensor.full_tensor()` and the tensor axis.
 
 Contract: after `short_names()` that operator gathers the same as ALLGATHER, gloo's name for an all-gather into one
 tensor. Each rank calls it before its first collective; a second call does no harm.
@@ -32,9 +30,7 @@ def short_names() -> torch.library.Library:
 
 
 def _all_gather(input: Tensor, ranks: int, group: object) -> Tensor:
-    """Gathers the parts (n, …) of the `ranks` ranks of a group into (ranks * n, …). Asynchronous:
-    `_c10d_functional.wait_tensor` waits for the result.
-    """
+    """Gathers the parts (n, …) of a group's ranks into (ranks * n, …); `_c10d_functional.wait_tensor` waits for it."""
     gathered = input.new_empty((ranks * input.size(0), *input.shape[1:]))
     parts, whole = input, gathered
     if input.is_complex():  # gloo has no complex numbers; the memory is the same

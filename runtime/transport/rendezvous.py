@@ -1,13 +1,10 @@
 """Lets the ranks find each other: on one node through a store that no other user of the machine can reach.
 
-Model: a rank writes its addresses to a store and reads the addresses of its peers. Torch's own rendezvous serves the
-store at a TCP port on every interface, without a password, and unpickles its contents. Here it is a file without a
-name, in memory, that the launcher makes before it forks and that the ranks inherit (on Linux; elsewhere a file in a
-folder that only this user can enter). Torch's agent counts the nodes by a rendezvous of its own; it gets one that knows
-this node alone, in its own memory.
-
-Ranks on several nodes cannot inherit one file. There rank 0 serves torch's store. Its launcher has opened the socket on
-the interface to the other nodes and on no other (hosts/launcher_group.py).
+Model: a rank writes its addresses to a store and reads those of its peers. Torch's own rendezvous serves the store at a
+TCP port on every interface, without a password, and unpickles its contents. Here it is a file without a name, in
+memory, that the launcher makes before it forks and that the ranks inherit (on Linux; elsewhere a file in a folder that
+only this user can enter). On several nodes rank 0 serves torch's store; its launcher has opened the socket on the
+interface to the other nodes alone (hosts/launcher_group.py).
 
 Contract: on one node nothing listens for the store. Nothing in a store is unpickled. It disappears with the launcher
 and the ranks, however they end.
@@ -32,7 +29,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 @dataclass(frozen=True, kw_only=True)
 class RankStore:
     """The place where ranks find their store: a file that they have inherited, or a port on the first node, where rank
-    0 has inherited a socket that listens. `interface` is the interface that leads to the other nodes.
+    0 has inherited a socket that listens. `interface` leads to the other nodes.
     """
 
     path: str = ""
@@ -42,7 +39,6 @@ class RankStore:
     interface: str = "lo"
 
     def open(self, rank: int, timeout: float) -> Store:
-        """Returns the store, in a rank."""
         if self.path:
             return FileStore(self.path, -1)  # -1: the last rank that leaves does not remove it
         return TCPStore(

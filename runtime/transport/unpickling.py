@@ -1,10 +1,9 @@
 """Unpickles plain values, tensors, and the records of torch's distributed checkpoints, and runs nothing else.
 
-Model: a pickle may name any function of any module and have it called. Torch makes a rank read two kinds of pickle. One
-is the `.metadata` of a checkpoint, which anyone who can write to its folder may have forged. The other are the objects
-that ranks send one another, over connections without a password: `all_gather_object` and its like, which distributed
-checkpoints use for their plans. `PlainUnpickler` reads both. It resolves only the names listed here: plain values,
-exceptions of Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
+Model: a pickle may name any function of any module and have it called. Torch makes a rank read the `.metadata` of a
+checkpoint, which anyone who can write to its folder may have forged, and the objects that ranks send one another
+(`all_gather_object` and its like). `PlainUnpickler` resolves only the names listed here: plain values, exceptions of
+Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
 (https://docs.python.org/3/library/pickle.html#restricting-globals).
 
 Contract: `loads` and `load` raise pickle.UnpicklingError for a pickle that names anything else. `guard()`, called in
@@ -44,7 +43,6 @@ class PlainUnpickler(pickle.Unpickler):
     """A pickle.Unpickler that resolves only the names in the module's docstring."""
 
     def find_class(self, module: str, name: str) -> object:
-        """Returns the object that a pickle names. Raises pickle.UnpicklingError unless it is listed."""
         if (module, name) == PICKLED_STORAGE:
             return _storage
         module = "builtins" if module == "__builtin__" else module  # its name in pickles of protocol 2 and below
@@ -72,12 +70,11 @@ def _storage(content: bytes) -> object:
 
 
 def load(file: BinaryIO) -> Any:
-    """Returns the plain value whose pickle `file` holds. Raises pickle.UnpicklingError if it holds none."""
+    """Returns the plain value that was pickled. Raises pickle.UnpicklingError if it is none."""
     return PlainUnpickler(file).load()
 
 
 def loads(content: bytes) -> Any:
-    """Returns the plain value of a pickle. Raises pickle.UnpicklingError if it is none."""
     return load(io.BytesIO(content))
 
 
