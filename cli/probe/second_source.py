@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.dsl.language.calls import PythonSource
 from dslc.probe.child import in_child
 from dslc.probe.trial import Trial
-from dslc.runtime.process.handed_over import HANDED_OVER
+from dslc.runtime.process.user_code import HANDED_OVER
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.program import PythonFunction

@@ -34,7 +34,7 @@ from dslc.probe.trace_cache import TraceCache
 from dslc.probe.trial import Trial
 from dslc.probe.unchecked_parts import tell_of_network
 from dslc.probe.user_code_trials import tell_what_is_left, used
-from dslc.runtime.process.handed_over import HANDED_OVER
+from dslc.runtime.process.user_code import HANDED_OVER
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts

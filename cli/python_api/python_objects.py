@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from dslc.runtime.process.handed_over import GIVEN
+from dslc.runtime.process.user_code import GIVEN
 
 # The objects that a program may give, with the field that each stands for; of some several may be given.
 FIELDS = {

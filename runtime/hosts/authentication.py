@@ -46,7 +46,6 @@ class Session:
 
     @property
     def is_greeted(self) -> bool:
-        """True when the greeting of the other end has arrived."""
         return self._keys is not None
 
     @property
@@ -55,8 +54,8 @@ class Session:
         return self._received > 0
 
     def receive_greeting(self, content: bytes) -> bytes:
-        """Takes the greeting of the other end and returns what to send: the proof, and before it a greeting, if this
-        end has sent none. Raises AuthenticationError.
+        """Returns what to send after the greeting of the other end: the proof, and before it a greeting, if this end
+        has sent none. Raises AuthenticationError.
         """
         check_greeting(content)
         challenges = [self._challenge, content[len(_MAGIC) :]]
@@ -68,7 +67,6 @@ class Session:
         return (_MAGIC + self._challenge if self._accepts else b"") + self.seal(b"")
 
     def seal(self, content: bytes) -> bytes:
-        """Returns the next frame to send."""
         assert self._keys is not None and len(content) <= MOST
         digest = _digest(self._keys[0], self._sent, content)
         self._sent += 1

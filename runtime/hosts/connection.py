@@ -1,12 +1,9 @@
 """Messages between the launchers of several hosts: JSON over TCP, authenticated by the secret of the run.
 
-Model: a `Connection` is one connection. Each message is a JSON object in a frame of authentication.py. Reading and
-sending never wait, so that a launcher can wait for its ranks and its connections at once: what the other side does not
-take is sent at the next read. A message that is sent before the other side has proved that it knows the secret waits
-for the proof.
-
-The systems of both hosts watch the connection (TCP keepalive), also while a launcher is busy: it ends `SILENCE` seconds
-after the other host was heard from last.
+Model: each message is a JSON object in a frame of authentication.py. Reading and sending never wait, so that a launcher
+can wait for its ranks and its connections at once: what the other side does not take is sent at the next read. A
+message that is sent before the other side has proved that it knows the secret waits for the proof. The systems of both
+hosts watch the connection (TCP keepalive): it ends `SILENCE` seconds after the other host was heard from last.
 
 Contract: nothing is parsed before it is authenticated, and nothing that is read is unpickled or run. An unknown client
 costs as many bytes as a greeting and a proof have. A message of more than `MOST` bytes, or of no kind that messages.py
@@ -47,8 +44,8 @@ class Selectable(Protocol):
 
 
 def readable(connections: Iterable[int | Selectable], seconds: float) -> set[int]:
-    """Waits up to `seconds` until something arrives, and returns the descriptors that have something to read. It uses
-    `poll`, because `select` takes no descriptor above 1,023, and a coordinator of many hosts has some above.
+    """Waits up to `seconds` until something arrives, and returns the descriptors that have something to read. `select`
+    takes no descriptor above 1,023, and a coordinator of many hosts has some above.
     """
     poll = select.poll()
     for each in connections:
@@ -172,7 +169,6 @@ class Connection:
             self.closed = True
 
     def close(self) -> None:
-        """Closes the connection; what has left still arrives."""
         self._socket.close()
         self.closed = True
 

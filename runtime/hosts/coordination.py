@@ -28,12 +28,12 @@ import json
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
+from dslc.compiler.ir.codec import from_json
 from dslc.runtime.hosts.launcher_group import LauncherGroup
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.process.error_text import narrow
-from dslc.runtime.process.failure import Failure, better, failure_from, for_others
+from dslc.runtime.process.failure import Failure, better, for_others
 from dslc.runtime.process.stop import RunControl
 
 Follow = Callable[[Failure, bool, bool], tuple[bool, Failure]]  # the failure; a host was asked to stop; one is lost
@@ -52,9 +52,8 @@ class LauncherState(Enum):
 
 
 class HostGroup:
-    """One launcher's part. The training has `steps` steps. `next_wait` gives the first step from one on at whose end
-    ranks can wait. `follow` gives whether ranks are started again after a failure that ends them, and the text that
-    reports it.
+    """One launcher's part in a training of `steps` steps. `next_wait` gives the first step from one on at whose end
+    ranks can wait. `follow` gives whether ranks are started again after a failure, and the text that reports it.
     """
 
     def __init__(
@@ -116,8 +115,7 @@ class HostGroup:
         else:
             self.group.tell(**message)
 
-    def _broadcast(self, kind: str, **more: Any) -> None:
-        """Tells the other hosts, and this one, which keeps."""
+    def _broadcast(self, kind: str, **more: object) -> None:
         self.group.tell(kind, **more)
         self._receive(0, {"kind": kind, **more})
 
@@ -128,9 +126,8 @@ class HostGroup:
             case "done":
                 self._done[node] = str(message["end"])
             case "failed":
-                told = message["seen"]
-                self._seen[node] = failure_from(told) if told is not None else None
-                seen = self._seen[node]
+                seen = from_json(Failure, message["seen"]) if message["seen"] is not None else None
+                self._seen[node] = seen
                 self._begin_to_settle(seen.kind if seen is not None else "")
             case "settle" if not self.reported:
                 self._state, self.asked_of = LauncherState.REPORTING, str(message["of"])
@@ -150,7 +147,7 @@ class HostGroup:
                 self.end, self._state = str(message["end"]), LauncherState.DONE
                 self.again = self.change = bool(message["again"])
             case "end":
-                self.cause, self.again = failure_from(message["cause"]), bool(message["again"])
+                self.cause, self.again = from_json(Failure, message["cause"]), bool(message["again"])
                 self.change, self._state = bool(message["change"]), LauncherState.FAILED
 
     # --------------------------------------------------------------------------------------- what the coordinator does

@@ -6,13 +6,12 @@ last start first; the rest wait at the join queue. The first meeting begins `LAS
 a later one as soon as the hosts of the last start are back, and without a host that is not back within `BACK` seconds.
 
 Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
-keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while. A host that has
-begun to keep a first start gives way to an earlier one. When the coordinator is lost, each other host looks for a join
-queue at the addresses of all hosts (in the last join reply). The next host in order opens one, if it can lock the run
-directory (`claim`). If the network parts two groups, the lock keeps them from both going on. A coordinator whose join
-queue is not at the rendezvous looks for a host that waits there in vain, and sends it on. A coordinator that was lost
-and came back may wait there so. A coordinator of a first start that finds the run directory locked waits for the lock,
-with the hosts that came to it.
+keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while, and gives way
+to an earlier one. When the coordinator is lost, each other host looks for a join queue at the addresses of all hosts
+(in the last join reply). The next host in order opens one, if it can lock the run directory (`claim`): if the network
+parts two groups, the lock keeps them from both going on. A coordinator whose join queue is not at the rendezvous looks
+for a host that waits there in vain, and sends it on. A coordinator of a first start that finds the run directory locked
+waits for the lock, with the hosts that came to it.
 
 Contract: `meet` and `meet_again` return what this launcher then is, with the join queue if it keeps.
 
@@ -44,11 +43,13 @@ from dslc.runtime.hosts.rendezvous_protocol import (
     RendezvousResult,
     StopRequestedError,
     WaitReporter,
+    accept_hosts,
+    connect,
     has_same_facts,
     join_reply,
     join_request,
+    last_start,
     names_of,
-    refusal_error,
 )
 
 LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
@@ -65,9 +66,7 @@ Place = tuple[str, int]
 
 
 class TrainingOverError(Exception):
-    """The training has ended after `steps` steps, or was `stopped` after them, and this host had no part in the end of
-    it; `host` knows more. Without these no host has reported it.
-    """
+    """The training has ended after `steps` steps, or was `stopped` after them, without this host; `host` knows more."""
 
     def __init__(self, steps: int = 0, host: str = "", *, stopped: bool = False) -> None:
         has = "was stopped" if stopped else "has ended"
@@ -131,12 +130,10 @@ class JoinQueue:
 
     @property
     def handles(self) -> list[int]:
-        """The descriptors to wait for: somebody comes, or says something."""
         return [*self._requests.handles, *(connection.fileno() for connection in (*self._connections, *self._reached))]
 
     @property
     def refusal(self) -> str:
-        """Who was turned away last, and why."""
         return self._requests.refusal
 
     @property
@@ -172,8 +169,8 @@ class JoinQueue:
 
     def call(self) -> None:
         """Looks for hosts at the other places of the rendezvous: redirects a host that waits there as the coordinator
-        of nothing to the training that is kept here. Raises _Elsewhere if nothing is kept here either, and a host
-        waits at a place that is named before this one.
+        of nothing to the training that is kept here. Raises _Elsewhere if nothing is kept here either, and a host waits
+        at a place that is named before this one.
         """
         now = time.monotonic()
         for calling, (place, since) in list(self._calls.items()):
@@ -223,7 +220,6 @@ class JoinQueue:
         return list(_resolvable_addresses(named[begin : begin + _CALLS]))
 
     def tell(self, kind: str, **more: object) -> None:
-        """Sends a message to the hosts that wait."""
         for connection in self._connections:
             connection.send({"kind": kind, **more})
 
@@ -239,8 +235,8 @@ class JoinQueue:
 def _wait_and_select(
     rendezvous: Rendezvous, join_queue: JoinQueue, before: PreviousStart | None, awaited: set[int]
 ) -> RendezvousResult:
-    """Waits for hosts and takes those that the job can train on. `awaited`: the nodes of the last start that are
-    expected back.
+    """Waits for hosts and takes those that the job can train on. `awaited`: nodes of the last start that are expected
+    back.
     """
     waiting, began = WaitReporter(rendezvous, f"for hosts at {rendezvous.address}"), time.monotonic()
     join_queue.busy = ""
@@ -277,10 +273,8 @@ def _node(join_request: Message, before: PreviousStart | None) -> int:
 
 
 def _select_hosts(rendezvous: Rendezvous, join_queue: JoinQueue, before: PreviousStart | None) -> RendezvousResult:
-    # If this coordinator is a new one, the others may know more than it does.
-    last = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in join_queue.arrived), default=(0, ""))
+    start, folder = last_start(join_queue.arrived)
     changes = max((int(m.get("changes") or 0) for _, m in join_queue.arrived), default=0)
-    start, folder = last if last[0] else (0, "")
     if before is not None:
         start, folder, changes = max(start, before.start), before.folder, max(changes, before.changes)
     nodes = [_node(join_request, before) for _, join_request in join_queue.arrived]
@@ -292,23 +286,9 @@ def _select_hosts(rendezvous: Rendezvous, join_queue: JoinQueue, before: Previou
     names = " and ".join(names_of(hosts, ranks=False))
     join_queue.busy = f"the training goes on with {names}; this host waits for a place"
     join_queue.tell("wait", why=join_queue.busy)
-    listening = listen(join_queue.place[0])
-    store = join_queue.place[0], int(listening.getsockname()[1])
-    addresses = [join_queue.place[0], *(connection.remote_address for connection, _ in accepted)]
-    for node, (connection, _) in enumerate(accepted, 1):
-        said = {"hosts": hosts, "store": store, "start": start + 1, "changes": changes, "addresses": addresses}
-        connection.send({"kind": "join_reply", "node": node, **said})
-    return RendezvousResult(
-        node=0,
-        machines=hosts,
-        connections=dict(enumerate((connection for connection, _ in accepted), 1)),
-        store=store,
-        start=start + 1,
-        changes=changes,
-        addresses=addresses,
-        folder=folder,
-        listening=listening,
-    )
+    address = join_queue.place[0]
+    addresses = [address, *(connection.remote_address for connection, _ in accepted)]
+    return accept_hosts(accepted, hosts, address, start + 1, folder, changes, addresses)
 
 
 # -------------------------------------------------------------------------------------------------------- other hosts
@@ -327,7 +307,7 @@ def _join(
             if place in tried:
                 continue
             tried.append(place)
-            connection = _reached(rendezvous, place, waiting)
+            connection = connect(rendezvous, place, waiting, _REACH)
             if connection is None:
                 continue
             try:
@@ -354,24 +334,8 @@ def _join(
         waiting.look([])
 
 
-def _reached(rendezvous: Rendezvous, place: Place, waiting: WaitReporter) -> Connection | None:
-    try:
-        connection = socket.create_connection(place, timeout=_REACH)
-        secret = rendezvous.read_secret()
-        if secret is not None:
-            return Connection(connection, secret)
-    except OSError as error:
-        waiting.why = f": {(error.strerror or str(error)).lower()}"
-        return None
-    connection.close()
-    waiting.unseen(rendezvous.secret.path)
-    return None
-
-
 def _redirected(rendezvous: Rendezvous, message: Message) -> Place | None:
-    """Returns the place to which a launcher is sent on; None, if nothing proves who sends it there, for one that the
-    rendezvous does not name.
-    """
+    """Returns the place to which a launcher is sent on; None for an unnamed one, if nothing proves who sends."""
     address, port = message["place"]
     place = str(address), int(port)
     named = not rendezvous.secret.is_empty or place in _resolvable_addresses(named_in(rendezvous.address))
@@ -381,37 +345,32 @@ def _redirected(rendezvous: Rendezvous, message: Message) -> Place | None:
 def _request_join(
     rendezvous: Rendezvous, connection: Connection, before: PreviousStart | None, waiting: WaitReporter
 ) -> RendezvousResult:
-    """Sends a join request to a coordinator and returns its answer. Raises HostLeftError if it leaves, and what else
-    it may say.
+    """Sends a join request to a coordinator and returns its answer. Raises HostLeftError, TrainingOverError,
+    _Elsewhere.
     """
     connection.send(join_request(rendezvous, before))
-    waiting.what, waiting.why = "for the other hosts", ""
+    waiting.what, waiting.why, waiting.help = "for the other hosts", "", ""
     since = time.monotonic()
     while True:
         readable([connection], AGAIN)
         messages = connection.receive()
         for n, message in enumerate(messages):
-            match message.get("kind"):
-                case "refused":
-                    raise refusal_error(rendezvous, message)
-                case "stopped":
-                    raise StopRequestedError
+            result = join_reply(rendezvous, message, connection, messages[n + 1 :])
+            if result is not None:
+                return result
+            match message["kind"]:
                 case "over":
                     raise TrainingOverError(
                         int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"])
                     )
                 case "elsewhere":
                     place = _redirected(rendezvous, message)
-                    raise (
-                        _Elsewhere(place)
-                        if place is not None
-                        else HostLeftError("it sends this host to an unknown place")
-                    )
+                    if place is None:
+                        raise HostLeftError("it sends this host to an unknown place")
+                    raise _Elsewhere(place)
                 case "wait":
                     waiting.patient = True
                     rendezvous.say(str(message["why"]))
-                case "join_reply":
-                    return join_reply(message, connection, messages[n + 1 :])
         if connection.closed or (not connection.authenticated and time.monotonic() - since > HELLO):
             waiting.why = f", where one was met: {connection.why}" if connection.strange else ""
             raise HostLeftError("the host that keeps the training left")

@@ -21,9 +21,7 @@ PENDING = 32  # connections that have not said who they are
 
 
 class JoinRequests:
-    """Those who come to the socket; `secret` is the secret of the run. `refusal` says who was turned away last, and
-    why.
-    """
+    """Those who come to the socket; `secret` is the run's. `refusal` says who was turned away last, and why."""
 
     def __init__(self, listening: socket.socket, secret: bytes) -> None:
         self.listening, self._secret = listening, secret
@@ -33,7 +31,6 @@ class JoinRequests:
 
     @property
     def handles(self) -> list[int]:
-        """The descriptors to wait for."""
         listening = [] if self._is_full() else [self.listening.fileno()]
         return [*listening, *(connection.fileno() for connection in self._pending)]
 

@@ -7,20 +7,18 @@ message. From then on every launcher has a `LauncherGroup`: the coordinator a co
 other launchers one to the coordinator.
 
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
-places and meet at a `Endpoint`, which the launcher of rank 0 opens.
+places and meet at an `Endpoint`, which the launcher of rank 0 opens.
 
 Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new
 connections. They then have a new port for the store. A host that was lost may come back meanwhile: its launcher, which
 tries again, or a new one, started with the same command, for which the place is free. Each keeps its node. A
 coordinator that was lost comes back as any other: the hosts that wait for it say which start was the last, and where
-the run directory is. Those that met at a `Endpoint` keep their connections instead: nobody else comes to it, and the
-loss of one of them ends the training of all.
+the run directory is. Those that met at an `Endpoint` keep their connections instead: nobody else comes to it, and the
+loss of one of them ends the training of all. The hosts of an elastic training (`Rendezvous.counts`) come and go:
+elastic.py.
 
-The hosts of an elastic training (`Rendezvous.counts`) come and go: elastic.py.
-
-Contract: one address listens to the end: a host that comes when all places are taken is refused there. It is refused at
-once, or, if hosts may come back, when no host was lost for a while. A launcher whose connection ends is `lost`
-(connection.py).
+Contract: one address listens to the end: a host that comes when all places are taken is refused there, at once, or, if
+hosts may come back, when no host was lost for a while. A launcher whose connection ends is `lost` (connection.py).
 
 Limits: if the training is not elastic, a fixed number of hosts, and a coordinator at a fixed address: while it is gone
 no host goes on.
@@ -100,7 +98,6 @@ class LauncherGroup:
 
     @property
     def elastic(self) -> bool:
-        """True if hosts may come and go."""
         return bool(self._rendezvous.counts)
 
     @property
@@ -126,7 +123,6 @@ class LauncherGroup:
 
     @property
     def is_coordinator(self) -> bool:
-        """True on the coordinator."""
         return self.node == 0
 
     @property
@@ -146,14 +142,12 @@ class LauncherGroup:
 
     @property
     def _local_address(self) -> str:
-        """The address of this host."""
         if self._join_queue is not None:
             return self._join_queue.place[0]
         return next(iter(self._connections.values())).local_address
 
     @property
     def connections(self) -> list[Connection]:
-        """The connections that are open."""
         return [connection for node, connection in self._connections.items() if node not in self.lost]
 
     def leave(self, why: str) -> None:
@@ -167,7 +161,7 @@ class LauncherGroup:
 
     def hear(self) -> list[tuple[int, Message]]:
         """Returns the messages that have arrived, with the node that sent each, and notes who is lost. Lets in who
-        comes to an elastic training.
+        comes.
         """
         if self._join_queue is not None:
             self._join_queue.look()
@@ -213,8 +207,8 @@ class LauncherGroup:
         return found
 
     def go_on(self, starts: int) -> None:
-        """Takes the training to be one that was cut off after `starts` starts of its ranks, if any; on the coordinator,
-        which tells the other launchers (`shared`). None of them counts as a restart.
+        """Takes the training to be one that was cut off after `starts` starts of its ranks, if any, none of which
+        counts as a restart; on the coordinator, which tells the other launchers (`shared`).
         """
         if starts:
             self.start, self.changes = starts + 1, starts
@@ -229,9 +223,8 @@ class LauncherGroup:
             self.hear()
 
     def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
-        """Has all hosts meet for the start `start` of the ranks, until that time of the clock.
-
-        Raises RendezvousError, and StopRequestedError if a host was asked to stop, as `stopped` says of this one.
+        """Has all hosts meet for the start `start` of the ranks, until that time of the clock. Raises RendezvousError,
+        and StopRequestedError if a host was asked to stop, as `stopped` says of this one.
         """
         if self.started_by:
             self._stay(start, until, stopped)
@@ -262,7 +255,6 @@ class LauncherGroup:
             self._take(join(rendezvous, self._where, before))
 
     def _stay(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
-        """Does the same for those that keep their connections. Raises HostLeftError if one of them is lost."""
         if self.is_coordinator:
             ready = self.wait_for("ready", until - time.monotonic())
             self._early = []  # what they have said of the start before
@@ -288,7 +280,6 @@ class LauncherGroup:
     ) -> T:
         """Has all hosts meet for the start `start`, and returns what `work` gives, which all of them call. A host that
         is lost meanwhile has them meet once more, if it may come back. `met`: they have met already, for the first one.
-
         Raises what `meet_again` does, and `work`.
         """
         while True:
@@ -311,7 +302,6 @@ class LauncherGroup:
             self.listening.close()
 
     def close(self) -> None:
-        """Closes all connections, and what listens."""
         self._part()
         for comes in (self._join_queue, self._late):
             if comes is not None:
@@ -335,9 +325,7 @@ class LauncherGroup:
 
 
 def meet(rendezvous: Rendezvous) -> LauncherGroup:
-    """Returns the group of all hosts, when all have come and agree. Raises RendezvousError, and TrainingOverError if
-    it is elastic.
-    """
+    """Returns the group of all hosts, when all have come and agree. Raises RendezvousError, and TrainingOverError."""
     try:
         if rendezvous.counts:
             met, join_queue = elastic.meet(rendezvous)

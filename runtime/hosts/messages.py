@@ -73,7 +73,6 @@ class MessageError(Exception):
 
 
 def parse_message(content: bytes) -> Message:
-    """Returns the message in these bytes. Raises MessageError."""
     if _depth(content) > DEEPEST:
         raise MessageError(f"its message is nested more than {DEEPEST} deep")
     try:

@@ -26,8 +26,8 @@ class RendezvousError(Exception):
 
 
 class Endpoint(Protocol):
-    """`name` says in messages where it is. `secret` is the secret that it hands over with the address, once it is open
-    or found; empty if it hands none over.
+    """`name` says in messages where it is. `secret` is handed over with the address, once it is open or found; or
+    empty.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Endpoint(Protocol):
         """Returns the socket at which the first launcher listens. Raises RendezvousError and OSError."""
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address of that socket, for the other launchers; None if it is not known yet. Raises
+        """Returns the address of that socket, for the other launchers; None if it is unknown yet. Raises
         RendezvousError.
         """
 
@@ -53,11 +53,9 @@ class FixedEndpoint:
         self.name, self.secret = f"{host}:{port}", b""
 
     def open(self) -> socket.socket:
-        """Listens at the address, which is one of this host. Raises RendezvousError and OSError."""
         return listen(address_of(self._host), self._port)
 
     def find(self) -> tuple[str, int]:
-        """Returns the address. Raises RendezvousError."""
         address = address_of(self._host)
         if self._one_host:
             try:
@@ -73,8 +71,8 @@ class FixedEndpoint:
 
 
 class FileEndpoint:
-    """A endpoint whose address the first writes to a file that all see, with the secret of the run: this user alone can
-    read it. `one_host`: all are on one.
+    """An endpoint whose address the first writes to a private file that all see, with the secret of the run.
+    `one_host`: all are on one.
     """
 
     def __init__(self, path: str, *, one_host: bool) -> None:
@@ -83,7 +81,6 @@ class FileEndpoint:
         self.name, self.secret = f"the address in {path}", b""
 
     def open(self) -> socket.socket:
-        """Listens at an address of this host, and writes it to the file. Raises RendezvousError and OSError."""
         listening = listen("127.0.0.1" if self._one_host else _address_here())
         folder = os.path.dirname(self._path)
         if not os.path.isdir(folder):
@@ -96,7 +93,6 @@ class FileEndpoint:
         return listening
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address in the file, if it is there. Raises RendezvousError."""
         try:
             content = read_private(self._path)
             if content is None:
@@ -129,7 +125,6 @@ def _address_here() -> str:
 
 
 def address_of(name: str) -> str:
-    """Returns the address of a host, as this host knows it. Raises RendezvousError."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:

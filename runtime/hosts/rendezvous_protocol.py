@@ -1,10 +1,10 @@
 """How launchers find each other at a rendezvous: the coordinator waits, and the other launchers come to it.
 
-Model: the coordinator listens. Each other launcher sends a join request, with what it knows of the job, and waits.
-When all have come the coordinator compares. If they agree, it accepts them with a node each and the address of the
-store. Else it refuses them with the name of the first thing in which two hosts differ: its values stay where they are.
-After the first start of the ranks a host that differs is refused alone. A new host takes the place of a host that was
-lost, or is not back within `BACK` seconds.
+Model: each other launcher sends a join request, with what it knows of the job, and waits. When all have come the
+coordinator compares. If they agree, it accepts them with a node each and the address of the store. Else it refuses them
+with the name of the first thing in which two hosts differ: its values stay where they are. After the first start of the
+ranks a host that differs is refused alone. A new host takes the place of a host that was lost, or is not back within
+`BACK` seconds.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ BACK = 5.0  # seconds in which a host of the last start keeps its place for itse
 _FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
 _NOBODY = "nothing listens there: `--rendezvous` names one of the hosts that train, where the same command runs"
 _NO_WAY = "no way leads there from here: look at the network of both (`ip route`), and at the name or address"
+_SILENT = "another program listens there, or a training that has begun"
 _EXPLAINED_BY = {"the plan": "--set"}  # facts that are compared only where another one differs
 
 
@@ -47,11 +48,10 @@ class StopRequestedError(Exception):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The part of one launcher: where they meet, how many they are, and what it knows of the job, by name.
-
-    With a `endpoint` the launchers know their places, and what has started them (`by`: "mpirun"); each starts
-    `processes` ranks. One that cannot train has the reason as its `fault`, and comes to say so: all leave, and the
-    coordinator with that reason.
+    """The part of one launcher: where they meet, how many they are, and what it knows of the job, by name. With an
+    `endpoint` the launchers know their places, and what has started them (`by`: "mpirun"); each starts `processes`
+    ranks. One that cannot train has the reason as its `fault`, and comes to say so: all leave, and the coordinator with
+    that reason.
     """
 
     address: str
@@ -78,7 +78,6 @@ class Rendezvous:
 
     @property
     def takes(self) -> str:
-        """The number of hosts, in words."""
         return f"{self.counts[0]} to {self.nodes}" if self.counts and self.counts[0] < self.nodes else str(self.nodes)
 
     def create_secret(self) -> bytes:
@@ -273,17 +272,45 @@ def _complete_rendezvous(
         for connection, _ in arrived:
             refuse(connection, wrong.there, wrong.fact)
         raise RendezvousError(wrong.here)
-    # If this coordinator is a new one, the others know more than it does.
-    last, folder = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived), default=(0, ""))
+    last, folder = last_start(arrived)
+    return accept_hosts(arrived, hosts, address, max(start, last + 1), folder)
+
+
+def last_start(arrived: Sequence[tuple[Connection, Message]]) -> tuple[int, str]:
+    """Returns the number of the last start and its run directory, by the hosts that took part in it and may know more
+    than a new coordinator; 0 and "" if none did.
+    """
+    starts = ((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived)
+    last, folder = max(starts, default=(0, ""))
+    return last, folder if last else ""
+
+
+def accept_hosts(
+    arrived: Sequence[tuple[Connection, Message]],
+    hosts: Sequence[str],
+    address: str,
+    start: int,
+    folder: str,
+    changes: int = 0,
+    addresses: Sequence[str] = (),
+) -> RendezvousResult:
+    """Opens the store's port, and sends each host its node, in the order in which they are given."""
     listening = listen(address)
     store = address, int(listening.getsockname()[1])
+    reply = {"hosts": hosts, "store": store, "start": start, "changes": changes, "addresses": addresses}
     connections = dict(enumerate((connection for connection, _ in arrived), 1))
-    folder = folder if last else ""
-    start = max(start, last + 1)
     for node, connection in connections.items():
-        connection.send({"kind": "join_reply", "node": node, "hosts": hosts, "store": store, "start": start})
+        connection.send({"kind": "join_reply", "node": node, **reply})
     return RendezvousResult(
-        node=0, machines=hosts, connections=connections, store=store, start=start, folder=folder, listening=listening
+        node=0,
+        machines=hosts,
+        connections=connections,
+        store=store,
+        start=start,
+        folder=folder,
+        changes=changes,
+        addresses=addresses,
+        listening=listening,
     )
 
 
@@ -324,8 +351,8 @@ def _fault(rendezvous: Rendezvous, join_requests: Sequence[Message], hosts: Sequ
 
 
 def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
-    """Returns names by which a message can tell launchers apart; several launchers may be on one host. `ranks`: each
-    launches one rank.
+    """Returns names by which a message can tell launchers apart, several of which may be on one host, or start one rank
+    each (`ranks`).
     """
     if ranks:
         return [f"rank {n} ({name})" if len(set(hosts)) > 1 else f"rank {n}" for n, name in enumerate(hosts)]
@@ -372,11 +399,9 @@ def _first_difference(name: str, facts: Sequence[Mapping[str, object]]) -> int |
 
 
 class LateJoiners:
-    """Refuses the hosts that come when all have met, until the training ends.
-
-    If hosts that are lost may be replaced, a host that comes waits `SILENCE` seconds for a place. The coordinator may
-    take so long to notice that another host is lost. A host of the last start notices it before the coordinator, and
-    waits.
+    """Refuses the hosts that come when all have met, until the training ends. If lost hosts may be replaced, a host
+    that comes waits `SILENCE` seconds for a place: the coordinator may take so long to notice a loss, which a host of
+    the last start notices before.
     """
 
     def __init__(self, rendezvous: Rendezvous, requests: JoinRequests) -> None:
@@ -385,7 +410,6 @@ class LateJoiners:
 
     @property
     def handles(self) -> list[int]:
-        """The descriptors to wait for."""
         return [*self.requests.handles, *(connection.fileno() for connection in self._arrived)]
 
     def look(self, hosts: Sequence[str]) -> None:
@@ -451,23 +475,30 @@ def join(rendezvous: Rendezvous, where: RendezvousPlace, before: PreviousStart |
 def _connected(rendezvous: Rendezvous, find: Callable[[], tuple[str, int] | None], waiting: WaitReporter) -> Connection:
     while True:
         place = find()
-        try:
-            if place is not None:
-                connection = socket.create_connection(place, timeout=HELLO)
-                secret = rendezvous.read_secret()
-                if secret is not None:
-                    return Connection(connection, secret)
-                connection.close()
-                waiting.unseen(rendezvous.secret.path)
-        except OSError as error:
-            waiting.why = f": {(error.strerror or str(error)).lower()}"
-            waiting.help = _NOBODY if error.errno == errno.ECONNREFUSED else _NO_WAY
+        connection = connect(rendezvous, place, waiting, HELLO) if place is not None else None
+        if connection is not None:
+            return connection
         waiting.look([])
         time.sleep(AGAIN)
 
 
+def connect(rendezvous: Rendezvous, place: tuple[str, int], waiting: WaitReporter, timeout: float) -> Connection | None:
+    """Returns a connection to the launcher at a place; None, with the reason in `waiting`, if there is none yet."""
+    try:
+        connection = socket.create_connection(place, timeout=timeout)
+        secret = rendezvous.read_secret()
+        if secret is not None:
+            return Connection(connection, secret)
+    except OSError as error:
+        waiting.why = f": {(error.strerror or str(error)).lower()}"
+        waiting.help = _NOBODY if error.errno == errno.ECONNREFUSED else _NO_WAY
+        return None
+    connection.close()
+    waiting.unseen(rendezvous.secret.path)
+    return None
+
+
 def join_request(rendezvous: Rendezvous, before: PreviousStart | None) -> Message:
-    """Returns the message with which a launcher asks to take part."""
     last_start = asdict(before) if before is not None else {}
     return {"kind": "join_request", "host": rendezvous.host, "facts": dict(rendezvous.facts), **last_start}
 
@@ -490,29 +521,22 @@ def _request_join_at(
         readable([connection], AGAIN)
         messages = connection.receive()
         for n, message in enumerate(messages):
-            heard = True
-            if message.get("kind") == "refused":
-                raise refusal_error(rendezvous, message)
-            if message.get("kind") == "stopped":
-                raise StopRequestedError
-            if message.get("kind") == "join_reply":
-                return join_reply(message, connection, messages[n + 1 :])
-        heard = heard or connection.authenticated
+            result = join_reply(rendezvous, message, connection, messages[n + 1 :])
+            if result is not None:
+                return result
+        heard = heard or bool(messages) or connection.authenticated
         if before is None and connection.strange and connection.why == NO_SECRET:
             raise RendezvousError(other_secret(rendezvous, where.name))
         if before is None and (connection.strange or (connection.closed and where.taken and not heard)):
-            raise RendezvousError(
-                _other_program(rendezvous, where, "another program listens there, or a training that has begun")
-            )
+            raise RendezvousError(_other_program(rendezvous, where))
         if connection.closed:
             raise HostLeftError(
                 f"the connection to {where.name} ended: it left before all hosts had come, or they are enough"
             )
         if not heard and rendezvous.endpoint is None and time.monotonic() - since > _HEARD:
-            silent = "another program listens there, or a training that has begun"
             if not rendezvous.again:
-                raise RendezvousError(_other_program(rendezvous, where, silent))
-            waiting.why = f", which does not answer: {silent}"
+                raise RendezvousError(_other_program(rendezvous, where))
+            waiting.why = f", which does not answer: {_SILENT}"
         waiting.look([])
 
 
@@ -525,16 +549,26 @@ def other_secret(rendezvous: Rendezvous, name: str) -> str:
     )
 
 
-def _other_program(rendezvous: Rendezvous, where: RendezvousPlace, what: str) -> str:
-    told = f"{where.name}, where the hosts are to meet, does not answer {rendezvous.host} as dslc does: {what}"
+def _other_program(rendezvous: Rendezvous, where: RendezvousPlace) -> str:
+    told = f"{where.name}, where the hosts are to meet, does not answer {rendezvous.host} as dslc does: {_SILENT}"
     host = where.name.rpartition(":")[0]
     if rendezvous.endpoint is not None:
         return told
     return f"{told}\nhelp: on all hosts another port, as `--rendezvous {host}:29401`"
 
 
-def join_reply(message: Message, connection: Connection, early: Sequence[Message]) -> RendezvousResult:
-    """Returns what a coordinator's join reply says of the meeting; `early` has what arrived after it."""
+def join_reply(
+    rendezvous: Rendezvous, message: Message, connection: Connection, early: Sequence[Message]
+) -> RendezvousResult | None:
+    """Returns what a coordinator's join reply says; `early` has what arrived after it. None for another message. Raises
+    RendezvousError for a refusal, and StopRequestedError.
+    """
+    if message["kind"] == "refused":
+        raise refusal_error(rendezvous, message)
+    if message["kind"] == "stopped":
+        raise StopRequestedError
+    if message["kind"] != "join_reply":
+        return None
     address, port = message["store"]
     machines = [str(host) for host in message["hosts"]]
     addresses = message.get("addresses", ())
@@ -556,7 +590,7 @@ def join_reply(message: Message, connection: Connection, early: Sequence[Message
 
 class WaitReporter:
     """Says what is waited for, now and then; raises RendezvousError when that lasts too long, StopRequestedError when
-    one is asked to.
+    asked to.
     """
 
     def __init__(self, rendezvous: Rendezvous, what: str) -> None:

@@ -26,8 +26,8 @@ class SecretError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSecret:
-    """The source of a run's secret: a `token`, or a file at `path` in a folder that all hosts share. With neither the
-    secret is empty. `prepare` makes that folder, on the host that creates the file.
+    """The source of a run's secret: a `token`, or a file at `path` in a folder that all hosts share, which `prepare`
+    makes on the host that creates the file. With neither the secret is empty.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -76,8 +76,8 @@ def token_in(text: str) -> bytes:
 
 
 def write_private(path: str, text: str, *, replace: bool) -> None:
-    """Writes a file that this user alone can read and write, at once: nobody sees a part of it. One that is there
-    stays, or is replaced. Raises OSError.
+    """Writes a file that this user alone can read and write, at once. One that is there stays, or is replaced. Raises
+    OSError.
     """
     new = f"{path}.{secrets.token_hex(4)}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

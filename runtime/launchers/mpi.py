@@ -1,15 +1,14 @@
 """mpirun of Open MPI and of MPICH: their variables, and the file in which rank 0 leaves its address.
 
 Model: neither launcher says where rank 0 is. Its process listens at an address of its own host and writes it to a file
-beside the run directory, which all hosts see; a file that an earlier run has left is replaced, and an address that does
-not answer is looked up again. Nothing here needs MPI itself.
+beside the run directory, which all hosts see; the file of an earlier run is replaced, and an address that does not
+answer is looked up again. Nothing here needs MPI itself.
 
 When a process ends with an error, mpirun ends all other processes: Open MPI within two seconds, MPICH at once. Of ranks
 that fail, which are forked from these processes, it hears nothing.
 
-MPICH names no run. Its proxy, which has started this process, was told by its command line where mpirun listens: no two
-that run at once have this alike. Where that cannot be read, two runs of one job that begin in one folder at once, each
-on several hosts, could meet.
+MPICH names no run. Its proxy, which has started this process, was told by its command line where mpirun listens, which
+no two runs have alike. Where that cannot be read, two runs of one job that begin in one folder at once could meet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torchrun: its variables, and its store, in which rank 0 leaves the address where its peers find it.
 
-Model: torchrun's agent serves a store at MASTER_ADDR:MASTER_PORT. Its values are bytes, which are compared and parsed
-here, never unpickled. Where no agent shares its store (`TORCHELASTIC_USE_AGENT_STORE=False`) the port is rank 0's, and
-the processes meet at it.
+Model: torchrun's agent serves a store at MASTER_ADDR:MASTER_PORT. Its values are bytes, which are parsed here, never
+unpickled. Where no agent shares its store (`TORCHELASTIC_USE_AGENT_STORE=False`) the port is rank 0's, and the
+processes meet at it.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def _read_place(environ: Mapping[str, str]) -> World | None:
     return replace(world, run=run if run != "none" else f"{socket.gethostname()} {os.getppid()}")
 
 
-def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedEndpoint | StoreDoor:
+def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedEndpoint | StoreEndpoint:
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise RendezvousError("MASTER_ADDR and MASTER_PORT, which torchrun sets, do not say where rank 0 is")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return FixedEndpoint(address, int(port))
     key = f"dslc/{environ['TORCHELASTIC_RUN_ID']}/{world.attempt}"
-    return StoreDoor(address, int(port), key, one_host=world.nodes == 1)
+    return StoreEndpoint(address, int(port), key, one_host=world.nodes == 1)
 
 
-class StoreDoor:
+class StoreEndpoint:
     """A port of rank 0's; the other ranks find its address in torchrun's store."""
 
     def __init__(self, address: str, port: int, key: str, *, one_host: bool) -> None:
@@ -80,7 +80,6 @@ class StoreDoor:
             raise RendezvousError(f"{self.name}, has another value of {self._key} than a launcher writes") from None
 
     def close(self) -> None:
-        """Leaves the store."""
         self._store = None
 
     def _opened(self) -> Any:

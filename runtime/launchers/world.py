@@ -11,12 +11,11 @@ from dslc.runtime.hosts.rendezvous_address import Endpoint
 @dataclass(frozen=True, kw_only=True)
 class World:
     """`rank` of `size` processes, from 0, and `local_rank` of the `local_size` on this host (None where nobody says).
-
-    `names` are the variables that say so, by the name of the field here. `speaks`: this process talks to the user where
-    all processes find the same. `of_nodes`: one process for each node is right as well, which forks the ranks of the
-    node. `host` is the launcher's name of this host, if it has one. `attempt` counts the restarts by the launcher, and
-    `run` names what it starts again; of one that starts nothing again, this process starts failed ranks again itself
-    (`again`). `fault` says which variable cannot be read, if one cannot; the numbers then mean nothing.
+    `names` are the variables that say so, by field. `speaks`: this process talks to the user where all processes find
+    the same. `of_nodes`: one process for each node is right as well, which forks the ranks of the node. `host` is the
+    launcher's name of this host. `attempt` counts the restarts by the launcher, and `run` names what it starts again;
+    else this process starts failed ranks again itself (`again`). `fault` says which variable cannot be read; the
+    numbers then mean nothing.
     """
 
     word: str  # of the job: "torchrun"
@@ -38,12 +37,11 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """A launcher of processes: how its processes are known, and where they meet.
-
-    `read` returns the place of this process, or None if the launcher has not started it. `join` returns where the
-    processes meet, or raises RendezvousError; it is given the beginning of a path that all processes have alike.
-    `start` stands before `dslc run`, with numbers by their names in braces. One that `ends_others` does so as soon as
-    one of its processes has left with an error.
+    """A launcher of processes: how its processes are known, and where they meet. `read` returns the place of this
+    process, or None if the launcher has not started it. `join` returns where the processes meet, or raises
+    RendezvousError; it is given the beginning of a path that all processes have alike. `start` stands before `dslc
+    run`, with numbers by their names in braces. One that `ends_others` does so as soon as one of its processes has left
+    with an error.
     """
 
     word: str  # of the job: "torchrun"

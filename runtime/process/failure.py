@@ -1,17 +1,12 @@
 """The end of a training and its cause: each rank reports its failure, and the launcher finds the cause among the
 reports.
 
-Model: a rank that fails writes to the board (stop.py) the time, the step, the exception and the lines of its traceback.
-It also writes the line of the job that the exception concerns. The other ranks then lose their connections to it and
-fail in the same moment. The launcher reads all reports, the exit statuses of the processes before it ended any itself,
-and which processes are stopped. The cause is the first of these that is found:
-
-    the run directory, if it is gone
-    an exception that is not about a lost connection, the earliest
-    a process that ended without a report: by a signal, or with an exit status of its own
-    a process that is stopped
-    a collective that waited longer than the job's timeout, the earliest
-    the earliest lost connection
+Model: a rank that fails writes to the board (stop.py) the time, the step, the exception, the lines of its traceback and
+the line of the job that it concerns. The other ranks then lose their connections to it and fail in the same moment. The
+launcher reads all reports, the exit statuses of the processes before it ended any itself, and which processes are
+stopped. The cause is the first of these: the run directory is gone; an exception that is not about a lost connection,
+the earliest; a process that ended without a report, by a signal or with an exit status of its own; a process that is
+stopped; a collective that waited longer than the job's timeout, the earliest; the earliest lost connection.
 
 Contract: `cause` returns one `Failure` with everything that a message needs, short enough for a terminal. Nothing here
 raises because of a rank's report, a missing report, or the kind of its exception.
@@ -35,7 +30,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -88,10 +83,9 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExits:
-    """The state of all processes when one had failed, before the launcher ended the rest.
-
-    `statuses` are the exit statuses by rank: -N for signal N, None for a process still alive. `stopped` holds ranks;
-    `folder` is true if the run directory was there.
+    """The state of all processes when one had failed, before the launcher ended the rest. `statuses` are the exit
+    statuses by rank: -N for signal N, None for a process still alive. `stopped` holds ranks; `folder`: the run
+    directory was there.
     """
 
     statuses: Mapping[int, int | None] = field(default_factory=dict)
@@ -101,11 +95,9 @@ class ProcessExits:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of a training, which is done, stopped or failed.
-
-    `steps` is the number of completed steps, `restarts` how often ranks were started again. `stopped_at` is the step
-    after which Ctrl-C ended it, None if it did not; 0 if a second Ctrl-C ended it at once. `early` says why it ended by
-    itself before its last step, `failure` why it failed.
+    """The end of a training, which is done, stopped or failed. `steps` are completed, `restarts` counts how often ranks
+    were started again. `stopped_at` is the step after which Ctrl-C ended it, None if it did not; 0 if a second Ctrl-C
+    ended it at once. `early` says why it ended by itself before its last step, `failure` why it failed.
     """
 
     run_dir: str
@@ -161,8 +153,8 @@ def in_words(failure: Failure) -> str:
 
 
 def change_in_words(failure: Failure) -> str:
-    """Returns the message of what has ended an elastic start of the ranks, which go on: the loss of a host is a change
-    rather than a failure.
+    """Returns the message of what has ended an elastic start of the ranks, which go on: a lost host is a change, no
+    failure.
     """
     if failure.rank is not None or failure.kind != "ended":
         return in_words(failure)
@@ -202,7 +194,6 @@ def record(
 
 
 def say(board: RunControl, rank: int, failure: Failure) -> None:
-    """Writes the failure to the board, for the launcher."""
     board.say(rank, json.dumps(dataclasses.asdict(failure), ensure_ascii=False))
 
 
@@ -211,8 +202,8 @@ def _own_notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]:
-    """Returns a note for each of the folders on a full device, if something could not be written. torch's writers drop
-    the reason, and the exception's context is lost on the way from rank to rank.
+    """Returns a note for each of the folders on a full device, if something could not be written: torch's writers drop
+    the reason.
     """
     if not isinstance(error, OSError | RuntimeError) or getattr(error, "errno", None) == errno.EDQUOT:
         return ()
@@ -346,16 +337,13 @@ def _line_of_module(job: JobProgram, name: str) -> str:
 
 
 def forget(run_dir: str, goes_on: bool = False) -> None:
-    """Removes the reports of an earlier training from the run directory; `goes_on` keeps the records of one that may be
-    resumed.
-    """
+    """Removes the reports of an earlier training from the run directory, except the records of one that `goes_on`."""
     for name in (NOTES, "weights.safetensors", *(() if goes_on else (NAME,))):
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(run_dir, name))
 
 
 def cause(run_dir: str, board: RunControl, ends: ProcessExits, timeout: float) -> Failure:
-    """Returns the failure that ended the training."""
     if (found := node_failure(run_dir, board, ends, timeout)) is not None:
         return found
     silent = [rank for rank in board.ranks if not board.has_finished(rank)]
@@ -415,11 +403,6 @@ def better(found: Sequence[Failure]) -> Failure:
     return replace(first, notes=tuple(notes))
 
 
-def failure_from(told: Any) -> Failure:
-    """Returns the failure that was written as JSON."""
-    return from_json(Failure, told)
-
-
 def for_others(failure: Failure, host: str) -> Failure:
     """Returns a failure of this host with what other hosts, which may not see its log, need to tell of it."""
     lines = [line.strip() for line in _end_of(failure.log).splitlines() if line.strip()] if failure.log else []
@@ -427,11 +410,10 @@ def for_others(failure: Failure, host: str) -> Failure:
 
 
 def reported_failure(board: RunControl, rank: int) -> Failure | None:
-    """Returns the failure that a rank has reported, or None."""
     words = board.last_message(rank)
     if not words or board.has_finished(rank):
         return None
-    return failure_from(json.loads(words))
+    return from_json(Failure, json.loads(words))
 
 
 def is_final(failure: Failure | None) -> bool:
@@ -444,44 +426,34 @@ def _suspension_failure(
 ) -> Failure:
     message = "the process is stopped, as by SIGSTOP, Ctrl-Z or a debugger, and nobody has continued it"
     others = f"; so are ranks {', '.join(map(str, stopped))}" if len(stopped) > 1 else ""
-    return Failure(
-        rank=rank,
-        step=board.step(rank),
-        kind="ended",
-        message=message,
-        log=log_path(run_dir, board, rank),
-        notes=(f"that lasted longer than `launch.timeout` ({timeout:g} s){others}",),
-    )
+    note = f"that lasted longer than `launch.timeout` ({timeout:g} s){others}"
+    return _end_failure(run_dir, board, rank, message, (note,))
+
+
+def _end_failure(run_dir: str, board: RunControl, rank: int, message: str, notes: tuple[str, ...] = ()) -> Failure:
+    log = log_path(run_dir, board, rank)
+    return Failure(rank=rank, step=board.step(rank), kind="ended", message=message, log=log, notes=notes)
 
 
 def _exit_failure(run_dir: str, board: RunControl, rank: int, status: int | None) -> Failure:
-    notes: tuple[str, ...] = ()
     if status is None:
-        message = "the process is gone"
-    elif status < 0:
-        with contextlib.suppress(ValueError):
-            status = signal.Signals(-status)
-        name = status.name if isinstance(status, signal.Signals) else f"signal {-status}"
-        message = f"the process was ended by {name}"
-        if name == "SIGKILL":
-            notes = ("the system does this when memory runs out (see dmesg)",)
-        elif name == "SIGTERM":
-            notes = (
-                "it was sent from outside, as `kill` and batch systems do; sent to the launcher it is a request to "
-                "stop",
-            )
-        else:
-            notes = _last_words(log_path(run_dir, board, rank))
-    else:
+        return _end_failure(run_dir, board, rank, "the process is gone")
+    if status >= 0:
         message = f"the process left with exit status {status}, without an exception"
-    return Failure(
-        rank=rank,
-        step=board.step(rank),
-        kind="ended",
-        message=message,
-        log=log_path(run_dir, board, rank),
-        notes=notes,
-    )
+        return _end_failure(run_dir, board, rank, message)
+    with contextlib.suppress(ValueError):
+        status = signal.Signals(-status)
+    name = status.name if isinstance(status, signal.Signals) else f"signal {-status}"
+    notes = _SENDERS.get(name) or _last_words(log_path(run_dir, board, rank))
+    return _end_failure(run_dir, board, rank, f"the process was ended by {name}", notes)
+
+
+_SENDERS = {
+    "SIGKILL": ("the system does this when memory runs out (see dmesg)",),
+    "SIGTERM": (
+        "it was sent from outside, as `kill` and batch systems do; sent to the launcher it is a request to stop",
+    ),
+}
 
 
 def _last_words(path: str) -> tuple[str, ...]:
@@ -526,9 +498,7 @@ _ON_A_CPU = re.compile(r"can't allocate memory|Cannot allocate memory|not enough
 
 
 def planned_memory(error: BaseException, job: JobProgram, rank: int) -> tuple[str, ...]:
-    """Returns a note with what the plan gives the rank, if the error is that memory ran out; nothing for another error,
-    or for a model that was not traced.
-    """
+    """Returns a note with what the plan gives the rank, if memory ran out, and the model was traced."""
     if not job.memory or not _is_of_memory(error):
         return ()
     memory = job.memory[rank * len(job.memory) // job.world_size]  # the pipeline axis is the outermost

@@ -1,10 +1,10 @@
 """Marks an exception with the line of the job that it concerns, in the code that works for that line.
 
-Model: `with at(step.line):` marks an exception that leaves the block with the line; a mark that an inner block has set
-stays. `line_of` reads the mark, also through exceptions that were raised from a marked one.
+Model: `with mark_errors(step.line):` marks an exception that leaves the block; the mark of an inner block stays.
+`line_of` reads the mark, also through exceptions that were raised from a marked one. failure.py finds which of the
+model's modules raised an exception.
 
-Limits: exceptions that refuse attributes stay unmarked. This code does not call the model's modules; failure.py finds
-which of them raised an exception.
+Limits: exceptions that refuse attributes stay unmarked.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class mark_errors(contextlib.ContextDecorator):
-    """Marks exceptions with a line of the job, and with the part at work, as a `with` statement or a decorator. Empty
-    text marks nothing.
+    """Marks exceptions with a line of the job, and with the part at work, as a `with` statement or a decorator; not
+    with "".
     """
 
     def __init__(self, line: str, during: str = "") -> None:
@@ -46,7 +46,6 @@ def mark_item_errors(line: str, items: Iterable[T]) -> Iterator[T]:
 
 
 def mark_line(error: BaseException, line: str) -> None:
-    """Marks an exception with the line of the job that it concerns."""
     with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
         setattr(error, _MARK, line)
 

@@ -3,8 +3,7 @@
 Model: the kernel kills a rank whose launcher ends (`end_with`). Processes that a rank leaves behind would be adopted by
 the machine's first process; while an `OrphanReaper` exists this process adopts them and ends them.
 
-Limits: on other systems than Linux these are no-ops and find nothing. A process that outlives its parent is not ended
-if the launcher itself is killed.
+Limits: on other systems these find nothing. A process that outlives its parent stays if the launcher itself is killed.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _COMPILER = "torch/_inductor/compile_worker"  # what torch's compiler starts for
 
 
 def end_with(parent: int) -> None:
-    """Has the kernel kill this process when `parent`, which forked it, ends in any way (Linux; elsewhere a no-op).
-
-    The parent's thread that forked counts, not the whole process.
-    """
+    """Has the kernel kill this process when `parent`, whose thread forked it, ends (Linux; elsewhere a no-op)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
@@ -40,9 +36,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def ending(process: int, otherwise: int) -> int:
-    """Returns a descriptor that becomes readable when the child ends; `otherwise` if the system has none.
-
-    The pipe that multiprocessing waits for is not enough: the child's own children keep it open.
+    """Returns a descriptor that becomes readable when the child ends; `otherwise` if the system has none. The pipe that
+    multiprocessing waits for is not enough: the child's own children keep it open.
     """
     try:
         return os.pidfd_open(process)
@@ -65,13 +60,12 @@ def environments_of_children(parent: int) -> dict[int, dict[str, str]]:
 
 def is_suspended(process: int) -> bool:
     """True if a process is stopped: by SIGSTOP, by Ctrl-Z, or by a debugger."""
-    return _stat(process)[:1] in (["T"], ["t"])
+    return process_state(process)[:1] in (["T"], ["t"])
 
 
 class SuspensionTracker:
-    """Counts the seconds that each of some processes has been stopped, by looking now and then.
-
-    At most `gap` seconds between two looks count, as this process may have been stopped as well.
+    """Counts the seconds that each of some processes has been stopped. At most `gap` seconds between two looks count,
+    as this process may have been stopped as well.
     """
 
     def __init__(self, gap: float) -> None:
@@ -87,9 +81,8 @@ class SuspensionTracker:
 
 
 class StallDetector:
-    """Notices, by looking now and then, that something has not changed for `seconds` seconds, once each time.
-
-    At most `gap` seconds between two looks count, as this process may have been stopped.
+    """Notices that something has not changed for `seconds` seconds, once each time. At most `gap` seconds between two
+    looks count, as this process may have been stopped.
     """
 
     def __init__(self, seconds: float, gap: float) -> None:
@@ -121,14 +114,13 @@ class OrphanReaper:
         self._before = set(_children(os.getpid()))
 
     def end(self, patience: float) -> list[str]:
-        """Ends all of them and returns the commands of those that were alive. Processes of torch's compiler, which
-        serve later compilations, are not among them. They have `patience` seconds to end after SIGTERM; 0 means SIGKILL
-        at once.
+        """Ends all of them and returns the commands of those that were alive, but for processes of torch's compiler,
+        which serve later compilations. They have `patience` seconds to end after SIGTERM; 0 means SIGKILL at once.
         """
         found: list[str] = []
         until = time.monotonic() + patience
         while left := [child for child in _children(os.getpid()) if child not in self._before]:
-            alive = [child for child in left if _stat(child)[:1] != ["Z"]]
+            alive = [child for child in left if process_state(child)[:1] != ["Z"]]
             found += [_command(child) for child in alive if _COMPILER not in _words(child)]
             _end(alive, until)
             for child in left:
@@ -137,7 +129,6 @@ class OrphanReaper:
         return found
 
     def close(self) -> None:
-        """Stops adopting orphans."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
@@ -161,10 +152,10 @@ def _children(parent: int) -> list[int]:
         processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
-    return [process for process in processes if _stat(process)[1:2] == [str(parent)]]
+    return [process for process in processes if process_state(process)[1:2] == [str(parent)]]
 
 
-def _stat(process: int) -> list[str]:
+def process_state(process: int) -> list[str]:
     """Returns the fields of /proc/PID/stat from the state on; [] if the process is gone."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:

@@ -1,12 +1,12 @@
 """The display of a training: a bar on a terminal, plain lines elsewhere, and a summary at the end.
 
-Model: the launcher, which is otherwise idle, reads metrics.jsonl and the board a few times a second. So the ranks do no
-work for the display. It also passes the records to TensorBoard.
+Model: the launcher, which is otherwise idle, reads metrics.jsonl and the board a few times a second, and passes the
+records to TensorBoard. The ranks do no work for the display.
 
 Contract: without a terminal, and if the environment has `CI`, no control characters are printed: only the first step,
 each evaluation, and at most one line every `QUIET` seconds. Libraries are loaded after the first step is done.
 
-Limits: the rate is the rate of the steps between two looks. It leaves out the first step, which is never typical.
+Limits: the rate is the rate of the steps between two looks, without the first step, which is never typical.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
 from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.program import JobProgram
@@ -49,7 +49,7 @@ class Watch:
         notes = os.path.join(run_dir, NOTES)
         self._notes = Follower(notes, os.path.getsize(notes) if goes_on and os.path.exists(notes) else 0)
         self._records: Follower | None = None
-        self._display: _ProgressDisplay | None = None
+        self._display: _LineDisplay | None = None
         self._tensorboard: TensorBoard | None = None
         self._last: dict[str, Record] = {}
         found = os.stat(run_dir)
@@ -66,16 +66,11 @@ class Watch:
 
     def look(self) -> None:
         """Shows new records and notes. Called often; costs some microseconds if nothing is new."""
-        for line in self._notes.new():
-            with self._screened():
-                self._say(readable(line.rstrip()))
-        said, self._noted = self._board.noted(self._noted)
-        for line in said:
-            with self._screened():
-                self._say(readable(line))
+        lines, self._noted = self._board.noted(self._noted)
+        for line in (*self._notes.new(), *lines):
+            self._say(readable(line.rstrip()))
         if self._left is not None and self._board.began is not None:
-            with self._screened():
-                self._say(self._cost(self._left, self._board.began))
+            self._say(self._cost(self._left, self._board.began))
             self._left = None
         if self._records is None and self._board.records is not None:
             self._records = Follower(os.path.join(self._run_dir, NAME), self._board.records)
@@ -90,12 +85,11 @@ class Watch:
             with self._drop_on_full_disk():
                 if self._tensorboard is not None:
                     self._tensorboard.write(record)
-        self.is_stopping()
+        if self.is_stopping() and not self._warned:
+            self._warned = True
+            if self._board.stop_at != self._job.steps:
+                self._say("stopping after this step (Ctrl-C once more: at once)")
         with self._screened():
-            if self._board.stop_requested and not self._warned:
-                self._warned = True
-                if self._board.stop_at != self._job.steps:
-                    self._say("stopping after this step (Ctrl-C once more: at once)")
             if self._display is not None:
                 self._display.tick(self._board.furthest)
 
@@ -108,9 +102,8 @@ class Watch:
         return self._board.stop_requested
 
     def restart(self, message: str, note: str) -> None:
-        """Shows why ranks are started again, and from now on `note`.
-
-        No thread is left, as TensorBoard's: a process that is forked while another thread holds a lock never gets it.
+        """Shows why ranks are started again, and from now on `note`. Leaves no thread, as TensorBoard's: a process that
+        is forked while another thread holds a lock never gets it.
         """
         self.look()
         self._beat.restart(max(0, self._board.furthest - 1), self._board.attempt, message, self._job.timeout)
@@ -119,8 +112,8 @@ class Watch:
             if self._tensorboard is not None:
                 self._tensorboard.close()
         self._tensorboard = None
+        self._say(message)
         with self._screened():
-            self._say(message)
             if self._display is not None:
                 self._display.restart(note)
 
@@ -129,24 +122,18 @@ class Watch:
         self._coordinator, self._beat.keeps = coordinator, not coordinator and self._trains
 
     def change(self, left: tuple[int, float], hosts: str) -> None:
-        """Has the cost of a change of hosts shown when the ranks go on: `left` is the step that was done before, and
-        the time of the clock; `hosts` are those that go on.
+        """Has the cost of a change of hosts shown when the ranks go on with `hosts`; `left` is the step that was done
+        before, and the time of the clock.
         """
         self._left, self._hosts = left, hosts
 
     def _cost(self, left: tuple[int, float], began: tuple[int, float]) -> str:
         steps = max(0, left[0] - began[0])
-        lost = (
-            f"{steps} step{'s' * (steps != 1)} {'are' if steps != 1 else 'is'} done again"
-            if steps
-            else "no step is lost"
-        )
-        return (
-            f"goes on after step {began[0]} with {self._hosts}: the change took {began[1] - left[1]:.1f} s, and {lost}"
-        )
+        lost = f"{steps} {'step is' if steps == 1 else 'steps are'} done again" if steps else "no step is lost"
+        took = f"the change took {began[1] - left[1]:.1f} s"
+        return f"goes on after step {began[0]} with {self._hosts}: {took}, and {lost}"
 
     def has_folder(self) -> bool:
-        """True if the run directory is still there."""
         try:
             found = os.stat(self._run_dir)
         except (FileNotFoundError, NotADirectoryError):
@@ -157,23 +144,19 @@ class Watch:
 
     def say_of_still(self, seconds: float, places: list[str]) -> None:
         """Says where ranks are that have begun no step for so long, which may be right: they go on."""
-        with self._screened():
-            self._say(f"no step has ended for {seconds:g} s; the training goes on: {'; '.join(places[:MOST])}")
+        self._say(f"no step has ended for {seconds:g} s; the training goes on: {'; '.join(places[:MOST])}")
 
     def say_of_late(self, ranks: list[int]) -> None:
         """Names, after a training, the ranks that are done but have not ended."""
         which = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
-        with self._screened():
-            self._say(f"{which} been ended: a thread or a process that the job's code began did not end")
+        self._say(f"{which} been ended: a thread or a process that the job's code began did not end")
 
     def say_of_left(self, commands: list[str]) -> None:
         """Names, after a training, the processes that it left behind."""
         for command in commands[:MOST]:
-            with self._screened():
-                self._say(f"a process that the job's code left behind has been ended: {command}")
+            self._say(f"a process that the job's code left behind has been ended: {command}")
         if len(commands) > MOST:
-            with self._screened():
-                self._say(f"and {len(commands) - MOST} others")
+            self._say(f"and {len(commands) - MOST} others")
 
     def close(self, outcome: Outcome) -> None:
         """Shows the last records, and a summary if the training did not fail."""
@@ -229,16 +212,16 @@ class Watch:
             yield
         except OSError as error:
             self._tensorboard, self._events, self._dropped = None, False, str(error)
-            with self._screened():
-                self._say(f"nothing more is written for TensorBoard: {self._dropped}")
+            self._say(f"nothing more is written for TensorBoard: {self._dropped}")
 
     def _say(self, text: str) -> None:
-        if self._display is None:
-            print(text, file=self._screen, flush=True)
-        else:
-            self._display.say(text)
+        with self._screened():
+            if self._display is None:
+                print(text, file=self._screen, flush=True)
+            else:
+                self._display.say(text)
 
-    def _open_display(self, step: int) -> _ProgressDisplay:
+    def _open_display(self, step: int) -> _LineDisplay:
         """Returns the display, made at the first call with the record of `step`."""
         with self._drop_on_full_disk():
             if self._events and self._tensorboard is None:
@@ -276,18 +259,6 @@ class Watch:
         return "\n".join([*lines, f"weights, metrics and logs are in {folder}"])
 
 
-class _ProgressDisplay(Protocol):
-    def record(self, record: Record) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def tick(self, step: int) -> None: ...
-
-    def restart(self, note: str) -> None: ...
-
-    def close(self, steps: int) -> None: ...
-
-
 class _LineDisplay:
     """Prints plain lines, few of them."""
 
@@ -316,26 +287,26 @@ class _LineDisplay:
         print(text, file=self._screen, flush=True)
 
     def tick(self, step: int) -> None:
-        pass
+        """Shows nothing new: only a bar moves between two records."""
 
     def restart(self, note: str) -> None:
-        pass
+        """Shows nothing new."""
 
     def close(self, steps: int) -> None:
-        pass
+        """Shows nothing new."""
 
     def _step(self, record: Record) -> str:
         return f"step {record['step']:>{len(str(self._steps))}}/{self._steps}"
 
 
-class _Bar:
+class _Bar(_LineDisplay):
     """A bar with the step, the loss, the rate and the time left; evaluations are printed above it."""
 
     def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        self._batch, self._units = batch, units
+        super().__init__(steps, batch, units, screen)
         columns = (
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
@@ -388,7 +359,7 @@ def numbers_text(record: Record) -> str:
     return "  ".join(f"{name} {_number(value)}" for name, value in numbers(record) if name != "lr")
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     if value is None:
         return "not finite"
     if value == 0 or 1e-3 <= abs(value) < 1e4:

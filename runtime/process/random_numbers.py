@@ -1,14 +1,13 @@
 """Seeds the random generators of a rank and of each sample of a user's data set, and saves and restores their states.
 
-Model: models and data sets use three generators: torch's (and the GPU's), Python's and numpy's. A rank seeds all of
-them from (seed, rank, first step). So no two ranks draw the same noise, and a resumed training does not repeat the
-noise of its beginning. A sample seeds all but the GPU's from (seed, part of the data, epoch, index). Afterwards the
-rank seeds them again, for each step of a training; in an evaluation `aside` restores their states. So neither the
-sample nor the rank's noise depends on the process that makes the sample, or on the samples made before it.
+Model: models and data sets use torch's generators (and the GPU's), Python's and numpy's. A rank seeds all of them from
+(seed, rank, first step): no two ranks draw the same noise, and a resumed training does not repeat the noise of its
+beginning. A sample seeds all but the GPU's from (seed, part of the data, epoch, index). Afterwards the rank seeds them
+again, for each step of a training; in an evaluation `preserve_generators` restores their states. So neither the sample
+nor the rank's noise depends on the process that makes the sample, or on earlier samples.
 
-A state is saved as a tensor. Python's and numpy's generators are both the Mersenne Twister. Their states have 624 words
-of 32 bits, a position, and half of a pair of normal numbers, if one is kept. They are float64, which holds each of
-these exactly.
+A state is saved as a tensor. Python's and numpy's generators are both the Mersenne Twister: 624 words of 32 bits, a
+position, and half of a pair of normal numbers, if one is kept. float64 holds each of these exactly.
 
 Limits: a generator that a data set keeps to itself goes on from sample to sample (W0610). Seeding takes 6 us of
 processor time a sample; saving and restoring the states takes 150 us a batch.
@@ -83,8 +82,8 @@ def state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restores states that `state` returned. The GPU's stay as they are if the other training had none. Raises
-    ValueError and RuntimeError for an impossible state.
+    """Restores states that `state` returned; the GPU's stays if the other training had none. Raises ValueError and
+    RuntimeError for an impossible state.
     """
     torch.set_rng_state(found["torch"])
     *words, kept, gauss = found["python"].tolist()

@@ -1,16 +1,15 @@
 """The record of a training as it runs: metrics.jsonl, and the same for TensorBoard.
 
 Model: rank 0 appends one JSON object a line to `metrics.jsonl`. The launcher reads that file as it grows, and makes the
-display and TensorBoard's events from it, away from the ranks. Notes in words go to `logs/notes.txt` in the same way.
+display and TensorBoard's events from it. Notes in words go to `logs/notes.txt` in the same way.
 
-Contract: a resumed training keeps the lines up to the step of its checkpoint, drops later lines, and writes them again.
-It does the same with the line of the test, which comes at its end. A line that cannot be read (a disk that failed, an
-editor) is left out and reported with its number; the training goes on. A line that cannot be written (a full disk) is
-written with one of the next, or lost; this is reported once. Readers see whole lines. The keys of a line are `step`
-(from 1), `split` (`train`, `validation` or `test`), `loss` and other metrics, and `lr` (training). Further keys are
-`samples` (seen so far) and `seconds` (since the first step began). With `on_nonfinite = skip` it has `skipped`: the
-number of steps skipped since the training began or was resumed. A number that is not finite is `null`, as JSON has no
-word for it.
+Contract: a resumed training keeps the lines up to the step of its checkpoint, without the test's, drops later lines,
+and writes them again. A line that cannot be read (a disk that failed, an editor) is left out and reported with its
+number. A line that cannot be written (a full disk) is written with one of the next, or lost; this is reported once.
+Readers see whole lines. The keys of a line are `step` (from 1), `split` (`train`, `validation` or `test`), `loss` and
+other metrics, `lr` (training), `samples` (seen so far), `seconds` (since the first step began), and with `on_nonfinite
+= skip` `skipped`: the number of steps skipped since the training began or was resumed. A number that is not finite is
+`null`.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ Record = dict[str, Any]
 
 
 class Records:
-    """Writes metrics.jsonl of a run directory, after the records of the first `step` steps; on rank 0 alone.
-
-    `begin` is the position in the file at which the new lines begin. `also` is called with each new record; `tell` is
-    called with the reason, in words, if the file cannot be written.
+    """Writes metrics.jsonl of a run directory, after the records of the first `step` steps; on rank 0 alone. The new
+    lines begin at the position `begin`. `also` is called with each new record; `tell` with the reason, in words, if the
+    file cannot be written.
     """
 
     def __init__(
@@ -110,8 +108,8 @@ def naming(path: str) -> Iterator[None]:
 
 
 def read_metrics(run_dir: str) -> list[Record]:
-    """Returns the records of metrics.jsonl; [] if there is no file. Leaves out a line that was cut off. Raises
-    ValueError, with the number of the line, if one cannot be read.
+    """Returns the records of metrics.jsonl; [] if there is no file. Raises ValueError, with the number of the line, if
+    one cannot be read.
     """
     found, damaged = _read_records(run_dir)
     if damaged:
@@ -164,7 +162,7 @@ def _is_number(value: object) -> bool:
 
 def note(run_dir: str, text: str, whole: str = "") -> None:
     """Writes one line for whoever watches the training, and into this rank's log, where `whole` may say more. Raises
-    nothing if that fails.
+    nothing.
     """
     print(whole or text, flush=True)
     path = os.path.join(run_dir, NOTES)
@@ -179,7 +177,6 @@ class Follower:
         self._path, self._at = path, begin
 
     def new(self) -> Iterator[str]:
-        """Yields the lines written since the last call."""
         try:
             with open_file(self._path) as file:
                 file.seek(self._at)
@@ -204,7 +201,6 @@ class RecordFollower:
         self._follower, self._file = Follower(self._path), 0
 
     def new(self) -> Iterator[Record]:
-        """Yields the records written since the last call."""
         try:
             file = os.stat(self._path).st_ino
         except OSError:
@@ -219,9 +215,8 @@ class RecordFollower:
 
 
 class TensorBoard:
-    """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`.
-
-    In a resumed training TensorBoard drops the earlier events of `step`, its first step, and of later ones.
+    """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`. In
+    a resumed training TensorBoard drops the earlier events of `step`, its first step, and of later ones.
     """
 
     def __init__(self, run_dir: str, step: int = 1) -> None:

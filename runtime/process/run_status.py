@@ -1,10 +1,9 @@
 """The state of a run: `status.json` in its run directory, and the request to stop it, from any machine.
 
-Model: the launcher writes the file when its state changes, and every `BEAT` seconds as a heartbeat. It does so at the
-moments at which it wakes for the progress. Each writing says in how many seconds the next one is due at the latest. A
-reader on the same host, and in the same process namespace, looks for the process instead, which tells a killed launcher
-at once. `dslc stop` leaves the file `.stop`, which the launcher looks for at the same moments. The ranks do nothing for
-this.
+Model: the launcher writes the file when its state changes, and every `BEAT` seconds as a heartbeat, at the moments at
+which it wakes for the progress. Each writing says in how many seconds the next one is due. A reader on the same host,
+and in the same process namespace, looks for the process instead, which tells a killed launcher at once. `dslc stop`
+leaves the file `.stop`, which the launcher looks for at the same moments.
 
 Contract: readers see a whole file, old or new. A disk that is full, or a folder that is gone, ends no training. The
 clock is the file system's, so that hosts with different clocks agree.
@@ -24,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from dslc.compiler.facts.untrusted_files import create_file, read_json, replacing
+from dslc.compiler.ir.codec import from_json
+from dslc.runtime.process.lifetime import process_state
 
 NAME, STOP = "status.json", ".stop"
 STATES = ("waiting", "starting", "running", "restarting", "done", "stopped", "failed")
@@ -36,12 +37,11 @@ _MOST = 1 << 20  # bytes of a file that is read
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """The state of a run, one of `STATES`, as its launcher has written it last: `step` of `steps` are done.
-
-    `message` says why it failed or ended early, `raised` whether by an exception, `lasting` whether another start would
-    meet that again; `asked` what has stopped it: a signal's name, or `dslc stop`. The launcher is `process` on `host`,
-    in `place` (the namespace of its number), and began at the tick `began`; `within` are the seconds in which it writes
-    again. `metrics` are the metrics of the last record.
+    """The state of a run, one of `STATES`, as its launcher has written it last: `step` of `steps` are done. `message`
+    says why it failed or ended early, `raised` whether by an exception, `lasting` whether another start would meet that
+    again; `asked` what has stopped it: a signal's name, or `dslc stop`. The launcher is `process` on `host`, in `place`
+    (the namespace of its number), and began at the tick `began`; it writes again within `within` seconds. `metrics` are
+    those of the last record.
     """
 
     state: str
@@ -73,28 +73,12 @@ def read_status(run_dir: str) -> RunStatus | None:
     """Returns the state of a run as written; None if there is no such file, or another program has written it."""
     try:
         told = read_json(os.path.join(run_dir, NAME), _MOST)
-        kept = {name: told[name] for name in RunStatus.__dataclass_fields__ if name in told}
-        found = RunStatus(**kept)
+        # A later dslc may write more fields.
+        status = from_json(RunStatus, {name: told[name] for name in RunStatus.__dataclass_fields__ if name in told})
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.state in STATES and _is_valid(found) else None
-
-
-def _is_valid(status: RunStatus) -> bool:
-    """True if each field is of its declared kind, counts and seconds are possible, and metrics are numbers."""
-    kinds = {name: type(value) for name, value in asdict(_EXAMPLE).items() if name not in ("metrics", "within")}
-    if any(type(getattr(status, name)) is not kind for name, kind in kinds.items()):  # True is an instance of int
-        return False
-    if min(status.step, status.steps, status.restarts, status.process) < 0 or not isinstance(status.metrics, dict):
-        return False
-    return _is_number(status.within) and status.within >= 0 and all(map(_is_number, status.metrics.values()))
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
-
-
-_EXAMPLE = RunStatus(state="done")
+    counts = status.step, status.steps, status.restarts, status.process, status.within
+    return status if status.state in STATES and all(count >= 0 for count in counts) else None
 
 
 def silence(run_dir: str, status: RunStatus) -> str:
@@ -132,12 +116,8 @@ def _place() -> str:
 
 def _began(process: int) -> str:
     """Returns the tick at which a process began; "" if it is gone. A number is given to other processes later."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    fields = process_state(process)
+    return "" if not fields or fields[0] in "ZX" else fields[19]
 
 
 # ------------------------------------------------------------------------------------------------ a request to stop
@@ -182,8 +162,8 @@ class Heartbeat:
         self._at = time.monotonic()
 
     def look(self, step: int, metrics: Mapping[str, float | None]) -> bool:
-        """Gives a sign of life if one is due, with the steps done; returns whether the run is asked to stop. Called at
-        each moment at which the launcher wakes; costs some microseconds if nothing is due.
+        """Gives a sign of life if one is due, with the steps done; returns whether the run is asked to stop. Costs some
+        microseconds if nothing is due.
         """
         if not self.keeps:
             return False

@@ -1,26 +1,23 @@
 """The board that the processes of one node share, and how Ctrl-C stops a training at one step.
 
 Model: the launcher makes some pages of anonymous shared memory before it forks, and every rank inherits them. They hold
-the request to stop, and the step after which all ranks leave. They hold for each rank its process, its step, whether it
-is done, and its last words: how it ended (failure.py). A full disk or a removed folder cannot keep these from the
-launcher.
+the request to stop, the step after which all ranks leave, and for each rank its process, its step, whether it is done,
+and its last words: how it ended (failure.py). A full disk or a removed folder cannot keep these from the launcher.
 
 Contract: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 (batch systems send these before they end a job) to the launcher
 is a request. The ranks ignore signals that are sent to a whole process group, and read the board. A second one, more
 than `SECOND` seconds after the first, ends the training at once.
 
-Why all ranks leave after the same step. Rank 0 reads the request before it begins step s. If there is one it writes
+Why all ranks leave after the same step: rank 0 reads the request before it begins step s. If there is one it writes
 `stop_at = s` (once) and only then works on step s. Each rank compares `stop_at` with its own step at the end of a step.
-- At the end of step s a rank has completed the exchange of gradients of step s. Rank 0 contributed to it after its
-  write: the rank finds `stop_at = s` and leaves.
-- At the end of a step before s it finds 0 or s; neither is its own step: it goes on.
-This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step,
-unless each rank has a gradient of its own (exchange/): then it is each that is logged, where they agree on the loss. On
-a GPU the host runs ahead of the device and waits only where it reads a number back: there rank 0 answers with the next
-such step (`answer` takes it as an argument).
+At the end of step s a rank has completed an exchange of gradients to which rank 0 contributed after its write: the rank
+finds `stop_at = s` and leaves. Before, it finds 0 or s; neither is its own step.
 
-Several nodes have a board each; there the launchers agree on the step (hosts/coordination.py), and `leaves` waits for
-them.
+This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step,
+unless each rank has a gradient of its own (exchange/): then each that is logged, where they agree on the loss. On a GPU
+the host waits only where it reads a number back: there rank 0 answers with the next such step (`answer` takes it as an
+argument). Several nodes have a board each; there the launchers agree on the step (hosts/coordination.py), and `leaves`
+waits for them.
 
 SIGTERM is sent to a whole process group by `timeout`, service managers and shells, and to a single rank by who wants to
 end that. A rank waits `ANSWER` seconds for the launcher to have got one too, and else ends by it.
@@ -53,10 +50,8 @@ _PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a r
 
 
 class RunControl:
-    """Numbers that the launcher and the ranks of one node share: `ranks` of them from `first` on.
-
-    `alone`: no other node takes part. Else rank 0 leaves the answer to a request to the launchers
-    (hosts/coordination.py).
+    """Numbers that the launcher and the ranks of one node share: `ranks` of them from `first` on. `alone`: no other
+    node takes part; else rank 0 leaves the answer to a request to the launchers (hosts/coordination.py).
     """
 
     def __init__(self, ranks: int, first: int = 0, *, alone: bool = True) -> None:
@@ -76,7 +71,6 @@ class RunControl:
     # ------------------------------------------------------------------------------------------------- stopping
 
     def request_stop(self) -> None:
-        """Asks the ranks to leave; called by the launcher."""
         self._numbers[_REQUEST] = 1
 
     @property
@@ -121,7 +115,6 @@ class RunControl:
         self._numbers[_STOP_AT] = step
 
     def release(self) -> None:
-        """Has ranks that wait go on."""
         self._numbers[_HOLD] = 0
 
     @property
@@ -163,11 +156,9 @@ class RunControl:
         return max(map(self.step, self.ranks))
 
     def arrive(self, rank: int) -> None:
-        """Records that a rank's process has begun."""
         self._numbers[self._offset(rank) + _PROCESS] = os.getpid()
 
     def enter(self, rank: int, step: int) -> None:
-        """Records that a rank begins `step` (from 1)."""
         self._numbers[self._offset(rank) + _STEP] = step
 
     def process(self, rank: int) -> int:
@@ -179,7 +170,6 @@ class RunControl:
         return self._numbers[self._offset(rank) + _STEP]
 
     def has_finished(self, rank: int) -> bool:
-        """True if a rank has finished its work."""
         return self._numbers[self._offset(rank) + _SAID] < 0
 
     def failing(self, rank: int) -> bool:
@@ -208,8 +198,8 @@ class RunControl:
     # --------------------------------------------------------------------------------------------- for the display
 
     def note(self, text: str) -> None:
-        """Adds a line for whoever watches the training, which reaches them also if the disk is full; on rank 0. Some
-        lines find no room, if there are many.
+        """Adds a line for whoever watches the training, which reaches them also if the disk is full; on rank 0. Of many
+        lines some find no room.
         """
         content = (" ".join(text.split()) + "\n").encode(errors="replace")
         begin, used = self._words + WORDS * len(self.ranks), self._numbers[_NOTED]
@@ -244,10 +234,9 @@ class RunControl:
 
 @contextlib.contextmanager
 def listening(board: RunControl, at_once: type[BaseException] | None = None) -> Iterator[None]:
-    """Turns the signals of a user who wants to stop into a request on the board, while the context lasts.
-
-    The second raises `at_once` in the main thread (KeyboardInterrupt if None). A signal that was ignored before (a job
-    in the background, nohup) stays ignored. Outside the main thread nothing is changed: Python allows it only there.
+    """Turns the signals of a user who wants to stop into a request on the board, while the context lasts. The second
+    raises `at_once` in the main thread (KeyboardInterrupt if None). A signal that was ignored before (a job in the
+    background, nohup) stays ignored. Outside the main thread nothing is changed: Python allows it only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

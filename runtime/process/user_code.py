@@ -14,8 +14,10 @@ from typing import Any
 
 from dslc.compiler.facts.untrusted_files import recreate_file
 from dslc.compiler.ir.program import PythonFunction
-from dslc.runtime.process.handed_over import GIVEN, HANDED_OVER
 from dslc.runtime.process.vision_library import let_torchvision_load
+
+GIVEN = "dslc_given"  # the module of objects that a program gives in place of `python(…)`
+HANDED_OVER = ("__main__", GIVEN)  # modules whose objects go to other processes by value: no file has them
 
 
 def hand_over(functions: Iterable[str], path: str) -> None:
@@ -59,10 +61,8 @@ def search_first(folder: str) -> None:
 
 def load_function(named: PythonFunction) -> Callable[..., Any]:
     """Returns the function with its keyword arguments bound. Puts the job's folder first on `sys.path` and leaves it
-    there.
-
-    Raises ImportError, naming the line of the job, if the module or the function does not exist. An exception that the
-    module itself raises passes through.
+    there. Raises ImportError, naming the line of the job, if the module or the function does not exist, and what the
+    module itself raises.
     """
     search_first(named.folder)
     module_name, _, path = named.function.partition(":")

@@ -1,9 +1,8 @@
 """Lets `torchvision` be imported beside a build of torch that its compiled part was not made for.
 
-torchvision's transforms and networks are written in Python, and it can do without its compiled part, except for two
-registrations at its import: `operator torchvision::nms does not exist`. The wheels of the Python Package Index are made
-for torch with CUDA, so that this happens with a torch for CPUs alone. Here the two operators are declared first;
-whoever calls one (non-maximum suppression, of detectors) gets torchvision's own message.
+torchvision's transforms and networks are written in Python, and can do without its compiled part, except for two
+operators at its import (`operator torchvision::nms does not exist`): the wheels of the Python Package Index are made
+for torch with CUDA. Here these are declared first; whoever calls one gets torchvision's own message.
 
 A torchvision that fails otherwise raises VisionLibraryError, which `true_cause` finds behind what libraries say that
 import it: torchmetrics, transformers, peft.
