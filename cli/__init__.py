@@ -18,25 +18,14 @@ all its mistakes; a failed training `dslc.TrainingError`; another command that f
 Importing this package costs next to nothing: torch and networkx are imported by the functions that need them.
 """
 
+# ruff: noqa: F403, F405 - the names are those of `__all__`
 from __future__ import annotations
 
 from dslc.terminal.version import __version__
 
 TYPE_CHECKING = False  # that of `typing`, which takes milliseconds: a Ctrl-C is answered only after this file
 if TYPE_CHECKING:
-    from dslc.python_api.functions import (
-        CommandError,
-        JobError,
-        TrainingError,
-        check,
-        compile,
-        evaluate,
-        export,
-        predict,
-        render,
-        run,
-        verify,
-    )
+    from dslc.python_api.functions import *
 
 __all__ = [
     "CommandError",

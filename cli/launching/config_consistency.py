@@ -1,5 +1,5 @@
-"""Lists what the launchers of a training must have alike before a rank starts: the versions, the job and its files, the
-plan, and a folder for checkpoints.
+"""Lists what the launchers of a training must have alike before a rank starts: versions, the job and its files, the
+plan.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ def share_checkpoints(ready: Ready, group: LauncherGroup) -> None:
 
 
 def is_other_folder(out: str | None, folder: str) -> bool:
-    """True if `--out` names another folder than this one."""
     return out is not None and os.path.realpath(os.path.expanduser(out)) != os.path.realpath(folder)
 
 
 def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) -> None:
-    """Raises RendezvousError if other hosts name another run directory than `--out`. Without `--out`, their run
-    directory must belong to a training of the job, because this launcher would write there.
+    """Raises RendezvousError if other hosts name another run directory than `--out`, or without `--out` one that does
+    not belong to a training of the job: this launcher would write there.
     """
     from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
@@ -100,7 +99,6 @@ def _folder_compared(ready: Ready, out: str | None) -> str:
 
 
 def remedy(fact: str) -> str:
-    """Returns what to do where hosts differ in a fact."""
     if fact.startswith("the version of "):
         return f"install the same {fact.removeprefix('the version of ')} on all hosts"
     if fact.startswith("the file "):

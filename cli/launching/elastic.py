@@ -2,10 +2,8 @@
 
 Model: hosts meet as for any training of several (hosts.py), and again whenever one comes or goes
 (runtime/hosts/elastic.py). After each meeting every host compiles the job for the hosts that met, and they compare the
-plans. The coordinator holds the lock of the run directory, and writes the plan there; when it is lost, the host that
-keeps from then on takes the lock.
-
-Contract: all hosts see the run directory: whoever keeps writes there.
+plans. The coordinator holds the lock of the run directory, which all see, and writes the plan there; when it is lost,
+the next one takes the lock.
 """
 
 from __future__ import annotations
@@ -46,10 +44,9 @@ _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
 
 
 def train_elastic(ready: Ready, address: str, out: str | None, then: Then) -> int:
-    """Trains with the hosts that come to the rendezvous, and returns the exit status that `then` gives. Raises
-    RendezvousError, and FolderInUseError.
-
-    All hosts end after the coordinator has written all, and in pods some seconds after it (`_outlive`).
+    """Trains with the hosts that come to the rendezvous, and returns the exit status that `then` gives. All hosts end
+    after the coordinator has written all, and in pods some seconds after it (`_outlive`). Raises RendezvousError, and
+    FolderInUseError.
     """
     from dslc.runtime.hosts.elastic import TrainingOverError
     from dslc.runtime.hosts.launcher_group import meet
@@ -101,11 +98,9 @@ def train_elastic(ready: Ready, address: str, out: str | None, then: Then) -> in
 
 
 def _outlive() -> None:
-    """Waits for Kubernetes to end this pod, for `_LAST` seconds at most. It ends the pod when the coordinator's pod has
-    ended.
-
-    Otherwise the Job may fail if one pod was given up, and all others end within a second or so. Kubernetes sees that
-    all pods have ended and one has failed, before it looks whether one has ended well.
+    """Waits for Kubernetes to end this pod, for `_LAST` seconds at most, as the coordinator's pod has ended. Otherwise
+    the Job may fail if one pod was given up, and all others end within a second or so: Kubernetes sees that all pods
+    have ended and one has failed, before it looks whether one has ended well.
     """
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())

@@ -2,9 +2,8 @@
 or another launcher has started one process for each rank. This process is one of them.
 
 Model: every one compiles the job by itself. They meet (runtime/hosts/launcher_group.py) and compare their facts of the
-job: versions, the texts of the job, the modules and the data that it names, the plan, GPUs. The coordinator's run
-directory has everything. A host that sees the same folder writes the logs of its ranks there, any other host into a run
-directory of its own.
+job (config_consistency.py). The coordinator's run directory has everything. A host that sees the same folder writes the
+logs of its ranks there, any other host into a run directory of its own.
 """
 
 from __future__ import annotations
@@ -114,11 +113,9 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
 
 
 def wait_for_speaker(world: World | None) -> None:
-    """Waits, in a process that leaves without a message, for the process that writes the messages. torchrun and mpirun
-    end all processes as soon as one has left with an error. They end this process when the other has left; else it
-    leaves by itself.
-
-    It waits for the end of a speaker on this host, and for some time if the speaker is not seen here.
+    """Waits, in a process that leaves without a message, for the one that writes the messages: torchrun and mpirun end
+    all processes as soon as one has left with an error. It waits for the end of a speaker on this host, and for some
+    time if the speaker is not seen here.
     """
     from dslc.runtime.process.lifetime import end_with
 
@@ -131,9 +128,7 @@ def wait_for_speaker(world: World | None) -> None:
 
 
 def _wait_for_local_speaker(world: World) -> bool:
-    """Waits for the end of the process that speaks, if the same launcher has started it on this host; else returns
-    False.
-    """
+    """Waits for the end of the process that speaks; returns False unless this launcher started it on this host."""
     from dslc.runtime.process.lifetime import ending
 
     speaker = _speaker_of(world, os.getppid())
@@ -146,7 +141,6 @@ def _wait_for_local_speaker(world: World) -> bool:
 
 
 def _speaker_of(world: World, launcher: int) -> int | None:
-    """Returns the process that speaks, if the same parent has started it on this host."""
     from dslc.runtime.process.lifetime import environments_of_children
 
     for process, environ in environments_of_children(launcher).items():
@@ -158,7 +152,7 @@ def _speaker_of(world: World, launcher: int) -> int | None:
 
 def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
     """Tells the other processes of a launcher why this one cannot train; all of them then leave. Returns True if they
-    met, and the process that writes the messages has written its message.
+    met.
     """
     from dslc.runtime.hosts.launcher_group import meet
     from dslc.runtime.hosts.rendezvous_address import RendezvousError

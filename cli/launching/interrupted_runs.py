@@ -1,8 +1,8 @@
 """Trainings that lost all launchers at once: the same commands, typed again, go on with them.
 
-Model: the run directory has the plan, the state that the launcher has written last (runtime/process/run_status.py), and
-the lock. A launcher holds the lock as long as it lives. A training of the same plan whose launcher is gone, but has not
-said how it ended, was cut off. Its next start is one more of its starts: the ranks go on from its newest checkpoint.
+Model: a training of the same plan whose launcher is gone (it holds the lock as long as it lives), but has not said how
+it ended (runtime/process/run_status.py), was cut off. Its next start is one more of its starts: the ranks go on from
+its newest checkpoint.
 
 Limits: on a file system without locks, a launcher of another host is taken to be gone when it has been silent for a
 minute.
@@ -26,8 +26,8 @@ _ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 
 
 def starts_before(folder: str, plan_of: Callable[[int], str]) -> int:
-    """Returns how often the ranks of a training that was cut off in this run directory were started; 0 without such a
-    training. `plan_of` gives the hash of the job's plan on a number of nodes, or "".
+    """Returns how often the ranks of a training that was cut off in this run directory were started; 0 without one.
+    `plan_of` gives the hash of the job's plan on a number of nodes, or "".
     """
     status = read_status(folder)
     if status is None or status.state not in ALIVE or not (silence(folder, status) or _is_free(folder)):

@@ -2,9 +2,8 @@
 
 Model: each training has a ConfigMap with the resolved job, a Secret by which several pods know each other, a headless
 Service, and an indexed Job. The Job has a pod for each node, whose agent forks the ranks. With `jobset` among the
-options it is a JobSet, which makes the Service itself. All pods run the same command. A pod that fails is made again,
-and so are the others, which lose it: the training goes on from its newest checkpoint. A pod that Kubernetes takes away
-does not count.
+options it is a JobSet, which makes the Service itself. A pod that fails is made again, and so are the others, which
+lose it: the training goes on from its newest checkpoint. A pod that Kubernetes takes away does not count.
 
 An elastic job has a pod for each node that it can use at most. Their command names all of them as the rendezvous. Pods
 that run train; the other pods wait for room in the cluster, and come later. A pod that fails is made again while the
@@ -44,22 +43,23 @@ class OptionError(Exception):
     """An option that cannot be set in a resource; the text says why."""
 
 
-def manifest(runs: Sequence[Ready], folders: Sequence[str], name: str, new_token: Callable[[], str]) -> dict[str, Any]:
-    """Returns the text for `kubectl apply`: a list of resources for trainings, each with its folder. The trainings are
-    alike except for the values of a sweep. `new_token` makes the secret of one. Raises OptionError.
+def manifest(
+    runs: Sequence[Ready], folders: Sequence[str], name: str, new_token: Callable[[], str]
+) -> dict[str, object]:
+    """Returns a list of resources for trainings, each with its folder, that differ only in the values of a sweep.
+    `new_token` makes the secret of one. Raises OptionError.
     """
-    items: list[dict[str, Any]] = []
+    items: list[dict[str, object]] = []
     for ready, folder in zip(runs, folders, strict=True):
         items += _resources(ready, folder, name_of(name, folder), new_token())
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-def text_of(made: Mapping[str, Any]) -> str:
+def text_of(made: Mapping[str, object]) -> str:
     return json.dumps(made, indent=2) + "\n"
 
 
 def name_of(job: str, folder: str) -> str:
-    """Returns the name of a training's resources, made of the job's name and a name for its folder."""
     plain = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")[:_LONGEST].strip("-") or "job"
     return f"{plain if plain[0].isalpha() else f'j-{plain}'}-{hashlib.sha256(folder.encode()).hexdigest()[:6]}"
 
@@ -73,17 +73,16 @@ def folder_in_pod(call: Kubernetes, folder: str) -> str:
 
 
 def is_elastic(ready: Ready) -> bool:
-    """True of a job whose pods may come and go."""
     return ready.loaded.job is not None and isinstance(ready.loaded.job.devices.nodes, Range)
 
 
-def _resources(ready: Ready, folder: str, name: str, token: str) -> list[dict[str, Any]]:
+def _resources(ready: Ready, folder: str, name: str, token: str) -> list[dict[str, object]]:
     compiled = ready.compiled
     call = compiled.analysis.job.launch.with_
     assert isinstance(call, Kubernetes)
     labels = {"app.kubernetes.io/managed-by": "dslc", "dslc-run": name}
 
-    def head(version: str, kind: str) -> dict[str, Any]:
+    def head(version: str, kind: str) -> dict[str, object]:
         space = {"namespace": call.namespace} if call.namespace else {}
         return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels, **space}}
 
@@ -114,13 +113,13 @@ def _pods(ready: Ready) -> int:
     return counts[-1] if is_elastic(ready) else ready.compiled.plan.topology.nodes
 
 
-def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: dict[str, str]) -> dict[str, Any]:
+def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: dict[str, str]) -> dict[str, object]:
     compiled, elastic, jobset = ready.compiled, is_elastic(ready), JOBSET in call.options
     nodes = _pods(ready)
     hosts = [f"{name}-ranks-0-{n}.{name}" if jobset else f"{name}-{n}.{name}" for n in range(nodes)]
     meeting = ["--rendezvous", ",".join(hosts)] if elastic else []
     world = {} if elastic else {NODES: str(nodes), FIRST: hosts[0]}
-    variables: list[dict[str, Any]] = [{"name": variable, "value": value} for variable, value in world.items()]
+    variables: list[dict[str, object]] = [{"name": variable, "value": value} for variable, value in world.items()]
     if nodes > 1:
         variables.append({"name": TOKEN, "valueFrom": {"secretKeyRef": {"name": name, "key": _TOKEN_KEY}}})
     pod = {
@@ -147,13 +146,13 @@ def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: di
     }
 
 
-def _of_all_pods(restarts: int) -> dict[str, Any]:
+def _of_all_pods(restarts: int) -> dict[str, object]:
     """Returns what follows when pods of a fixed number end: all of them begin again, up to `restarts` times."""
     rules = [_TAKEN_AWAY, _on_status("FailJob", JOB_AT_FAULT, WRONG_USAGE)]
     return {"backoffLimit": restarts, "podFailurePolicy": {"rules": rules}}
 
 
-def _of_each_pod(compiled: Compiled) -> dict[str, Any]:
+def _of_each_pod(compiled: Compiled) -> dict[str, object]:
     """Returns what follows when a pod of an elastic job ends. A pod that was asked to stop has stopped all pods; they
     are made again and go on. After `dslc stop` they end with the status of a job at fault instead.
     """
@@ -175,13 +174,13 @@ def _of_each_pod(compiled: Compiled) -> dict[str, Any]:
 _TAKEN_AWAY = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
-def _on_status(action: str, *statuses: int) -> dict[str, Any]:
+def _on_status(action: str, *statuses: int) -> dict[str, object]:
     return {"action": action, "onExitCodes": {"operator": "In", "values": list(statuses)}}
 
 
 def _container(
-    compiled: Compiled, call: Kubernetes, folder: str, more: Sequence[str], variables: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+    compiled: Compiled, call: Kubernetes, folder: str, more: Sequence[str], variables: Sequence[dict[str, object]]
+) -> dict[str, object]:
     topology = compiled.plan.topology
     needs = {"cpu": str(cores(compiled)), "memory": f"{host_memory(compiled)}Mi"}
     gpus = {"nvidia.com/gpu": str(topology.processes)} if topology.device == "cuda" else {}
@@ -200,7 +199,7 @@ def _container(
     }
 
 
-def _changed(made: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
+def _changed(made: dict[str, object], options: Sequence[str]) -> dict[str, object]:
     """Returns a resource with the fields that the options name, such as `spec.suspend=true`. Raises OptionError."""
     for option in options:
         path, equals, text = option.partition("=")

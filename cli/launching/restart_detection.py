@@ -1,8 +1,8 @@
 """A training that another program's launcher has started again, as torchrun restarts all processes when one has failed.
 
 Model: the launcher says so by a variable (`World.attempt`). The training goes on in the run directory of the attempt
-before, from its newest checkpoint; without one it begins again there. A run directory that dslc has named by the time
-is known by a file in it, which names the launcher's run.
+before, from its newest checkpoint, or from the beginning. A run directory that dslc has named by the time is known by a
+file in it, which names the launcher's run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MARK = ".launcher"  # in a run directory; names that begin with a dot are no fi
 
 
 def resume_after_restart(ready: Ready) -> Ready:
-    """Returns the training to run: a training that was started again resumes. A job that names the checkpoint to resume
-    from stays as it is. The launcher that has started this process may start failed ranks again.
+    """Returns the training to run: one that was started again resumes, unless the job names a checkpoint. The launcher
+    that has started this process may start failed ranks again.
     """
     if ready.world is not None and not ready.world.again:
         ready = replace(ready, program=replace(ready.program, restarts=0))
@@ -48,7 +48,7 @@ def was_stopped_by_user(ready: Ready, out: str | None) -> bool:
 
 def is_training_done(ready: Ready, out: str | None) -> bool:
     """True in a pod that finds room, or is made again, when the others have ended the training and nobody writes any
-    more: the first pod that ends well ends all of them.
+    more.
     """
     if out is None or _pod_status(ready, out).state != "done" or holder(out):
         return False
@@ -56,7 +56,6 @@ def is_training_done(ready: Ready, out: str | None) -> bool:
 
 
 def _pod_status(ready: Ready, out: str | None) -> RunStatus:
-    """Returns the status of the training in the run directory of a pod; outside of a pod, an empty status."""
     told = read_status(out) if out is not None and is_in_pod(ready) else None
     return told or RunStatus(state="")
 

@@ -1,14 +1,14 @@
 """Finds the state of runs from the files in their folders: `dslc status` and `dslc stop`.
 
-Model: a folder is a run directory, or holds some (of a job, or of a sweep). The launcher writes `status.json`
-(runtime/process/run_status.py), and `dslc submit` names the job of a cluster, which is asked where it can be.
+Model: a folder is a run directory, or holds some. The launcher writes `status.json` (runtime/process/run_status.py),
+and `dslc submit` names the job of a cluster, which is asked where it can be.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from dslc.launching.submission import Queue, Submission, pods_of, read_submission
 from dslc.runtime.process.run_status import ALIVE, RunStatus, read_status, silence
@@ -20,27 +20,23 @@ _ASKED = {"": "", "dslc stop": ", by `dslc stop`", "SIGINT": ", by Ctrl-C"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunState:
+class RunState(RunStatus):
     """The state of one run: a state of run_status.py; `gone` if its launcher ended without a word; `unknown` for a run
-    of an older dslc. `why` says more: the message of a failure, or what a cluster says of a job that waits.
+    of an older dslc. `message` says why it failed, or what a cluster says of a job that waits.
     """
 
     folder: str
-    state: str
-    step: int = 0
-    steps: int = 0
-    why: str = ""
-    asked: str = ""
-    restarts: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
     submitted: Submission | None = None
+
+    @property
+    def why(self) -> str:
+        return self.message
 
     @property
     def has_ended(self) -> bool:
         return self.state in ENDED
 
     def line(self) -> str:
-        """Returns it in words, one line."""
         return f"{self._words()}{self._after_restarts()}{self._numbers()}"
 
     def _words(self) -> str:
@@ -134,19 +130,9 @@ def _run_state(folder: str, told: RunStatus | None, submitted: Submission | None
     if told is None and submitted is None:
         ended = os.path.exists(os.path.join(folder, "report.json"))
         why = "done, by an older dslc" if ended else "an older dslc has run it, and has not said how it ended"
-        return RunState(folder=folder, state="unknown", why=why)
+        return RunState(folder=folder, state="unknown", message=why)
     told = told or RunStatus(state="waiting")
-    found = RunState(
-        folder=folder,
-        state=told.state,
-        step=told.step,
-        steps=told.steps,
-        why=told.message,
-        asked=told.asked,
-        restarts=told.restarts,
-        metrics=told.metrics,
-        submitted=submitted,
-    )
+    found = RunState(**vars(told), folder=folder, submitted=submitted)
     if _has_ended(told):
         undecided = submitted is not None and queue.state(submitted.job)[0] == "RUNNING" and not _has_said_all(told)
         return _with_state(found, "restarting", "") if undecided else found
@@ -173,7 +159,6 @@ def _state_in_queue(found: RunState, submitted: Submission, queue: Queue, silent
 
 
 def _state_of_pods(found: RunState, submitted: Submission, silent: str) -> RunState:
-    """Returns the same by Kubernetes' word on the pods."""
     told = pods_of(submitted)
     if told is None:
         return _with_state(found, "gone", silent) if silent else found
@@ -189,4 +174,4 @@ def _state_of_pods(found: RunState, submitted: Submission, silent: str) -> RunSt
 
 
 def _with_state(found: RunState, state: str, why: str) -> RunState:
-    return RunState(**{**vars(found), "state": state, "why": why})
+    return replace(found, state=state, message=why)

@@ -2,8 +2,7 @@
 
 Model: `DSLC_RUN_TOKEN` is the secret, if it is set: `launch.with = ssh(…)` and the manifest of `dslc submit` set it for
 all launchers. Else it stands in a file of a folder that all hosts share for sure, as they write their checkpoints
-there. torchrun's store and the file beside an mpirun hand over a secret of their own
-(runtime/hosts/rendezvous_address.py).
+there. torchrun's store and the file beside an mpirun hand over a secret of their own.
 
 Limits: a run without checkpoints may have a folder on each host, and one without `--out` is named by the time: neither
 holds a secret.
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def secret_of(ready: Ready, out: str | None) -> RunSecret:
-    """Returns the secret of a training. Raises RendezvousError."""
     given = given_secret(out)
     if not given.is_empty:
         return given
@@ -44,9 +42,7 @@ def secret_of(ready: Ready, out: str | None) -> RunSecret:
 
 
 def given_secret(out: str | None) -> RunSecret:
-    """Returns the secret that this process was given by who has started it; an empty one without. Raises
-    RendezvousError.
-    """
+    """Returns the secret that who has started this process gave it; an empty one without. Raises RendezvousError."""
     from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     try:
@@ -59,7 +55,6 @@ def given_secret(out: str | None) -> RunSecret:
 
 
 def warn_of_strangers(ready: Ready, rendezvous: Rendezvous) -> None:
-    """Warns if nothing keeps unknown clients from the rendezvous."""
     from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 
     hands_over = rendezvous.endpoint is not None and not isinstance(rendezvous.endpoint, FixedEndpoint)

@@ -43,9 +43,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 @dataclass(frozen=True, kw_only=True)
 class _RunHistory:
-    """The past of a run: failures, the messages of exceptions by step, and requeues without progress since a
-    step.
-    """
+    """The past of a run: failures, messages of exceptions by step, and requeues without progress since a step."""
 
     failures: int = 0
     exceptions: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
 """The script of `dslc submit` for SLURM: what a job asks of the cluster, from its plan.
 
 Model: one task a node, whose agent forks the ranks of that node. The script starts them by `srun`, and asks
-slurm_requeue.py what follows: the end, another start in the same allocation, or a place in the queue again. The warning
-before the time limit comes early enough for `_STEPS` steps and a checkpoint, as the plan predicts them. An elastic job
-takes as many nodes as SLURM has for it, and uses as many of them as it trains on.
+slurm_requeue.py what follows. The warning before the time limit comes early enough for `_STEPS` steps and a checkpoint,
+as the plan predicts them. An elastic job takes as many nodes as SLURM has for it, and uses as many of them as it trains
+on.
 
 Limits: the host's memory beside GPUs, and the speed of the disk, are supposed; `options` say otherwise.
 """
@@ -30,9 +30,7 @@ _LAUNCHER = 1 << 30
 
 
 def slurm_script(runs: Sequence[Ready], folders: Sequence[str], folder: str, job: str) -> str:
-    """Returns the script for trainings that are alike except for the values of a sweep, each with its folder; `job` is
-    the name to show.
-    """
+    """Returns the script for trainings that differ only in the values of a sweep, each with its folder."""
     ready = runs[0]
     launch = ready.compiled.analysis.job.launch
     restarts, again = launch.restarts, all(each.program.checkpoint.is_enabled for each in runs)
@@ -139,5 +137,4 @@ def _time(seconds: float) -> str:
 
 
 def _escaped(folder: str) -> str:
-    """Returns a path as SLURM takes it, which replaces `%a`."""
     return folder.replace("%", "%%")

@@ -1,15 +1,14 @@
 """The part of `launch.with = ssh(…)` on each host: runs `dslc run` there, as long as the starting command lives.
 
-    python -P -m dslc.launching.ssh_agent RESTARTS FOLDER WORD…
+python -P -m dslc.launching.ssh_agent RESTARTS FOLDER WORD…
 
 Model: it says `READY` on standard output, and then starts the command in FOLDER, when a line `go` comes. The line
-before it has the secret of the run. Lines on standard input ask for more: `stop` ends the training after its step,
-`end` at once; any other is a sign of life.
+before it has the secret of the run. `stop` ends the training after its step, `end` at once; any other line is a sign of
+life.
 
 Contract: the command and its ranks end with this process, however it ends; and it ends when its input does, or when no
-line has come for `SILENCE` seconds: the starting command was killed, or the connection is gone. Where a signal ends the
-command, it is started again, `RESTARTS` times in all: then the other hosts, which wait for this one, go on. The exit
-status is the command's, 128 + N where signal N ended it.
+line has come for `SILENCE` seconds. Where a signal ends the command, it is started again, `RESTARTS` times in all: then
+the other hosts, which wait for this one, go on. The exit status is the command's, 128 + N where signal N ended it.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _keep_secret(lines: Sequence[str]) -> None:
-    """Hands the secret of the run, if it is among these lines, to the command: by its environment, which no other user
-    can read.
-    """
+    """Hands the secret of the run, if it is among these lines, to the command: by its environment."""
     for line in lines:
         first, _, secret = line.partition(" ")
         if first == SECRET:
@@ -96,7 +93,6 @@ def _run(command: Sequence[str], lines: _InputLines) -> int | None:
 
 
 def _prepare_child(parent: int) -> None:
-    """Called in the child: has it end with this process, and keeps Ctrl-C of a terminal from it."""
     from dslc.runtime.process.lifetime import end_with
 
     os.setpgid(0, 0)
@@ -110,7 +106,6 @@ class _InputLines:
         self.ended, self._rest, self._at = False, b"", time.monotonic()
 
     def new(self, seconds: float) -> list[str]:
-        """Returns the lines that have come, after waiting for so long at most."""
         readable, _, _ = select.select([0], [], [], seconds)
         if not readable:
             self.ended = self.ended or time.monotonic() - self._at >= SILENCE

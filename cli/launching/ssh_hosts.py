@@ -1,8 +1,7 @@
 """The hosts that `ssh` has reached, while they train: the lines that they receive, and the lines that they print.
 
-Model: `FixedHosts` has a fixed number of hosts, and the loss of one ends all. `ElasticHosts` has the hosts of an
-elastic job: reachable hosts train; unreachable hosts are tried again, at growing intervals, and join them. How a host
-is started, and what its end by itself means, is ssh_launch.py's.
+Model: `FixedHosts` has a fixed number of hosts, and the loss of one ends all. Of `ElasticHosts` reachable hosts train;
+unreachable hosts are tried again, at growing intervals, and join them. How a host is started is ssh_launch.py's.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class Host:
 
     @property
     def streams(self) -> list[int]:
-        """The descriptors of its output, and of its errors."""
         assert self.process.stdout is not None and self.process.stderr is not None
         return [self.process.stdout.fileno(), self.process.stderr.fileno()]
 
@@ -72,7 +70,6 @@ class Host:
             self.process.stdin.flush()
 
     def go(self) -> None:
-        """Has it start the training."""
         self.going = True
         if self.secret:
             self.tell(f"{SECRET} {self.secret}")
@@ -174,8 +171,8 @@ class _Hosts(ABC):
 
 
 class FixedHosts(_Hosts):
-    """A fixed number of hosts. The first host's exit status counts. At the end, lines of the other hosts that the first
-    has not printed are printed.
+    """A fixed number of hosts. The first one's exit status counts, and its lines are printed; at the end, others' lines
+    too.
     """
 
     def __init__(self, hosts: list[Host], board: RunControl, why: Callable[[Host], str]) -> None:
@@ -244,10 +241,8 @@ class _LostHost:
 
 class ElasticHosts(_Hosts):
     """The hosts of an elastic job, which begins with `least` of them. `start` starts one of this name again; without a
-    host for `timeout` seconds the training ends.
-
-    A line that several hosts say is printed once. A host that ends by itself is not tried again: it was refused, or the
-    training is over.
+    host for `timeout` seconds the training ends. A line that several hosts say is printed once. A host that ends by
+    itself is not tried again: it was refused, or the training is over.
     """
 
     def __init__(
@@ -306,7 +301,6 @@ class ElasticHosts(_Hosts):
         return self._stopping or any(status in _OF_ALL for status in self._ends.values())
 
     def _is_training_over(self) -> bool:
-        """Returns whether no host is there, and none is waited for any more."""
         now = time.monotonic()
         if self._connected_hosts:
             self._seen = now
@@ -334,7 +328,6 @@ class ElasticHosts(_Hosts):
                 self._note_end(host)
 
     def _note_end(self, host: Host) -> None:
-        """Takes the end of a host, by itself or by the loss of its connection."""
         assert host.status is not None
         host.noted = True
         if host.going and host.status != NOT_REACHED:

@@ -1,18 +1,16 @@
 """`launch.with = ssh(…)`: starts the launchers of a training on several hosts, once, by the system's `ssh`.
 
 Model: on each host `ssh` runs ssh_agent.py by the absolute path of this interpreter, in the current folder. When all
-hosts have said that they are ready, each starts `dslc run … --rendezvous` with the first host, as a user would on each.
-The hosts of an elastic job start it with all hosts. The secret by which they know each other goes to each by the input
-of its `ssh`. Their output comes back here, marked by host (ssh_hosts.py).
+hosts have said that they are ready, each starts `dslc run … --rendezvous` with the first host, as a user would on each;
+those of an elastic job with all hosts. The secret by which they know each other goes to each by the input of its `ssh`.
+Their output comes back here, marked by host (ssh_hosts.py).
 
 Contract: ports, users, keys and known hosts come from ssh's own configuration; nothing is asked for on the terminal. A
 host that cannot be reached, refuses the key or has no dslc is one message, and nothing has started anywhere; an elastic
 job begins without it, and tries it again. Ctrl-C stops all ranks after the same step; a second one ends them at once.
-When this command ends, in any way, or the connection to a host ends, no process remains on any host.
-
-A launcher that a signal ends is started again on its host, up to `launch.restarts` times, and joins the other
-launchers. They wait for it if the job is not elastic. A host that is lost, or its connection, ends the training; an
-elastic one goes on with the others.
+When this command ends, in any way, or the connection to a host ends, no process remains on any host. A launcher that a
+signal ends is started again on its host, up to `launch.restarts` times, and joins the others, which wait for it if the
+job is not elastic. A host that is lost, or its connection, ends the training; an elastic one goes on.
 
 Limits: each host must have the same folder, interpreter and job, at the same paths.
 """
@@ -79,7 +77,7 @@ def _restarts(job: Ready, call: SSH) -> int:
 
 def _meeting(job: Ready, call: SSH) -> list[str]:
     """Returns the words of the command that say where the launchers meet: at the first host; launchers of an elastic
-    job meet at the first host that is up. Raises NotStarted.
+    job at the first host that is up. Raises NotStarted.
     """
     if len(call.hosts) == 1 and not job.counts:
         return ["--set", "launch.with=local()"]
@@ -101,9 +99,7 @@ def _host_group(
 
 
 def _address(call: SSH, name: str) -> str:
-    """Returns the name or address of a host by which the other hosts know it, from ssh's configuration. Raises
-    NotStarted.
-    """
+    """Returns the address of a host by which others know it, from ssh's configuration. Raises NotStarted."""
     try:
         told = subprocess.run(["ssh", *call.options, "-G", name], capture_output=True, text=True, timeout=CONNECT)
     except FileNotFoundError:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dslc.compiler.facts.untrusted_files import open_file, parse_json, replacing
+from dslc.compiler.ir.codec import from_json
 
 NAME = "submitted.json"
 _PATIENCE = 30.0  # seconds that a command of the cluster may take
@@ -46,8 +47,7 @@ def write_submission(folder: str, made: Submission) -> None:
 
 def read_submission(folder: str) -> Submission | None:
     """Returns the job that runs a folder; None if it was not submitted, or the file could not come from `dslc submit`.
-
-    The words of a submission become arguments of `scancel` and `kubectl`, so each word must be a plain name.
+    Its words become arguments of `scancel` and `kubectl`, so each must be a plain name.
     """
     return _read_submission(folder)[0]
 
@@ -62,12 +62,9 @@ def _read_submission(folder: str) -> tuple[Submission | None, int]:
     try:
         with open_file(os.path.join(folder, NAME)) as file:
             owner = os.fstat(file.fileno()).st_uid
-            found = Submission(**parse_json(file.read(_MOST).decode()))
-    except (OSError, ValueError, TypeError):
+            found = from_json(Submission, parse_json(file.read(_MOST).decode()))
+    except (OSError, ValueError):
         return None, -1
-    kinds = {name: bool if name == "elastic" else str for name in asdict(found)}
-    if any(type(value) is not kinds[name] for name, value in asdict(found).items()):
-        return None, owner
     return (found if _is_plain(found) else None), owner
 
 
@@ -119,9 +116,9 @@ class Queue:
 
 
 def pods_of(made: Submission) -> tuple[str, str] | None:
-    """Returns the phase of the pods of a job in Kubernetes, and why they are in it. If phases differ, it returns the
-    phase of the pods furthest from a good end, or nearest to it in an elastic job. ("", "") if the job has no pods,
-    None where `kubectl` gives no answer.
+    """Returns the phase of the pods of a job in Kubernetes, and why they are in it. If phases differ, that of the pods
+    furthest from a good end counts, or nearest to it in an elastic job. ("", "") without pods, None where `kubectl`
+    gives no answer.
     """
     space = ["--namespace", made.space] if made.space else []
     told = command(["kubectl", "get", "pods", "--selector", f"dslc-run={made.job}", "--output", "json", *space])

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import LoadResult, load, load_text
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from dslc.compiler.compile import Compiled
+    from dslc.runtime.process.records import Record
 
 __all__ = [
     "CommandError",
@@ -53,7 +54,7 @@ class RunResult:
     """The result of a run. `metrics` are the lines of metrics.jsonl; `stopped_at` is the step of an interruption."""
 
     folder: str
-    metrics: tuple[dict[str, Any], ...]
+    metrics: tuple[Record, ...]
     module: torch.nn.Module
     stopped_at: int | None
 
@@ -77,11 +78,9 @@ def _load_job(job: str, settings: Sequence[str]) -> LoadResult:
 
 @contextlib.contextmanager
 def _all_settings(
-    settings: Sequence[str], values: Mapping[str, Any] | None, objects: Mapping[str, Any]
+    settings: Sequence[str], values: Mapping[str, object] | None, objects: Mapping[str, object]
 ) -> Iterator[list[str]]:
-    """Yields all settings: settings of the objects come first, so that other settings may change the objects'
-    arguments.
-    """
+    """Yields all settings: those of the objects come first, so that others may change the objects' arguments."""
     if isinstance(settings, str):
         raise TypeError("`settings` is a list of texts: `settings=['train.epochs=2']`")
     try:
@@ -107,12 +106,11 @@ def check(
     job: str,
     settings: Sequence[str] = (),
     *,
-    set: Mapping[str, Any] | None = None,
+    set: Mapping[str, object] | None = None,
     trace: bool = False,
-    **objects: Any,
+    **objects: object,
 ) -> tuple[Diagnostic, ...]:
-    """Returns every mistake and warning of a job, as `dslc check` finds them; none of them is an error if the job is
-    valid.
+    """Returns every mistake and warning of a job, as `dslc check` finds them; none is an error if the job is valid.
 
     With `trace`, or with objects, functions that the job names as `python(…)` are called, in a process of their own.
     """
@@ -126,9 +124,9 @@ def compile(
     job: str,
     settings: Sequence[str] = (),
     *,
-    set: Mapping[str, Any] | None = None,
+    set: Mapping[str, object] | None = None,
     trace: bool = False,
-    **objects: Any,
+    **objects: object,
 ) -> Compiled:
     """Returns the plan of a job. Raises `JobError`, which holds all mistakes and prints them."""
     from dslc.compiler.compile import compile_plan
@@ -147,10 +145,10 @@ def run(
     settings: Sequence[str] = (),
     *,
     out: str | None = None,
-    set: Mapping[str, Any] | None = None,
+    set: Mapping[str, object] | None = None,
     quiet: bool = False,
-    callback: Callable[[dict[str, Any]], object] | None = None,
-    **objects: Any,
+    callback: Callable[[Record], object] | None = None,
+    **objects: object,
 ) -> RunResult:
     """Trains, as `dslc run` does, and returns the metrics and the trained module to the caller.
 
@@ -171,7 +169,7 @@ def _run(
     settings: list[str],
     out: str | None,
     quiet: bool,
-    callback: Callable[[dict[str, Any]], object] | None,
+    callback: Callable[[Record], object] | None,
 ) -> RunResult:
     from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
     from dslc.jobs.prepare_run import prepare, train
@@ -209,17 +207,16 @@ def evaluate(
     *,
     checkpoint: str | None = None,
     split: str = "validation",
-    set: Mapping[str, Any] | None = None,
-    **objects: Any,
-) -> dict[str, Any]:
+    set: Mapping[str, object] | None = None,
+    **objects: object,
+) -> Record:
     """Returns the metrics of a checkpoint over a whole split, `validation` or `test`, by name, as `dslc evaluate` does.
-
     `checkpoint` is one, a folder of them, or a run directory; by default the job's newest. Raises `JobError` and
     `CommandError`.
     """
     with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         shown, _ = run_command("evaluate", path, laid, ["--json", "--split", split, *_checkpoint_options(checkpoint)])
-    found: dict[str, Any] = json.loads(shown)
+    found: Record = json.loads(shown)
     return {name: value for name, value in found.items() if name not in ("checkpoint", "step", "samples")}
 
 
@@ -230,8 +227,8 @@ def predict(
     *,
     checkpoint: str | None = None,
     split: str = "validation",
-    set: Mapping[str, Any] | None = None,
-    **objects: Any,
+    set: Mapping[str, object] | None = None,
+    **objects: object,
 ) -> str:
     """Writes the outputs of a checkpoint for every sample of a split (`train`, `validation`, `test` or `all`) to
     `output`, and returns its path. The `.npz` or `.safetensors` file holds `output`, or `output.NAME` for each tensor
@@ -248,8 +245,8 @@ def export(
     settings: Sequence[str] = (),
     *,
     checkpoint: str | None = None,
-    set: Mapping[str, Any] | None = None,
-    **objects: Any,
+    set: Mapping[str, object] | None = None,
+    **objects: object,
 ) -> str:
     """Writes the whole weights of a checkpoint to `output`, a `.safetensors` or `.pt` file; returns its path. Raises
     `JobError` and `CommandError`.
@@ -264,8 +261,8 @@ def verify(
     settings: Sequence[str] = (),
     *,
     steps: int = 5,
-    set: Mapping[str, Any] | None = None,
-    **objects: Any,
+    set: Mapping[str, object] | None = None,
+    **objects: object,
 ) -> Verification:
     """Trains some steps under the plan, in one process and in a plain loop of torch, as `dslc verify` does; the result
     has `holds` and the `text` of the comparison. Raises `JobError` and `CommandError`.
@@ -281,9 +278,9 @@ def render(
     settings: Sequence[str] = (),
     *,
     view: str = "placement",
-    set: Mapping[str, Any] | None = None,
+    set: Mapping[str, object] | None = None,
     trace: bool = False,
-    **objects: Any,
+    **objects: object,
 ) -> str:
     """Draws the plan to `output` (`.svg`, `.png`, `.dot` or `.html`), whose path it returns; `view` is `placement`,
     `graph` or `schedule`. Raises `JobError` and `CommandError`.

@@ -1,9 +1,8 @@
 """Takes what a program gives for a job: settings as values, and objects in place of `python(…)`.
 
 Model: an object becomes an attribute of the module `dslc_given` of this process, and the job's field
-`python("dslc_given:network")`. Children that try the user's code are forked from this process and find it there; to the
-processes of the ranks it goes by cloudpickle: a function or class of a module by its name, one of the program itself, a
-lambda or a local class by value.
+`python("dslc_given:network")`. Children that try the user's code are forked from this process; to the processes of the
+ranks it goes by cloudpickle: a function or class of a module by its name, any other by value.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 from dslc.runtime.process.user_code import GIVEN
 
@@ -53,7 +51,7 @@ class CopyFactory(ObjectFactory):
 
 
 @contextlib.contextmanager
-def object_settings(objects: Mapping[str, Any]) -> Iterator[list[str]]:
+def object_settings(objects: Mapping[str, object]) -> Iterator[list[str]]:
     """Yields the settings that put `objects`, by the names of `FIELDS`, into a job, while they can be found. Raises
     TypeError for an object that cannot be passed to another process.
     """
@@ -80,7 +78,7 @@ def object_settings(objects: Mapping[str, Any]) -> Iterator[list[str]]:
             sys.modules[GIVEN] = before
 
 
-def _call(module: ModuleType, attribute: str, name: str, value: Any) -> str:
+def _call(module: ModuleType, attribute: str, name: str, value: object) -> str:
     if isinstance(value, str):  # as the language has it: `accuracy`, `mlp(widths = [64])`
         return value
     _try_to_pass(name, value)
@@ -89,7 +87,7 @@ def _call(module: ModuleType, attribute: str, name: str, value: Any) -> str:
     return f'python("{GIVEN}:{attribute}"{rate})'
 
 
-def _wrapped(name: str, value: Any) -> Any:
+def _wrapped(name: str, value: object) -> object:
     if name == "source" and (isinstance(value, tuple | list) or hasattr(type(value), "__getitem__")):
         return ObjectFactory(value)
     if name == "network" and hasattr(value, "named_parameters") and not isinstance(value, type):
@@ -99,8 +97,10 @@ def _wrapped(name: str, value: Any) -> Any:
     return value
 
 
-def _rate(optimizer: Any) -> float | None:
+def _rate(optimizer: object) -> float | None:
     """Returns the learning rate that an optimizer has by default; None if it has none."""
+    if not callable(optimizer):
+        return None
     try:
         default = inspect.signature(optimizer).parameters["lr"].default
     except (TypeError, ValueError, KeyError):
@@ -108,7 +108,7 @@ def _rate(optimizer: Any) -> float | None:
     return float(default) if isinstance(default, int | float) else None
 
 
-def _try_to_pass(name: str, value: Any) -> None:
+def _try_to_pass(name: str, value: object) -> None:
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
@@ -117,12 +117,12 @@ def _try_to_pass(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` cannot be passed to the processes of the ranks: {error}") from error
 
 
-def settings_of(values: Mapping[str, Any]) -> list[str]:
+def settings_of(values: Mapping[str, object]) -> list[str]:
     """Returns settings as `--set` takes them. Text stands as in a job: a word, a call, or text in quotes."""
     return [f"{path}={text_of(value)}" for path, value in values.items()]
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Returns a value as the language has it. Raises TypeError for what it cannot have."""
     if value is None:
         return "none"

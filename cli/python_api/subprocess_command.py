@@ -1,5 +1,4 @@
-"""Commands of `dslc` for programs: each in a fresh interpreter, so that a notebook, or a program that has used torch,
-may call them.
+"""Commands of `dslc` for programs: each in a fresh interpreter, so that a program that has used torch may call them.
 
 Contract: what the program gives (python_objects.py) is handed over as for a training. A command that ends badly raises:
 JobError if the job is at fault, else CommandError with what the command said.
@@ -36,8 +35,8 @@ class CommandError(Exception):
 def run_command(
     command: str, path: str, settings: Sequence[str], options: Sequence[str], *, may_disagree: bool = False
 ) -> tuple[str, bool]:
-    """Runs `dslc COMMAND PATH …`; returns its output, and whether it ended well. It must end well, unless it
-    `may_disagree` with a job that has no mistake. Raises JobError, CommandError, KeyboardInterrupt.
+    """Runs `dslc COMMAND PATH …`; returns its output, and whether it ended well, as it must unless it `may_disagree`
+    with a job that has no mistake. Raises JobError, CommandError, KeyboardInterrupt.
     """
     words = [command, path, *options]
     for setting in settings:

@@ -1,10 +1,9 @@
 """Finds the weights for `evaluate`, `predict` and `export`, and checks that they fit a job. Needs no torch.
 
 Model: `--checkpoint` names a checkpoint (`step-00000050`), a folder of them, a run directory, or a `.safetensors` file;
-`best` is the best checkpoint of the newest run that has one.
-Without it, the newest in `checkpoint.dir` and in the runs under `runs/<job>/` is taken. Of several checkpoints in a
-folder the newest undamaged one is taken, and damaged ones are skipped and named; the same goes for a run directory,
-whose final weights are taken if it has no undamaged checkpoint.
+`best` is the best checkpoint of the newest run that has one. Without it, the newest in `checkpoint.dir` and in the runs
+under `runs/<job>/` is taken. Of a folder the newest undamaged one is taken, and damaged ones are named; of a run
+directory without one the final weights.
 """
 
 from __future__ import annotations
@@ -126,7 +125,6 @@ def _candidates(place: str) -> Iterator[str]:
 
 
 def _time(path: str) -> float:
-    """Returns the time at which it was written."""
     try:
         return os.path.getmtime(os.path.join(path, MANIFEST) if os.path.isdir(path) else path)
     except OSError:
@@ -163,8 +161,8 @@ def _open_checkpoint(path: str) -> tuple[SelectedWeights | None, list[str]]:
 
 
 def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
-    """Returns the tensors of a checkpoint of `model`. A user's module may keep buffers out of its state: buffers that
-    are not in `there` are left out.
+    """Returns the tensors of a checkpoint of `model`; buffers that are not in `there` are left out, as a user's module
+    may keep them out of its state.
     """
     found = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
     kept = {b.name: b.shape for layer in model.layers for b in layer.buffers if model.root or b.name in there}

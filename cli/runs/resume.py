@@ -1,8 +1,8 @@
 """`dslc check --resume`: checks that a job would resume from a checkpoint, without torch and without a process.
 
-Model: the newest checkpoint in a folder that is whole (every file is read) and fits is taken, as in a training with
-`checkpoint.resume`. Faults of newer checkpoints are then warnings. If no checkpoint fits, each reason why the newest
-whole one does not fit is an error at the job's field.
+Model: the newest checkpoint in a folder that is whole (every file is read) and fits is taken, as in a training. Faults
+of newer checkpoints are then warnings. If none fits, each reason why the newest whole one does not is an error at the
+job's field.
 
 Limits: facts that the compiler does not know (a `python(…)` model that was not traced, data that is not here) are not
 compared. A warning says so.

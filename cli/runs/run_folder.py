@@ -1,10 +1,10 @@
 """The folder of a run: its name, the check that a run may write into it, and its lock.
 
-Model: a run directory is recognized by the lock file that every run leaves in it. Older versions left no lock file:
-their directories are recognized by `plan.json` and `program.json`. A folder that holds anything else is refused: a run
-overwrites `metrics.jsonl`, `weights.safetensors` and other names. Names that begin with a dot are ignored, and so are
-other run directories, and checkpoints that were copied there to resume from. A run directory that holds a run is
-refused too, unless the job says `resume = auto`, which resumes it.
+Model: a run directory is recognized by the lock file that every run leaves in it, one of an older version by
+`plan.json` and `program.json`. A folder that holds anything else is refused: a run overwrites `metrics.jsonl`,
+`weights.safetensors` and other names. Names that begin with a dot are ignored, and so are other run directories, and
+checkpoints that were copied there to resume from. A run directory that holds a run is refused too, unless the job says
+`resume = auto`.
 
 Contract: one training at a time writes into a run directory, or into a `checkpoint.dir`. The lock is `flock` on the
 lock file, which names its holder; the system releases it when the process that took it ends, in any way. Forked
@@ -64,10 +64,8 @@ def make_folder(program: JobProgram, out: str | None) -> str:
 @contextlib.contextmanager
 def claim_folder(folder: str, program: JobProgram | None, *, goes_on: bool = False) -> Iterator[None]:
     """Keeps other runs out of a folder, which is made, and out of the `checkpoint.dir` of `program`, while the context
-    lasts.
-
-    Without a program (the folder of a sweep) only sub-folders are written there. A run that is there is taken for this
-    one if it `goes_on`. Raises FolderInUseError.
+    lasts. Without a program (the folder of a sweep) only sub-folders are written there. A run that is there is taken
+    for this one if it `goes_on`. Raises FolderInUseError.
     """
     with contextlib.ExitStack() as locks:
         locks.enter_context(_locked(folder, "--out"))

@@ -1,7 +1,5 @@
-"""One display for the trainings of a sweep that run at once: a bar each on a terminal, plain lines elsewhere.
-
-Model: the records and notes of each run directory are followed, as the display of one training follows its own
-(runtime/process/progress.py).
+"""One display for the trainings of a sweep that run at once: a bar each on a terminal, plain lines elsewhere. It
+follows the records and notes of each run directory, as the display of one training does (runtime/process/progress.py).
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from dslc.dsl.plain import plain
 from dslc.runtime.process.records import NOTES, Follower, Record, RecordFollower
@@ -22,22 +20,6 @@ if TYPE_CHECKING:
     from dslc.sweeps.running import SweepTraining
 
 _QUIET = 5.0  # seconds between two lines of one training, where there is no terminal
-
-
-class SweepDisplay(Protocol):
-    """`interval` are the seconds between two looks."""
-
-    interval: float
-
-    def begin(self, training: SweepTraining) -> None: ...
-
-    def poll(self) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def end(self, training: SweepTraining, how: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def display(trainings: Sequence[SweepTraining], screen: TextIO) -> SweepDisplay:
@@ -63,8 +45,12 @@ class _Followed:
             yield record
 
 
-class _BaseDisplay(ABC):
-    """The trainings that are followed, and the messages about them, each line after the name of its training."""
+class SweepDisplay(ABC):
+    """The trainings that are followed, and the messages about them, each line after the name of its training.
+    `interval` are the seconds between two looks.
+    """
+
+    interval: float
 
     def __init__(self, screen: TextIO) -> None:
         self._screen = screen
@@ -84,6 +70,10 @@ class _BaseDisplay(ABC):
     def record(self, each: _Followed, record: Record) -> None:
         """Shows a new record."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Follows the last training."""
+
     def end(self, training: SweepTraining, how: str) -> None:
         self.say(f"{training.name}: {how}")
         del self._followed[training.name]
@@ -98,7 +88,7 @@ class _BaseDisplay(ABC):
         return f"{each.training.name}: step {record['step']}/{each.steps}{split}  {numbers_text(record)}"
 
 
-class _SweepLines(_BaseDisplay):
+class _SweepLines(SweepDisplay):
     """Prints plain lines, few of them."""
 
     interval = 0.2
@@ -118,7 +108,7 @@ class _SweepLines(_BaseDisplay):
         pass
 
 
-class _BarDisplay(_BaseDisplay):
+class _BarDisplay(SweepDisplay):
     """A bar for all trainings, and one for each that runs; evaluations are printed above them."""
 
     interval = 0.1

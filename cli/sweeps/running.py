@@ -50,8 +50,8 @@ Runner = Callable[[Sequence[SweepTraining]], int]
 
 def run_sweep(loaded: LoadResult, runs: Sequence[Ready], folder: str, run: Runner, again: Sequence[str]) -> int:
     """Runs the unfinished trainings of a sweep by `run`, which returns the worst of the exit statuses. Shows the table,
-    and if trainings remain, the command to go on: `again` (the command without --out). Returns the status. Raises
-    FolderInUseError before the first training.
+    and if trainings remain, the command to go on: `again` (the command without --out). Raises FolderInUseError before
+    the first training.
     """
     with claim_folder(folder, None):
         places = trainings(loaded, runs, folder)

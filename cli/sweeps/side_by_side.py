@@ -3,9 +3,8 @@
 Model: this process, which has imported torch and run nothing, forks a launcher for each training (runtime/launch.py),
 in a place of the machine: its share of the cores, or its GPUs. It follows their records for one display of all.
 
-Contract: a place has one training at a time, and no two places share a GPU or a core. A launcher dies with this
-process, however that ends. Ctrl-C ends all that run after their step, each after its own; a second one ends them at
-once. Each failure is shown when it comes, after the name of its training.
+Contract: no two trainings share a GPU or a core. A launcher dies with this process, however that ends. Ctrl-C ends all
+that run after their step, each after its own; a second one ends them at once. Each failure is shown when it comes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.number_text import byte_text
@@ -193,12 +192,10 @@ class _ParallelSweep:
         return self._stopping() or self.status == INTERRUPTED
 
     def finish(self) -> None:
-        """Waits for the launchers that run."""
         while self._running:
             self._poll()
 
     def signal(self) -> None:
-        """Asks all launchers to stop."""
         for child in self._running:
             os.kill(child.process, signal.SIGTERM)  # no race: it is not waited for yet
 
@@ -234,7 +231,7 @@ class _ParallelSweep:
         with child.told as file:
             file.seek(0)
             text = file.read()
-        told: dict[str, Any] = json.loads(text) if text else {}
+        told = json.loads(text) if text else {}
         name = child.training.name
         if "outcome" in told:
             from dslc.runtime.process.failure import Outcome

@@ -4,7 +4,7 @@ Model: `dslc run` and `dslc submit` write `sweep.json` into the folder of a swee
 paths that vary, and the sub-folder and the values of each training. All else is read from the sub-folders.
 
 Contract: a training that has not begun, that still runs or that failed has a row as any other; what is not known of it
-is empty. Of a metric whose direction is not known (a function of the user's that no goal names) there is no best value.
+is empty. A metric whose direction is not known (a function of the user's that no goal names) has no best value.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TextIO
 
 from dslc.compiler.facts.untrusted_files import read_json, replacing
+from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.number_text import path_text, time_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.meaning.load import LoadResult
@@ -32,8 +33,8 @@ _LOWER = ("loss", "perplexity", "mse")  # kinds of metrics that fall as a traini
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep as written in its folder: `runs` are pairs (sub-folder, values), with a value for each of `paths`;
-    `highest` says of a metric whether its highest value is the best.
+    """A sweep as written in its folder: `runs` are pairs (sub-folder, a value for each of `paths`); `highest` says of a
+    metric whether its highest value is the best.
     """
 
     job: str
@@ -55,9 +56,7 @@ class SweepRow:
 
 
 def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: JobProgram) -> None:
-    """Writes `sweep.json`: the combinations of `loaded` are trained in the sub-folders `names`; `program` is the
-    program of one of them.
-    """
+    """Writes `sweep.json`: the combinations of `loaded` are trained in sub-folders of these names, as `program`."""
     sweep = Sweep(
         job=program.file,
         paths=tuple(path for path, _ in loaded.combinations[0]),
@@ -77,14 +76,8 @@ def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: 
 def read_sweep(folder: str) -> Sweep | None:
     """Returns the sweep of a folder; None if it is none of a sweep."""
     try:
-        told = read_json(os.path.join(folder, NAME), _MOST)
-        found = Sweep(
-            job=str(told["job"]),
-            paths=tuple(map(str, told["paths"])),
-            runs=tuple((str(name), tuple(map(str, values))) for name, values in told["runs"]),
-            highest={str(name): bool(highest) for name, highest in told["highest"].items()},
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        found = from_json(Sweep, read_json(os.path.join(folder, NAME), _MOST))
+    except (OSError, ValueError):
         return None
     valid = all(is_plain_name(name) and len(values) == len(found.paths) for name, values in found.runs)
     return found if valid else None
@@ -145,9 +138,7 @@ def _names(found: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def write_csv(folder: str) -> str:
-    """Writes `sweep.csv` beside `sweep.json`, whole numbers and all digits, and returns its path; "" where there is no
-    sweep.
-    """
+    """Writes `sweep.csv` beside `sweep.json`, with all digits, and returns its path; "" where there is no sweep."""
     sweep = read_sweep(folder)
     if sweep is None:
         return ""
@@ -170,9 +161,7 @@ def write_csv(folder: str) -> str:
 
 
 def show_sweep(folder: str, screen: TextIO | None = None) -> bool:
-    """Prints the table of the sweep in `folder`, and below it why trainings failed; returns False where there is no
-    sweep.
-    """
+    """Prints the table of the sweep in `folder`, and below it why trainings failed; returns False without a sweep."""
     from rich.table import Table
     from rich.text import Text
 

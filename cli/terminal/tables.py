@@ -11,9 +11,7 @@ _ANY = 10_000  # columns
 
 
 def console(screen: TextIO | None = None) -> Console:
-    """Returns a console for tables: on a terminal they keep to its width; to a pipe or a file they are printed
-    whole.
-    """
+    """Returns a console for tables, which keep to the width of a terminal, and are whole in a pipe or a file."""
     from rich.console import Console
 
     made = Console(file=screen, highlight=False, soft_wrap=True)

@@ -1,6 +1,4 @@
-"""Messages for a command line with an unknown command or option: a similar one, or the setting in the job. argparse,
-which accepts abbreviated options, handles the rest.
-"""
+"""Messages for a command line with an unknown command or option: a similar one, or the setting in the job."""
 
 from __future__ import annotations
 

@@ -3,24 +3,18 @@
 Model: four invariants of the language, each checked on the ranks' observations (runtime/measure/observe.py): the
 samples of each step, by number and by content; the initial values; losses, their count and the norm of the gradient,
 step by step; the parameters after the last step. The last includes a third training, in one process, that resumes from
-the plan's checkpoint. Of several broken invariants only the cause is reported: if samples or initial values differ, the
-consequences are shown and not judged.
+the plan's checkpoint. If samples or initial values differ, the consequences are shown and not judged.
 
-Tolerances, the largest accepted difference (`Tolerance`):
-
-    precision     loss        norm      parameters
-    fp32          1e-5        1e-4      1e-5 with SGD; 0.05 x the sum of the learning rates with Adam and AdamW, whose
-                                        division amplifies rounding where gradients vanish; half that sum with Adagrad
-                                        and RMSprop, which have nothing to damp it; twice that sum for the bias of an
-                                        attention's keys (`KEYS`) with any of these, which has no gradient but rounding
-    bf16, fp16    2e-2        5e-2      all together: 0.2 of the distance that they moved, root mean squares
-
-A loss is compared relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
+Tolerances, the largest accepted difference (`Tolerance`), relative to one or to the number itself, whichever is more;
+of a norm to itself. In fp32: a loss 1e-5, a norm 1e-4, parameters 1e-5 with SGD; 0.05 x the sum of the learning rates
+with Adam and AdamW, whose division amplifies rounding where gradients vanish; half that sum with Adagrad and RMSprop,
+which have nothing to damp it; twice that sum for the bias of an attention's keys (`KEYS`) with any of these, which has
+no gradient but rounding. In bf16 and fp16: a loss 2e-2, a norm 5e-2, all parameters together 0.2 of the distance that
+they moved, root mean squares.
 
 A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py), which finds
-faults in shared code. A fault in code that the plan and the one process share (optimizer, decay, schedule, clipping)
-would show in neither. If the model allows it both are trained in float64, and must agree to `EXACT`, as there is no
-rounding to allow for; else as above.
+faults in code that the plan and the one process share (optimizer, decay, schedule, clipping). If the model allows it
+both are trained in float64, and must agree to `EXACT`, as there is no rounding to allow for; else as above.
 
 If this fails in fp32, both are trained again in float64, if the model can be and the plan has no pipeline. They must
 agree to `EXACT`: rounding cannot lead them apart there, and a fault does. Else the one process is trained again, in
@@ -28,9 +22,9 @@ float64 if its model allows it, and with the samples of each batch in other orde
 times `ROUNDING`, is accepted as well. Deep networks with batch statistics over few numbers need the former; Adam needs
 the latter if a gradient is a sum that cancels, as of `l1`.
 
-With noise kept on (`--noise`) no two ranks draw the same. Trainings in one process with other orders of samples, and so
-other noise, differ. That difference, times `NOISE`, is accepted: a coarse comparison, which finds noise of another
-size. The plain loop draws what the one process draws.
+With noise kept on (`--noise`) no two ranks draw the same. The difference of trainings in one process with other orders
+of samples, and so other noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another size. The
+plain loop draws what the one process draws.
 
 A network with parameters in 16 bits is compared as above first. If the numbers differ, and it cannot be trained in
 float64 or rounds there too, the tolerances of bf16 and fp16 hold. A note names the parameters.
@@ -43,10 +37,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.language.optimizers import PythonOptimizer, torch_optimizer
@@ -59,11 +53,8 @@ Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
 PLAIN = "plain torch"  # the fifth finding
 ROUNDING, NOISE = 10.0, 4.0
-KEYS = (
-    "qkv.bias",
-    "k_proj.bias",
-    "c_attn.bias",
-)  # softmax ignores a constant added to all scores of a query: this bias has no effect
+# Softmax ignores a constant added to all scores of a query: this bias has no effect.
+KEYS = ("qkv.bias", "k_proj.bias", "c_attn.bias")
 _NAMED = 3  # names of differing items in a message, at most
 
 
@@ -230,11 +221,9 @@ def noisy(seen: Observation) -> bool:
 
 
 def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exact: bool, low: bool = False) -> Finding:
-    """Compares the training of one process with the training of the plain loop; `exact`: both in float64;
-    `low`: the network computes in 16 bits.
-
-    In the first step both begin alike, so the first difference names the fault: the rate, the loss, the norm of the
-    gradient or, if these agree, the update.
+    """Compares the training of one process with the plain loop's; `exact`: both in float64; `low`: in 16 bits. In the
+    first step both begin alike, so the first difference names the fault: the rate, the loss, the norm of the gradient
+    or, if these agree, the update.
     """
     finding = Finding()
     _start(one, plain, finding)
@@ -367,7 +356,7 @@ def _numbers(samples: Sequence[int]) -> str:
     return f"sample{'s' if len(samples) > 1 else ''} {shorten_list(list(map(str, sorted(samples))), _NAMED)}"
 
 
-def _ranks(ranks: Any) -> str:
+def _ranks(ranks: Iterable[int]) -> str:
     found = sorted(set(ranks))
     return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
 
@@ -386,9 +375,7 @@ class _TensorDifference:
 
 
 def _differences(plan: Observation, one: Observation, when: str, finding: Finding) -> Iterator[_TensorDifference]:
-    """Yields the difference of each tensor on each rank from the same part of the one process's. A missing tensor is a
-    break.
-    """
+    """Yields the difference of each tensor on each rank from the one process's. A missing tensor is a break."""
     import numpy as np
 
     whole, before = one.tensors(when, 0), one.tensors("start", 0)

@@ -1,16 +1,16 @@
 """Other forms of a job that `dslc verify` trains: in one process, and narrow.
 
 Model: blocks of the resolved job are replaced; the user's own stay in place, so that messages point there.
-`one_process` keeps the meaning of a training (model, data, batch, optimizer, precision, seed) and removes the way it is
-executed. `shrink_job` keeps the way it is executed, the axes and the sharding, and makes everything smaller.
+`one_process` keeps the meaning of a training and removes the way it is executed. `shrink_job` keeps the way it is
+executed, the axes and the sharding, and makes everything smaller.
 
-Limits: only library networks can be made narrow. A data axis is cut to `RANKS`. If tokens or pictures are not on this
+Limits: only library networks can be made narrow. A data axis is cut to `RANKS`. If tokens or images are not on this
 machine, or a vocabulary is too large to keep, synthetic samples of the same form replace them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language import layers as n
 from dslc.dsl.language.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec, ParallelismSpec
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call
 
 RANKS = 4  # data ranks of a narrow copy
 SAMPLES = 8  # samples of a micro-batch: fewer are too few for batch statistics in float32
@@ -34,15 +35,13 @@ class CannotShrink(Exception):
 
 
 def observed(job: JobSpec) -> JobSpec:
-    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations. It keeps
-    the metrics of evaluations, which goals may name.
+    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations but for
+    metrics.
     """
-    checkpoint = CheckpointSpec(asynchronous=job.checkpoint.asynchronous)
-    train = replace(job.train, max_time=None)
     return replace(
         job,
-        checkpoint=checkpoint,
-        train=train,
+        checkpoint=CheckpointSpec(asynchronous=job.checkpoint.asynchronous),
+        train=replace(job.train, max_time=None),
         evaluate=EvaluateSpec(metrics=job.evaluate.metrics),
         expect=(),
         sweep={},
@@ -53,15 +52,11 @@ def one_process(job: JobSpec) -> JobSpec:
     """Returns the same training in one process: the same global batch at once, nothing sharded, recomputed or
     offloaded.
     """
-    devices = job.devices
-    if devices.gpus is None:
-        devices = replace(devices, nodes=1, cpus=1)
-    else:
-        gpus: Any = devices.gpus[:1] if isinstance(devices.gpus, tuple) else 1
-        devices = replace(devices, nodes=1, gpus=gpus)
+    gpus = job.devices.gpus
+    gpu = None if gpus is None else gpus[:1] if isinstance(gpus, tuple) else 1
     return replace(
         observed(job),
-        devices=devices,
+        devices=replace(job.devices, nodes=1, gpus=gpu, cpus=1 if gpu is None else job.devices.cpus),
         parallelism=ParallelismSpec(),
         memory=MemorySpec(),
         data=replace(job.data, workers=0),
@@ -71,12 +66,10 @@ def one_process(job: JobSpec) -> JobSpec:
 
 
 def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple[str, ...]]:
-    """Returns a narrow copy of the job for this machine, and the list of what is smaller, in words. Raises
-    CannotShrink.
-    """
+    """Returns a narrow copy of the job for this machine, and what is smaller, in words. Raises CannotShrink."""
     changes: list[str] = []
 
-    def smaller(what: str, before: Any, after: Any) -> None:
+    def smaller(what: str, before: object, after: object) -> None:
         if before != after:
             changes.append(f"{what} {before} -> {after}")
 
@@ -89,7 +82,7 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
     on_gpus = job.devices.gpus is not None and ranks <= gpus_here
     if job.devices.gpus is not None and not on_gpus:
         changes.append("GPUs -> CPUs")
-    places: dict[str, Any] = {"gpus": ranks, "cpus": None} if on_gpus else {"gpus": None, "cpus": ranks, "kind": None}
+    kind = job.devices.kind if on_gpus else None
     backend = job.devices.backend if on_gpus or job.devices.backend != "nccl" else None
     replicas = job.parallelism.replicas
     kept = next(count for count in range(min(replicas, sizes["data"]), 0, -1) if sizes["data"] % count == 0)
@@ -102,7 +95,14 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
             job,
             model=replace(job.model, network=network, weights=None),
             data=replace(job.data, batch=batch, source=source),
-            devices=replace(job.devices, nodes=1, backend=backend, **places),
+            devices=replace(
+                job.devices,
+                nodes=1,
+                backend=backend,
+                gpus=ranks if on_gpus else None,
+                cpus=None if on_gpus else ranks,
+                kind=kind,
+            ),
             parallelism=replace(job.parallelism, data=sizes["data"], replicas=kept),
             memory=replace(job.memory, limit=None),
             launch=LaunchSpec(timeout=job.launch.timeout),
@@ -112,7 +112,7 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
     )
 
 
-def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
+def _network(job: JobSpec, layout: Layout, smaller: Callable[[str, object, object], None]) -> Call:
     """Returns a narrow network, with at least one part for each rank of the tensor axis and for each stage."""
     network, tensor = job.model.network, layout.sizes["tensor"]
     changes: dict[str, Any]
@@ -161,7 +161,7 @@ def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
     return replace(network, **changes)
 
 
-def _source(job: JobSpec, smaller: Any) -> Any:
+def _source(job: JobSpec, smaller: Callable[[str, object, object], None]) -> Call:
     """Returns the job's source if it is here and fits a narrow network, else synthetic samples of its form."""
     source, network = job.data.source, job.model.network
     if isinstance(network, n.GPT | n.Llama):
