@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from dslc.commands.status import follow
 from dslc.dsl.plain import plain
-from dslc.launching.run_state import RunState, run_states, runs_in
-from dslc.launching.submission import NAME, Submission, command, is_own_submission
+from dslc.launching.run_state import NAME, RunState, Submission, command, is_own_submission, run_states, runs_in
 from dslc.runtime.process.run_status import RunStatus, ask_to_stop, read_status, write_status
 from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, WRONG_USAGE
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dslc.compiler.compile import compile_plan
+from dslc.compiler.facts.untrusted_files import write_private
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
@@ -20,11 +21,10 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import inspect_counts, is_over_limit, show
 from dslc.jobs.plan_file_input import is_plan_file
 from dslc.jobs.prepare_run import Ready, folders_of, write_run_directory
+from dslc.launching.run_state import Submission, write_submission
 from dslc.launching.slurm_requeue import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
-from dslc.launching.submission import Submission, write_submission
 from dslc.runs.run_folder import FolderInUseError, claim_folder, make_folder, refuse_others
-from dslc.runtime.hosts.run_secret import write_private
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.sweeps.table import write_sweep
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE

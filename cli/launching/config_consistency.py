@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.plan_facts import facts_of
 from dslc.dsl.language.job import python_calls
 from dslc.jobs.prepare_run import Ready
-from dslc.launching.interrupted_runs import is_of_plan
+from dslc.launching.restart_detection import is_of_plan
 from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from dslc.launching.config_consistency import (
     remedy,
     share_checkpoints,
 )
-from dslc.launching.interrupted_runs import starts_before, tell_of_newest
-from dslc.launching.restart_detection import is_in_pod, plan_on
+from dslc.launching.restart_detection import is_in_pod, plan_on, starts_before, tell_of_newest
 from dslc.launching.secret_source import secret_of, warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, claim_folder, holder, make_folder, refuse_run
 from dslc.runtime.process.run_status import begin

@@ -28,8 +28,7 @@ from dslc.launching.config_consistency import (
     remedy,
     share_checkpoints,
 )
-from dslc.launching.interrupted_runs import starts_before, tell_of_newest
-from dslc.launching.restart_detection import folder_of
+from dslc.launching.restart_detection import folder_of, starts_before, tell_of_newest
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, make_folder, refuse_run
 from dslc.runtime.launchers.detect import LAUNCHERS, worlds

@@ -1,23 +1,33 @@
-"""A training that another program's launcher has started again, as torchrun restarts all processes when one has failed.
+"""A training that is started again, by another program's launcher or by the commands that were typed before.
 
-Model: the launcher says so by a variable (`World.attempt`). The training goes on in the run directory of the attempt
-before, from its newest checkpoint, or from the beginning. A run directory that dslc has named by the time is known by a
-file in it, which names the launcher's run.
+Model: torchrun restarts all processes when one has failed, and says so by a variable (`World.attempt`). The training
+goes on in the run directory of the attempt before, from its newest checkpoint, or from the beginning. A run directory
+that dslc has named by the time is known by a file in it, which names the launcher's run.
+
+A training of the same plan whose launcher is gone (it holds the lock as long as it lives), but has not said how it
+ended (runtime/process/run_status.py), was cut off. The same commands go on with it: their start is one more of its
+starts. On a file system without locks, a launcher of another host is taken to be gone when it has been silent for a
+minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 
-from dslc.compiler.facts.untrusted_files import read_text, replacing
+from dslc.compiler.facts.untrusted_files import read_json, read_text, replacing
+from dslc.dsl.bounds import PLAN
 from dslc.dsl.language.calls import Kubernetes
+from dslc.dsl.plain import plain
 from dslc.jobs.prepare_run import Ready
-from dslc.launching.interrupted_runs import is_of_plan
-from dslc.runs.run_folder import holder, make_folder
+from dslc.runs.run_folder import LOCK, holder, make_folder
 from dslc.runtime.launchers.world import World
-from dslc.runtime.process.run_status import RunStatus, read_status
+from dslc.runtime.process.run_status import ALIVE, RunStatus, read_status, silence
 
 _LONGEST = 1 << 16  # bytes of the name of a launcher's run
 _MARK = ".launcher"  # in a run directory; names that begin with a dot are no files of a run
@@ -89,3 +99,59 @@ def _newest_run(runs: str, world: World) -> str:
             if read_text(os.path.join(folder, _MARK), _LONGEST) == world.run:
                 return os.path.abspath(folder)
     return ""
+
+
+_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
+
+
+def starts_before(folder: str, plan_of: Callable[[int], str]) -> int:
+    """Returns how often the ranks of a training that was cut off in this run directory were started; 0 without one.
+    `plan_of` gives the hash of the job's plan on a number of nodes, or "".
+    """
+    status = read_status(folder)
+    if status is None or status.state not in ALIVE or not (silence(folder, status) or _is_free(folder)):
+        return 0
+    if not is_of_plan(folder, plan_of):
+        return 0
+    try:
+        names = os.listdir(os.path.join(folder, "logs"))
+    except OSError:
+        return 0
+    return max([1, *(int(found.group(1)) for found in map(_ATTEMPT.fullmatch, names) if found)])
+
+
+def is_of_plan(folder: str, plan_of: Callable[[int], str]) -> bool:
+    """True if the run directory holds a training of the job's plan, on as many nodes as it has had last."""
+    try:
+        plan = read_json(os.path.join(folder, "plan.json"), PLAN.most)
+        nodes, told = int(dict(plan["graph"]["nodes"])["nodes"]["count"]), str(plan["hash"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return told == plan_of(nodes)
+
+
+def newest_of(job: str, plan_of: Callable[[int], str]) -> str:
+    """Returns the newest run directory in `runs/<job>` if its training was cut off; "" if there is none."""
+    runs = os.path.join("runs", job)
+    folders = [os.path.join(runs, name) for name in sorted(os.listdir(runs))] if os.path.isdir(runs) else []
+    newest = next((folder for folder in reversed(folders) if os.path.exists(os.path.join(folder, LOCK))), "")
+    return newest if newest and starts_before(newest, plan_of) else ""
+
+
+def tell_of_newest(job: str, plan_of: Callable[[int], str]) -> None:
+    """Says how to go on with a training that was cut off, where a new one begins, as no folder is named."""
+    folder = newest_of(job, plan_of)
+    if folder:
+        said = f"dslc: the training in {folder} was cut off; with `--out {folder}` the same command goes on with it"
+        print(plain(said), file=sys.stderr, flush=True)
+
+
+def _is_free(folder: str) -> bool:
+    """True if nobody holds the lock of a run directory; false also where there are no locks."""
+    try:
+        with open(os.path.join(folder, LOCK), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except OSError:
+        return False
+    return True

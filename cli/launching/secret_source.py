@@ -17,7 +17,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready
 from dslc.runs.run_folder import refuse_others
-from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, SecretError, token_in
+from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, token_in
 from dslc.runtime.launchers.slurm import SUBMITTED
 
 if TYPE_CHECKING:
@@ -43,12 +43,7 @@ def secret_of(ready: Ready, out: str | None) -> RunSecret:
 
 def given_secret(out: str | None) -> RunSecret:
     """Returns the secret that who has started this process gave it; an empty one without. Raises RendezvousError."""
-    from dslc.runtime.hosts.rendezvous_address import RendezvousError
-
-    try:
-        token = token_in(os.environ.pop(TOKEN, ""))  # the user's code needs none
-    except SecretError as error:
-        raise RendezvousError(str(error)) from error
+    token = token_in(os.environ.pop(TOKEN, ""))  # the user's code needs none
     if not token and out is not None and SUBMITTED in os.environ:
         return RunSecret(path=os.path.join(out, SECRET_FILE))
     return RunSecret(token=token)

@@ -29,7 +29,7 @@ from dslc.compiler.facts.untrusted_files import read_json, replacing
 from dslc.compiler.ir.codec import from_json
 from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
-from dslc.launching.submission import command
+from dslc.launching.run_state import command
 from dslc.runtime.process.run_status import RunStatus, is_asked_to_stop, read_status, write_status
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, WRONG_USAGE
 

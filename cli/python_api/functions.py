@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +16,19 @@ from typing import TYPE_CHECKING
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import LoadResult, load, load_text
 from dslc.dsl.show import render as shown_text
-from dslc.jobs.check_job import inspect
+from dslc.jobs.check_job import check_one, inspect
 from dslc.probe.gpus import restore_visible
 from dslc.python_api.python_objects import object_settings, settings_of
-from dslc.python_api.subprocess_command import CommandError, run_command
 from dslc.runs.run_folder import make_folder
+from dslc.runtime.process.user_code import hand_over
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 if TYPE_CHECKING:
     import torch
 
     from dslc.compiler.compile import Compiled
     from dslc.runtime.process.records import Record
+
 
 __all__ = [
     "CommandError",
@@ -293,3 +297,67 @@ def render(
 
 def _checkpoint_options(checkpoint: str | None) -> list[str]:
     return [] if checkpoint is None else ["--checkpoint", checkpoint]
+
+
+_START = """
+import sys
+from dslc.runtime.process.user_code import take_over
+from dslc.main import main
+if sys.argv[1]:
+    take_over(sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+class CommandError(Exception):
+    """A command ended badly; the text is what it said."""
+
+
+def run_command(
+    command: str, path: str, settings: Sequence[str], options: Sequence[str], *, may_disagree: bool = False
+) -> tuple[str, bool]:
+    """Runs `dslc COMMAND PATH …`; returns its output, and whether it ended well, as it must unless it `may_disagree`
+    with a job that has no mistake. Raises JobError, CommandError, KeyboardInterrupt.
+    """
+    words = [command, path, *options]
+    for setting in settings:
+        words += ["--set", setting]
+    with tempfile.TemporaryDirectory(prefix="dslc-") as folder:
+        functions = os.path.join(folder, "functions.pkl")
+        hand_over(_named(settings), functions)
+        # -P: no module of the current folder hides those of Python and torch.
+        child = subprocess.run(
+            [sys.executable, "-P", "-c", _START, functions if os.path.exists(functions) else "", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
+            check=False,
+        )
+    if child.returncode == 130:
+        raise KeyboardInterrupt
+    if child.returncode == JOB_AT_FAULT:
+        _raise_mistakes(path, settings)
+        if may_disagree and child.stdout:
+            return child.stdout, False
+    if child.returncode != GOOD:
+        raise CommandError(child.stderr.strip() or child.stdout.strip() or f"exit status {child.returncode}")
+    return child.stdout, True
+
+
+def _named(settings: Sequence[str]) -> list[str]:
+    """Returns the functions that settings name; the functions of this program are handed over."""
+    return [text.split('"')[1] for text in " ".join(settings).split("python(")[1:] if text.startswith('"')]
+
+
+def _search_path() -> list[str]:
+    return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
+
+
+def _raise_mistakes(path: str, settings: Sequence[str]) -> None:
+    """Raises JobError if the job has mistakes, found anew here; returns if the fault is another."""
+    report: Report = check_one(path, list(settings), trace=True)[0]
+    if report.errors:
+        raise _error(report)

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
@@ -30,13 +31,16 @@ __all__ = [
     "read_bytes",
     "read_json",
     "read_lines",
+    "read_private",
     "read_text",
     "recreate_file",
     "replacing",
+    "write_private",
 ]
 
 LINE_LIMIT = 1 << 20  # bytes of a line of metrics.jsonl
 _INTEGER_LIMIT = 1 << 63
+_PRIVATE_LEAST, _PRIVATE_LIMIT = 16, 4096  # bytes of a private file
 
 
 def read_text(path: str, limit: int) -> str:
@@ -120,3 +124,45 @@ def replacing(path: str, *, newline: str | None = None) -> Iterator[TextIO]:
     """Opens a new file that takes the place of `path` when the context ends. Raises OSError."""
     with atomic_write(path) as part, open(recreate_file(part), "w", encoding="utf-8", newline=newline) as file:
         yield file
+
+
+def write_private(path: str, text: str, *, replace: bool) -> None:
+    """Writes a file that this user alone can read and write, at once. One that is there stays, or is replaced. Raises
+    OSError.
+    """
+    new = f"{path}.{secrets.token_hex(4)}"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        if replace:
+            os.replace(new, path)
+            return
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            return
+        except OSError:  # the file system has no links
+            if not os.path.lexists(path):
+                os.replace(new, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(new)
+
+
+def read_private(path: str) -> bytes | None:
+    """Returns the content of a file that this user alone can read and write; None if it is not there. Raises OSError,
+    and PermissionError if other users could have written it, or it is no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+            raise PermissionError(errno.EPERM, "it is not a file that this user alone can read and write", path)
+        content = file.read(_PRIVATE_LIMIT)
+    if len(content) < _PRIVATE_LEAST:
+        raise PermissionError(errno.EINVAL, "it is cut short", path)
+    return content

@@ -6,7 +6,7 @@
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
-    own.<rank>.…, exchange.…    of ranks whose weights differ, and of an exchange (per_rank_state.py)
+    own.<rank>.…, exchange.…    of ranks whose weights differ, and of an exchange (ExchangeState)
     hook.<rank>.<name>          the state of a user's hook (loop/hooks.py)
 
 Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
@@ -41,8 +41,8 @@ from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.custom_optimizer_state import OwnState
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
-from dslc.runtime.checkpoint.per_rank_state import ExchangeState
 from dslc.runtime.checkpoint.permuted_rows import with_chunks
+from dslc.runtime.exchange.base import Exchange, in_place_of
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer
 from dslc.runtime.process import random_numbers
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from dslc.runtime.pipeline.pipeline import Pipeline
     from dslc.runtime.step.assemble import TrainingComponents
+
 
 State = dict[str, Tensor]
 AVERAGE = "average."  # begins the name of a parameter's average
@@ -494,3 +495,51 @@ def _plainly(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what}: {'; '.join(reasons)}") from error
     except Exception as error:
         raise CheckpointError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+class ExchangeState:
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self._exchange, self._rank = exchange, rank
+
+    @property
+    def differ(self) -> bool:
+        return self._exchange.differ
+
+    def of_all(self, tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Puts the mean over the ranks in the place of those that differ, while the context lasts."""
+        if not self._exchange.differ:
+            return contextlib.nullcontext()
+        self._exchange.settle()
+        differing = {name: each for name, each in tensors.items() if each.is_floating_point()}
+        return in_place_of(differing, self._exchange.where)
+
+    def rank_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns what this rank writes beside the mean."""
+        found = {f"own.{self._rank}.{name}": each for name, each in tensors.items()} if self._exchange.differ else {}
+        found |= {f"exchange.{self._rank}.{name}": each for name, each in self._exchange.own.items()}
+        if self._rank == 0:
+            found |= {f"exchange.{name}": each for name, each in self._exchange.shared.items()}
+        return found
+
+    def key(self, name: str, there: Collection[str], same: bool) -> str:
+        """Returns the name under which this rank's tensor is found, if the ranks are the `same`."""
+        own = f"own.{self._rank}.{name}"
+        return own if same and self._exchange.differ and own in there else name
+
+    def tensors_to_load(
+        self, there: Mapping[str, TensorStorageMetadata], same: bool
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """Returns what the exchange reads, by its names in a checkpoint, and the names of what begins anew."""
+        wanted, anew = dict[str, Tensor](), list[str]()
+        named = {f"exchange.{self._rank}.{name}": (name, each, same) for name, each in self._exchange.own.items()}
+        named |= {f"exchange.{name}": (name, each, True) for name, each in self._exchange.shared.items()}
+        for key, (name, each, taken) in named.items():
+            if taken and key in there and tuple(there[key].size) == tuple(each.shape):
+                wanted[key] = each
+            else:
+                anew.append(name)
+        self._exchange.ready = not anew
+        return wanted, anew
+
+    def after_load(self) -> None:
+        self._exchange.after_load()

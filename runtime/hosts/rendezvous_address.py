@@ -14,8 +14,8 @@ import secrets
 import socket
 from typing import Protocol
 
+from dslc.compiler.facts.untrusted_files import read_private, write_private
 from dslc.runtime.hosts.connection import listen
-from dslc.runtime.hosts.run_secret import read_private, write_private
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _ELSEWHERE = "192.0.2.1", 9  # an address that no host has (RFC 5737): the way there leads through the network

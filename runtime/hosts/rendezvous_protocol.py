@@ -21,7 +21,7 @@ from dslc.runtime.hosts.connection import SILENCE, Connection, listen, readable
 from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.rendezvous_address import Endpoint, RendezvousError
-from dslc.runtime.hosts.run_secret import TOKEN, RunSecret, SecretError
+from dslc.runtime.hosts.run_secret import TOKEN, RunSecret
 
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
@@ -82,17 +82,11 @@ class Rendezvous:
 
     def create_secret(self) -> bytes:
         """Returns the secret of the run, on the coordinator. Raises RendezvousError and OSError."""
-        try:
-            return self._of_endpoint or self.secret.create()
-        except SecretError as error:
-            raise RendezvousError(str(error)) from error
+        return self._of_endpoint or self.secret.create()
 
     def read_secret(self) -> bytes | None:
         """Returns the secret of the run; None if its file is not seen here. Raises RendezvousError."""
-        try:
-            return self._of_endpoint or self.secret.load()
-        except SecretError as error:
-            raise RendezvousError(str(error)) from error
+        return self._of_endpoint or self.secret.load()
 
     @property
     def _of_endpoint(self) -> bytes:

@@ -172,7 +172,7 @@ class Watch:
             if self._dropped:
                 told = f"TensorBoard has not all records ({self._dropped}); metrics.jsonl has"
                 print(readable(told), file=self._screen, flush=True)
-        # A failure that another start follows counts as an interruption (launching/interrupted_runs.py).
+        # A failure that another start follows counts as an interruption (launching/restart_detection.py).
         if outcome.failure is None or not outcome.failure.goes_on:
             self._tell_end(outcome)
 

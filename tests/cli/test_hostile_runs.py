@@ -17,7 +17,7 @@ from helpers.limited_process import LimitedProcess, faults_of
 from instruments.hostile import written
 from instruments.hostile_runs import KEPT, NAMED, PODS, SLURM, VICTIM, WAITING, Forged, drawn, lay
 
-from dslc.launching.submission import is_own_submission, read_submission
+from dslc.launching.run_state import is_own_submission, read_submission
 from dslc.runtime.process.run_status import ask_to_stop, is_asked_to_stop, read_status
 
 COMMANDS = (["status", "run"], ["status", "run", "--json"], ["stop", "run", "--no-wait"], ["status", "."])

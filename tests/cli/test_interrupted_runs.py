@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslc.launching.config_consistency import check_folder
-from dslc.launching.interrupted_runs import newest_of, starts_before
+from dslc.launching.restart_detection import newest_of, starts_before
 from dslc.runs.run_folder import LOCK, claim_folder
 from dslc.runtime.hosts.rendezvous_address import RendezvousError
 from dslc.runtime.process.run_status import RunStatus, write_status

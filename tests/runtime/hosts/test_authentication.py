@@ -28,7 +28,7 @@ from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
 from dslc.runtime.hosts.messages import DEEPEST, Message, MessageError, parse_message
 from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
 from dslc.runtime.hosts.rendezvous_protocol import Rendezvous, RendezvousPlace, StopRequestedError, join
-from dslc.runtime.hosts.run_secret import RunSecret, SecretError, token_in
+from dslc.runtime.hosts.run_secret import RunSecret, token_in
 from dslc.runtime.process.stop import RunControl
 
 SECRET = RunSecret(token=b"the secret of this run")
@@ -505,13 +505,13 @@ def test_a_secret_that_others_can_read_or_choose_is_not_taken(tmp_path: Path) ->
         source = in_folder(folder)
         source.create()
         spoil(Path(source.path))
-        with pytest.raises(SecretError, match="the secret of this run"):
+        with pytest.raises(RendezvousError, match="the secret of this run"):
             source.load()
 
 
 def test_a_token_that_can_be_guessed_is_refused() -> None:
     assert token_in("") == b"" and token_in("0123456789abcdef") == b"0123456789abcdef"
-    with pytest.raises(SecretError, match=r"DSLC_RUN_TOKEN has 6 characters.*\n.*openssl"):
+    with pytest.raises(RendezvousError, match=r"DSLC_RUN_TOKEN has 6 characters.*\n.*openssl"):
         token_in("secret")
     assert "secret" not in repr(SECRET)
 
