@@ -12,63 +12,55 @@ import contextlib
 import importlib
 import os
 import signal
-import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.dsl.plain import plain_lines
 from dslc.jobs.prepare_run import Ready, draw, launch, report_on, write_run_directory
 from dslc.launching.config_consistency import (
     ANSWER,
     Then,
     check_folder,
-    facts_compared,
     is_other_folder,
-    remedy,
     share_checkpoints,
 )
 from dslc.launching.restart_detection import is_in_pod, plan_on, starts_before, tell_of_newest
-from dslc.launching.secret_source import secret_of, warn_of_strangers
+from dslc.launching.secret_source import warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, claim_folder, holder, make_folder, refuse_run
 from dslc.runtime.process.run_status import begin
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.launcher_group import LauncherGroup
+    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
     from dslc.runtime.process.failure import Outcome
 
 _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
 
 
-def train_elastic(ready: Ready, address: str, out: str | None, then: Then) -> int:
+def train_elastic(ready: Ready, rendezvous: Rendezvous, out: str | None, then: Then) -> int:
     """Trains with the hosts that come to the rendezvous, and returns the exit status that `then` gives. All hosts end
     after the coordinator has written all, and in pods some seconds after it (`_outlive`). Raises RendezvousError, and
     FolderInUseError.
     """
     from dslc.runtime.hosts.elastic import TrainingOverError
     from dslc.runtime.hosts.launcher_group import meet
-    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
 
     # torch: a host that waits for a place has it imported when it gets one.
     importlib.import_module("dslc.runtime.launch")
     counts = tuple(ready.counts)
     with contextlib.ExitStack() as claims:
         training = _ElasticTraining(ready, out, claims)
-        rendezvous = Rendezvous(
-            address=address,
+        rendezvous = replace(
+            rendezvous,
             nodes=counts[-1],
-            facts=dict(facts_compared(ready, out)),
-            timeout=ready.program.timeout,
-            processes=ready.program.processes,
-            say=_say,
             counts=counts,
             claim=training.claim,
             holder=lambda: holder(os.path.expanduser(out)) if out is not None else "",
-            remedy=remedy,
+            again=False,
             patient=is_in_pod(ready),
-            secret=secret_of(ready, out),
         )
         warn_of_strangers(ready, rendezvous)
         if is_in_pod(ready):
@@ -76,7 +68,7 @@ def train_elastic(ready: Ready, address: str, out: str | None, then: Then) -> in
         try:
             group = meet(rendezvous)
         except TrainingOverError as over:
-            _say(f"dslc: {over}")
+            rendezvous.say(f"dslc: {over}")
             if over.stopped:
                 return INTERRUPTED
             if is_in_pod(ready):
@@ -104,10 +96,6 @@ def _outlive() -> None:
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     asked.wait(_LAST)
-
-
-def _say(text: str) -> None:
-    print(plain_lines(text), file=sys.stderr, flush=True)
 
 
 class _ElasticTraining:

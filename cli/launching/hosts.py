@@ -74,10 +74,6 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
     from dslc.runtime.process.lifetime import end_with
 
-    if ready.counts:
-        from dslc.launching.elastic import train_elastic
-
-        return train_elastic(ready, where.rendezvous, where.out, then)
     world = ready.world
     rendezvous = Rendezvous(
         address=where.rendezvous,
@@ -90,6 +86,10 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
         remedy=remedy,
         secret=secret_of(ready, where.out),
     )
+    if ready.counts:
+        from dslc.launching.elastic import train_elastic
+
+        return train_elastic(ready, rendezvous, where.out, then)
     if world is not None:
         end_with(os.getppid())  # the launcher
         rendezvous = _of_processes(rendezvous, world, where, ready.program.world_size)

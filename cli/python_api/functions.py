@@ -169,11 +169,7 @@ def run(
 
 
 def _run(
-    job: str,
-    settings: list[str],
-    out: str | None,
-    quiet: bool,
-    callback: Callable[[Record], object] | None,
+    job: str, settings: list[str], out: str | None, quiet: bool, callback: Callable[[Record], object] | None
 ) -> RunResult:
     from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
     from dslc.jobs.prepare_run import prepare, train

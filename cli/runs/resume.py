@@ -24,14 +24,7 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.unchecked_parts import tell_of_checkpoint
 from dslc.runs.checkpoints import tensors_of
-from dslc.runtime.checkpoint.files import (
-    Manifest,
-    checkpoints_in,
-    damage,
-    look,
-    misfitting_tensors,
-    same_state,
-)
+from dslc.runtime.checkpoint.files import Manifest, checkpoints_in, damage, look, misfitting_tensors, same_state
 
 
 @dataclass(frozen=True, kw_only=True)

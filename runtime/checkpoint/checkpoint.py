@@ -267,12 +267,7 @@ class Checkpoints:
         return self.on and (asked or step == self._job.steps or (every > 0 and step % every == 0))
 
     def save(
-        self,
-        step: int,
-        samples: int,
-        seconds: float,
-        goals: Mapping[str, files.Progress],
-        stream: Marks | None = None,
+        self, step: int, samples: int, seconds: float, goals: Mapping[str, files.Progress], stream: Marks | None = None
     ) -> None:
         """Saves the state after `step` steps, or begins to: on all ranks, after the same step. `stream`: this rank's
         lanes.

@@ -331,11 +331,7 @@ def _slots(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Slot]:
         for parameter, inner in optimizer.optim_dict.items():
             for copy, beside in _parameters(inner):
                 yield _Slot(
-                    name=names[id(parameter)],
-                    parameter=copy,
-                    kept=inner.state,
-                    step_beside=beside,
-                    original=parameter,
+                    name=names[id(parameter)], parameter=copy, kept=inner.state, step_beside=beside, original=parameter
                 )
         optimizer = optimizer.d_opt  # of the parameters that are too small to offload
         if optimizer is None:

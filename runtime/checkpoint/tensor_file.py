@@ -17,33 +17,13 @@ import contextlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from dslc.compiler.facts.untrusted_files import atomic_write, recreate_file
 from dslc.runtime.process.records import naming
-
-# Bytes of a number, by the names that the format has for dtypes.
-SIZES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "C64": 8,
-    "BOOL": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +33,8 @@ class StoredTensor:
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * SIZES[self.dtype]
+        bits = re.search(r"\d+", self.dtype)  # `F8_E4M3` has 8; BOOL is a byte
+        return math.prod(self.shape) * (int(bits[0]) // 8 if bits else 1)
 
 
 @contextlib.contextmanager

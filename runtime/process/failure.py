@@ -53,7 +53,7 @@ _LAST = 3  # lines of a log before a crash in a message
 _CRASH = "Fatal Python error: "  # the first words that Python's faulthandler writes
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|[Ss]ocket closed|closed by peer|Application timeout caused pair "
-    r"closure|failed to recv|recvValue failed|sendBytes failed|remote process exited|Connection was likely closed",
+    r"closure|failed to recv|recvValue failed|sendBytes failed|remote process exited|Connection was likely closed"
 )
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FULL = 1 << 16  # bytes: a device with less room counts as full

@@ -13,7 +13,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import LaunchContext, Ready, prepare, write_run_directory
 from dslc.launching import elastic
-from dslc.launching.elastic import train_elastic
+from dslc.launching.hosts import HostPaths, train_with_others
 from dslc.launching.restart_detection import is_training_done
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.hosts import launcher_group
@@ -72,6 +72,9 @@ def test_a_training_that_has_ended_is_done_only_if_it_is_of_the_plan(tmp_path: P
     assert longer is not None and not is_training_done(longer, out)
 
 
+AT_TWO_PODS = HostPaths(job="", rendezvous="a,b")
+
+
 class Coordinator:
     """Notes what it is told."""
 
@@ -110,7 +113,7 @@ def test_those_who_wait_are_dismissed_when_all_is_written(
     monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: coordinator)
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert train_elastic(in_pod(), "a,b", None, written) == 0
+    assert train_with_others(in_pod(), AT_TWO_PODS, written) == 0
     assert coordinator.order == ["written", told, "lets end", "closes"]
 
 
@@ -127,7 +130,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
 
     monkeypatch.setattr(launcher_group, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status
+    assert train_with_others(in_pod(), AT_TWO_PODS, lambda *_: 3) == status
     assert len(waited) == (not stopped)
 
 
@@ -138,7 +141,7 @@ def test_the_coordinator_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, is
     monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: Coordinator(is_coordinator=is_coordinator))
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (Outcome(run_dir="", steps=400), None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert train_elastic(in_pod(), "a,b", None, lambda *_: 0) == 0
+    assert train_with_others(in_pod(), AT_TWO_PODS, lambda *_: 0) == 0
     assert len(waited) == (not is_coordinator)
 
 
@@ -150,4 +153,4 @@ def test_a_pod_that_is_cut_off_gives_itself_up_alone(monkeypatch: pytest.MonkeyP
     outcome = Outcome(run_dir="", steps=6, failure=failure)
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert train_elastic(in_pod(), "a,b", None, lambda *_: 3) == status
+    assert train_with_others(in_pod(), AT_TWO_PODS, lambda *_: 3) == status
