@@ -184,6 +184,23 @@ def test_no_room_imports_one_above_it() -> None:
     assert not backward, "\n".join(backward)
 
 
+def test_hosts_and_launchers_stand_behind_one_room() -> None:
+    """A launcher of others says by its `World` what a process is; how hosts meet is known to `cli/launching` alone."""
+    knows = {
+        "runtime/hosts": {"runtime", "runtime/launchers", "cli/launching"},  # the story of `runtime` waits for hosts
+        "runtime/launchers": {"cli/launching", "cli/jobs", "cli/commands"},
+    }
+    for room, allowed in knows.items():
+        links = [(a, b) for a, b in rooms.links().edges if rooms.room_of(b) == room != rooms.room_of(a)]
+        wrong = [f"{a} imports {b}" for a, b in links if rooms.room_of(a) not in allowed]
+        assert not wrong, "\n".join(wrong)
+        world = "runtime/launchers/world.py", "runtime/launchers/detect.py"
+        words = [
+            f"{a} imports {b}" for a, b in links if rooms.room_of(a) in ("cli/jobs", "cli/commands") and b not in world
+        ]
+        assert not words, "\n".join(words)
+
+
 def test_the_page_shows_the_rooms_as_they_are() -> None:
     assert rooms.page() in rooms.PAGE.read_text(encoding="utf-8"), "`make rooms` writes it anew"
 

@@ -14,23 +14,22 @@ from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.meaning.load import LoadResult, load_each
-from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.plain import plain
 from dslc.dsl.show import render
 from dslc.jobs.check_job import is_over_limit, presented, show
 from dslc.jobs.launcher_environment import NOT_STARTED, command
 from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
 from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
+from dslc.launching.hosts import no_endpoint
 from dslc.launching.restart_detection import (
     folder_of,
-    is_in_pod,
+    is_submitted,
     is_training_done,
     resume_after_restart,
     was_stopped_by_user,
 )
 from dslc.runs.run_folder import FolderInUseError
-from dslc.runtime.hosts.connection import no_endpoint
 from dslc.runtime.launchers.detect import worlds
-from dslc.runtime.launchers.slurm import SUBMITTED
 from dslc.sweeps.running import Runner, SweepTraining, one_after_another, run_sweep
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
@@ -109,7 +108,6 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training in which this process takes part."""
     from dslc.launching.hosts import HostPaths, train_with_others, wait_for_speaker
-    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     world = runs[0].world
     speaks = world is None or world.speaks
@@ -123,14 +121,8 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         again = [arguments.job, *arguments.settings]
         return _report_outcome(runs[0], outcome, report, folder, again, rendezvous) if speaks else _status(outcome)
 
-    try:
-        where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
-        return train_with_others(runs[0], where, then)
-    except (FolderInUseError, RendezvousError) as reason:
-        if speaks:
-            print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
-        wait_for_speaker(world)
-        return WRONG_USAGE
+    where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
+    return train_with_others(runs[0], where, then)
 
 
 def _worlds(around: LaunchContext) -> list[World]:
@@ -258,7 +250,7 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvo
         layout = ready.compiled.analysis.layout
         restarts = ready.compiled.analysis.job.launch.restarts
         begin = command(ready.world.word, layout, os.path.relpath(job), restarts) if ready.world is not None else None
-        submitted = SUBMITTED in os.environ or is_in_pod(ready)
+        submitted = is_submitted(ready)
         begin = ["dslc", "submit", os.path.relpath(job)] if submitted else begin
         words = [*(begin or ["dslc", "run", os.path.relpath(job)]), "--out", os.path.relpath(folder)]
         by_ssh = isinstance(ready.compiled.analysis.job.launch.with_, SSH)

@@ -32,6 +32,7 @@ from dslc.launching.restart_detection import folder_of, starts_before, tell_of_n
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, make_folder, refuse_run
 from dslc.runtime.launchers.detect import LAUNCHERS, worlds
+from dslc.terminal.exit_codes import WRONG_USAGE
 from dslc.terminal.system_errors import in_words
 
 if TYPE_CHECKING:
@@ -61,10 +62,35 @@ class HostPaths:
         return os.path.join(folder, f".{os.path.splitext(os.path.basename(self.job))[0]}")
 
 
+def no_endpoint(rendezvous: str) -> str:
+    """Returns the first of several `HOST[:PORT]`, with commas between, that is none; "" if all are."""
+    from dslc.runtime.hosts.connection import parse_endpoint
+
+    for each in rendezvous.split(","):
+        try:
+            parse_endpoint(each.strip())
+        except ValueError:
+            return each.strip()
+    return ""
+
+
 def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     """Trains with the hosts that come to the rendezvous, or the processes that the launcher has started. Returns the
-    exit status that `then` gives for the outcome, the report (on the coordinator) and the run directory. Raises
-    RendezvousError, and FolderInUseError.
+    exit status that `then` gives for the outcome, the report (on the coordinator) and the run directory.
+    """
+    from dslc.runtime.hosts.rendezvous_address import RendezvousError
+
+    try:
+        return _meet_and_train(ready, where, then)
+    except (FolderInUseError, RendezvousError) as reason:
+        if ready.world is None or ready.world.speaks:
+            print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
+        wait_for_speaker(ready.world)
+        return WRONG_USAGE
+
+
+def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
+    """Trains, and returns the exit status. Raises RendezvousError, and FolderInUseError.
 
     The coordinator writes all before another ends: mpirun ends the others soon after one process has ended with an
     error. The other processes end after the coordinator: MPICH's mpirun can lose the exit status of processes that end

@@ -26,6 +26,7 @@ from dslc.dsl.language.calls import Kubernetes
 from dslc.dsl.plain import plain
 from dslc.jobs.prepare_run import Ready
 from dslc.runs.run_folder import LOCK, holder, make_folder
+from dslc.runtime.launchers.slurm import SUBMITTED
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.run_status import ALIVE, RunStatus, read_status, silence
 
@@ -48,6 +49,11 @@ def resume_after_restart(ready: Ready) -> Ready:
 def is_in_pod(ready: Ready) -> bool:
     """True of a training that Kubernetes has started: nobody else starts one of such a job."""
     return isinstance(ready.compiled.analysis.job.launch.with_, Kubernetes)
+
+
+def is_submitted(ready: Ready) -> bool:
+    """True in a job that `dslc submit` has handed over."""
+    return SUBMITTED in os.environ or is_in_pod(ready)
 
 
 def was_stopped_by_user(ready: Ready, out: str | None) -> bool:

@@ -208,16 +208,6 @@ def _is_named(host: str) -> bool:
     return True
 
 
-def no_endpoint(rendezvous: str) -> str:
-    """Returns the first of several `HOST[:PORT]`, with commas between, that is none; "" if all are."""
-    for each in rendezvous.split(","):
-        try:
-            parse_endpoint(each.strip())
-        except ValueError:
-            return each.strip()
-    return ""
-
-
 def listen(address: str, port: int = 0) -> socket.socket:
     """Returns a socket that listens at one address of this host, and at no other. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
