@@ -228,7 +228,7 @@ def _meeting(launchers: int) -> Meetings:
 
 def _launcher(rendezvous: str, launchers: int, folder: str, begin: object, told: Connection) -> None:
     from dslc.runtime.hosts.launcher_group import meet, shared
-    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
+    from dslc.runtime.hosts.rendezvous import Rendezvous
 
     begin.wait()  # type: ignore[attr-defined]
     times, busy = [time.perf_counter()], time.process_time()

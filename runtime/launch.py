@@ -50,8 +50,8 @@ from dslc.runtime.data import augmentation
 from dslc.runtime.hosts.coordination import HostGroup
 from dslc.runtime.hosts.elastic import TrainingOverError
 from dslc.runtime.hosts.launcher_group import LauncherGroup
+from dslc.runtime.hosts.rendezvous import StopRequestedError
 from dslc.runtime.hosts.rendezvous_address import RendezvousError
-from dslc.runtime.hosts.rendezvous_protocol import StopRequestedError
 from dslc.runtime.loop import stateful_metrics
 from dslc.runtime.loop.step_sync import next_wait
 from dslc.runtime.model import adapters, transformers_model

@@ -34,7 +34,7 @@ from dslc.terminal.exit_codes import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.launcher_group import LauncherGroup
-    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
+    from dslc.runtime.hosts.rendezvous import Rendezvous
     from dslc.runtime.process.failure import Outcome
 
 _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second

@@ -37,8 +37,8 @@ from dslc.terminal.system_errors import in_words
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.launcher_group import LauncherGroup
+    from dslc.runtime.hosts.rendezvous import Rendezvous
     from dslc.runtime.hosts.rendezvous_address import Endpoint
-    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
@@ -97,7 +97,7 @@ def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
     at the same moment.
     """
     from dslc.runtime.hosts.launcher_group import meet
-    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
+    from dslc.runtime.hosts.rendezvous import Rendezvous
     from dslc.runtime.process.lifetime import end_with
 
     world = ready.world
@@ -180,8 +180,8 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
     met.
     """
     from dslc.runtime.hosts.launcher_group import meet
+    from dslc.runtime.hosts.rendezvous import Rendezvous
     from dslc.runtime.hosts.rendezvous_address import RendezvousError
-    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
 
     with contextlib.suppress(RendezvousError):
         secret = given_secret(where.out)

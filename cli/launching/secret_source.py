@@ -21,7 +21,7 @@ from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, token_i
 from dslc.runtime.launchers.slurm import SUBMITTED
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.rendezvous_protocol import Rendezvous
+    from dslc.runtime.hosts.rendezvous import Rendezvous
 
 
 def secret_of(ready: Ready, out: str | None) -> RunSecret:

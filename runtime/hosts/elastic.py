@@ -33,16 +33,14 @@ from dataclasses import dataclass
 from dslc.runtime.hosts.connection import Connection, is_connected, listen, parse_endpoint, readable
 from dslc.runtime.hosts.join_requests import HELLO, JoinRequests
 from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError, WaitReporter
 from dslc.runtime.hosts.rendezvous_address import RendezvousError, address_of
 from dslc.runtime.hosts.rendezvous_protocol import (
     AGAIN,
     BACK,
     HostLeftError,
     PreviousStart,
-    Rendezvous,
     RendezvousResult,
-    StopRequestedError,
-    WaitReporter,
     accept_hosts,
     connect,
     has_same_facts,

@@ -44,6 +44,7 @@ from dslc.runtime.hosts.connection import PATIENCE, Connection, interface_of, li
 from dslc.runtime.hosts.elastic import JoinQueue
 from dslc.runtime.hosts.join_requests import JoinRequests
 from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError
 from dslc.runtime.hosts.rendezvous_address import Endpoint, RendezvousError, address_of
 from dslc.runtime.hosts.rendezvous_protocol import (
     AGAIN,
@@ -51,10 +52,8 @@ from dslc.runtime.hosts.rendezvous_protocol import (
     HostLeftError,
     LateJoiners,
     PreviousStart,
-    Rendezvous,
     RendezvousPlace,
     RendezvousResult,
-    StopRequestedError,
     join,
     names_of,
     wait_for_hosts,

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from instruments.strangers import malformed_message, stranger
 
-from dslc.runtime.hosts import elastic, join_requests, rendezvous_protocol
+from dslc.runtime.hosts import elastic, join_requests, rendezvous, rendezvous_protocol
 from dslc.runtime.hosts.authentication import GREETING, HEADER, MOST, AuthenticationError, Session
 from dslc.runtime.hosts.connection import Connection, listen, readable
 from dslc.runtime.hosts.coordination import HostGroup, LauncherState
@@ -26,8 +26,9 @@ from dslc.runtime.hosts.elastic import JoinQueue, TrainingOverError
 from dslc.runtime.hosts.join_requests import PENDING
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
 from dslc.runtime.hosts.messages import DEEPEST, Message, MessageError, parse_message
+from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError
 from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
-from dslc.runtime.hosts.rendezvous_protocol import Rendezvous, RendezvousPlace, StopRequestedError, join
+from dslc.runtime.hosts.rendezvous_protocol import RendezvousPlace, join
 from dslc.runtime.hosts.run_secret import RunSecret, token_in
 from dslc.runtime.process.stop import RunControl
 
@@ -266,7 +267,7 @@ def test_a_host_that_does_not_see_the_secret_says_so(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
 ) -> None:
     """And the others meet."""
-    monkeypatch.setattr(rendezvous_protocol, "_UNSEEN", 0.1)
+    monkeypatch.setattr(rendezvous, "_UNSEEN", 0.1)
     (tmp_path / "other").mkdir()
 
     def host(name: str, folder: Path) -> Rendezvous:

@@ -15,8 +15,9 @@ from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.connection import listen
 from dslc.runtime.hosts.elastic import JoinQueue, PreviousMembership, TrainingOverError, largest, meet_again
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet
+from dslc.runtime.hosts.rendezvous import Rendezvous, WaitReporter
 from dslc.runtime.hosts.rendezvous_address import RendezvousError
-from dslc.runtime.hosts.rendezvous_protocol import PreviousStart, Rendezvous, WaitReporter
+from dslc.runtime.hosts.rendezvous_protocol import PreviousStart
 from dslc.runtime.hosts.run_secret import RunSecret
 
 SECRET = RunSecret(token=b"the secret of this run")

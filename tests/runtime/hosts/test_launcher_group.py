@@ -21,15 +21,9 @@ from dslc.runtime.hosts.authentication import MOST
 from dslc.runtime.hosts.connection import PORT, Connection, interface_of, listen, parse_endpoint, readable
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
 from dslc.runtime.hosts.messages import Message
+from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError
 from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
-from dslc.runtime.hosts.rendezvous_protocol import (
-    HostLeftError,
-    Rendezvous,
-    RendezvousPlace,
-    StopRequestedError,
-    _as_many,
-    wait_for_hosts,
-)
+from dslc.runtime.hosts.rendezvous_protocol import HostLeftError, RendezvousPlace, _as_many, wait_for_hosts
 
 Met = Callable[..., list[Future[LauncherGroup]]]
 
