@@ -102,7 +102,7 @@ class OwnState:
             raise OptimizerError(f"the optimizer makes no state `{state}` of `{parameter}`, which the checkpoint has")
         return [piece for piece in found if (piece.parameter, piece.state) in wanted]
 
-    def _packed_state(self, own: torch.optim.Optimizer) -> dict[str, Any]:
+    def _packed_state(self, own: torch.optim.Optimizer) -> dict[str, object]:
         numbers = {id(part): number for number, (_, _, part) in enumerate(self._pairs)}
         states = [(numbers[id(key)] if isinstance(key, Tensor) else key, state) for key, state in own.state.items()]
         groups = [{entry: group[entry] for entry in self._group_state} for group in own.param_groups]

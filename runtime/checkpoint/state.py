@@ -31,7 +31,8 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,8 @@ from dslc.runtime.technique import offload
 from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
     from dslc.runtime.pipeline.pipeline import Pipeline
     from dslc.runtime.step.assemble import TrainingComponents
@@ -310,7 +312,7 @@ class _Slot:
 
     name: str
     parameter: Tensor
-    kept: MutableMapping[Tensor, dict[str, Any]]
+    kept: MutableMapping[Tensor, Mapping[str, object]]
     step_beside: bool  # its states of one number are on the parameter's device, as fused kernels need them
     original: Tensor | None = None  # the parameter on the device, if this is the host's copy
 
@@ -418,7 +420,7 @@ class Copies:
 # ------------------------------------------------------------------------------- torch's distributed checkpoint
 
 
-def _torchs() -> Any:
+def _torchs() -> ModuleType:
     import torch.distributed.checkpoint
 
     # This is intended.
@@ -456,18 +458,19 @@ def read_tensors(path: str, wanted: State) -> None:
 def keys_of(path: str) -> Mapping[str, TensorStorageMetadata]:
     """Returns the names in a checkpoint, with the shape of each."""
     with _plainly(f"{path} cannot be read"):
-        names: Mapping[str, TensorStorageMetadata] = _reader(path).read_metadata().state_dict_metadata
-        return names
+        names = _reader(path).read_metadata().state_dict_metadata
+        return cast("Mapping[str, TensorStorageMetadata]", names)  # the reader refuses others
 
 
-def _reader(path: str) -> Any:
+def _reader(path: str) -> FileSystemReader:
     """Returns a reader of the checkpoint at `path` that runs nothing which its metadata, a pickle, may name."""
+    from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    class PlainReader(_torchs().FileSystemReader):  # type: ignore[misc]
-        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+    class PlainReader(FileSystemReader):
+        def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
             with open_file(os.path.join(path, METADATA)) as file:
-                metadata = unpickling.load(file)
+                metadata: Metadata = unpickling.load(file)
             for key, kept in metadata.state_dict_metadata.items():
                 if not isinstance(kept, TensorStorageMetadata):
                     raise ValueError(f"`{key}` is not a tensor")  # torch would unpickle it

@@ -21,7 +21,7 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 _PLACE = (str, int)
 
 # A tuple is an array of these values, a list an array of one type, a dict an object. `?` may be left out.
-KINDS: Mapping[str, Mapping[str, Any]] = {
+KINDS: Mapping[str, Mapping[str, object]] = {
     "join_request": {
         "host": str,
         "facts": {str: str},
@@ -96,7 +96,7 @@ def check_message(message: Message) -> None:
         raise MessageError(f"its message `{kind}` has a name of a host that is none")
 
 
-def _has_shape(value: object, shape: Any) -> bool:
+def _has_shape(value: object, shape: object) -> bool:
     if isinstance(shape, tuple):
         return isinstance(value, list) and len(value) == len(shape) and all(map(_has_shape, value, shape))
     if isinstance(shape, list):

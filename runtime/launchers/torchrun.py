@@ -14,11 +14,14 @@ import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslc.runtime.hosts.connection import listen
 from dslc.runtime.hosts.rendezvous_address import FixedEndpoint, RendezvousError, address_toward
 from dslc.runtime.launchers.world import Launcher, World, read_world
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _NAMES = {
     "rank": "RANK",
@@ -55,7 +58,7 @@ class StoreEndpoint:
 
     def __init__(self, address: str, port: int, key: str, *, one_host: bool) -> None:
         self._where, self._key, self._one_host = (address, port), key, one_host
-        self._store: Any = None
+        self._store: TCPStore | None = None
         self.secret = b""  # who can read the store can read it
         self.name = f"{address}:{port}, where torchrun keeps its store"
 
@@ -82,7 +85,7 @@ class StoreEndpoint:
     def close(self) -> None:
         self._store = None
 
-    def _opened(self) -> Any:
+    def _opened(self) -> TCPStore:
         if self._store is None:
             from torch.distributed import DistError, TCPStore
 

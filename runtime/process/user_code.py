@@ -29,7 +29,7 @@ def hand_over(functions: Iterable[str], path: str) -> None:
         module, _, name = function.partition(":")
         if module in HANDED_OVER:
             named.setdefault(module, set()).add(name.partition(".")[0])
-    objects: dict[str, dict[str, Any]] = {}
+    objects: dict[str, dict[str, object]] = {}
     for module, names in named.items():
         there = vars(sys.modules.get(module, ModuleType(module)))
         objects[module] = {name: there[name] for name in sorted(names) if name in there}

@@ -59,7 +59,7 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     return plain
 
 
-def _mark(names: Mapping[str, Any]) -> None:
+def _mark(names: Mapping[str, object]) -> None:
     for found in list(names.values()):
         function, wrapped = found, False
         while hasattr(function, "__wrapped__"):

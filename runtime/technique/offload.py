@@ -136,7 +136,7 @@ def settle(optimizer: Any) -> None:
 
 
 def optimizer(
-    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+    kind: type[torch.optim.Optimizer], groups: list[dict[str, object]], arguments: dict[str, object]
 ) -> torch.optim.Optimizer:
     """Returns the optimizer `kind` over `groups` on a GPU, with its state on the host. Raises OffloadError."""
     try:

@@ -69,7 +69,7 @@ class StepSkipper(torch.amp.GradScaler):
         self.skipped = torch.zeros((), device=device)
         self.found = torch.zeros((), device=device)  # positive if the last step was skipped
 
-    def scale(self, outputs: Any) -> Any:
+    def scale(self, outputs: Tensor) -> Tensor:  # type: ignore[override]
         # If the loss is not finite every gradient becomes nan, on all ranks; else this multiplies by 1.
         return super().scale(outputs) * (1 + 0 * outputs.detach())
 

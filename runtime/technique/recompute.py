@@ -22,6 +22,7 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -137,8 +138,10 @@ class _EachTime(contextlib.AbstractContextManager[None]):
         context.__enter__()
         self._open.append(context)
 
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._open.pop().__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> bool | None:
+        return self._open.pop().__exit__(kind, error, at)
 
 
 def _writing_once(module: nn.Module, contexts: Contexts) -> tuple[Context, Context]:
