@@ -99,6 +99,7 @@ def _check(made: argparse.ArgumentParser) -> None:
     made.add_argument("--json", action="store_true", help="print a list of objects, for machines")
     _trace_argument(made)
     made.add_argument("--resume", metavar="DIR", help="also check that the job can resume from the checkpoint in DIR")
+    made.add_argument("--locked", action="store_true", help="also check that the plan is the one in the job's .lock")
 
 
 def _plan(made: argparse.ArgumentParser) -> None:
@@ -107,7 +108,21 @@ def _plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--summary", action="store_true", help="print what the text shows as JSON, for machines")
     made.add_argument("--rank", metavar="N", type=int, help="show what one rank will do")
     made.add_argument("--after", metavar="PASS", help="print the plan graph after this pass of the compiler")
+    made.add_argument("--lock", action="store_true", help="write the plan's hash and its causes to the job's .lock")
     made.add_argument("--origins", action="store_true", help="show which file or --set gave each value")
+    _trace_argument(made)
+
+
+def _diff(made: argparse.ArgumentParser) -> None:
+    kinds = "a job, a plan file, a run directory, or a job at a git revision, REV:PATH"
+    made.add_argument("first", metavar="A", help=kinds)
+    made.add_argument("second", metavar="B", nargs="?", help="another one (default: A, with what `--set` says)")
+    made.add_argument(
+        "--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=f"{SET_HELP}; in B"
+    )
+    output = made.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print an object, for machines")
+    output.add_argument("--markdown", action="store_true", help="print tables in Markdown, for a pull request")
     _trace_argument(made)
 
 
@@ -242,6 +257,11 @@ _COMMANDS = {
     "run": ("compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first", _run),
     "check": ("find every reason to reject a job; start nothing", "dslc check *.plt --json", _check),
     "plan": ("show what every rank will do", "dslc plan cluster.plt --rank 5", _plan),
+    "diff": (
+        "show what differs between two plans; exit status 0: nothing, 1: something, 2: a plan cannot be made",
+        "dslc diff main:cluster.plt cluster.plt --markdown",
+        _diff,
+    ),
     "render": ("draw the plan as a picture", "dslc render cluster.plt -o cluster.svg", _render),
     "verify": (
         "train some steps under the plan, in one process and in a plain loop of torch, and compare",

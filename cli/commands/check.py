@@ -10,10 +10,11 @@ import sys
 
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.meaning.load import load
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import either, plural
-from dslc.jobs.check_job import check_one, show
+from dslc.jobs.check_job import check_one, inspect, show
 from dslc.probe.unchecked_parts import describe_unchecked
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
@@ -23,6 +24,8 @@ def main(arguments: argparse.Namespace) -> int:
     status = GOOD
     for path in arguments.jobs:
         report, analysis, goes_on = check_with(path, arguments.settings, arguments.trace, arguments.resume)
+        if arguments.locked and analysis and not report.errors:
+            _compare_with_lock(path, arguments, report)
         found.extend(report)
         if report.errors:
             status = JOB_AT_FAULT
@@ -51,6 +54,15 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
     report, analysis = check_one(path, settings, trace=trace, then=then)
     report.found = [d for d in report.found if d.code != "W0811"]  # the option asks for a folder that holds some
     return report, analysis, goes_on[-1]
+
+
+def _compare_with_lock(path: str, arguments: argparse.Namespace, report: Report) -> None:
+    from dslc.jobs.lock import check_lock
+
+    loaded = load(path, arguments.settings)
+    analysis = inspect(loaded, Report(), trace=arguments.trace)
+    assert analysis is not None, "the job was checked"
+    check_lock(path, loaded, analysis, report)
 
 
 def _summary(analysis: Analysis) -> str:

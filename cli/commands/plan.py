@@ -18,6 +18,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import inspect, show
+from dslc.jobs.lock import lock_path, write_lock
 from dslc.jobs.plan_file_input import is_plan_file, job_of, open_plan
 from dslc.jobs.prepare_run import file_of
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE
@@ -53,6 +54,8 @@ def main(arguments: argparse.Namespace) -> int:
         return _origins(arguments)
     if arguments.after is not None:
         return _print_after_pass(arguments)
+    if arguments.lock:
+        return _lock(arguments)
     planned = planned_or_shown(arguments)
     if planned is None:
         return JOB_AT_FAULT
@@ -87,6 +90,23 @@ def _print_after_pass(arguments: argparse.Namespace) -> int:
     if report.errors or analysis is None:
         return JOB_AT_FAULT
     sys.stdout.write(plain_lines(plan_text(build_graph(analysis, after=arguments.after))))
+    return GOOD
+
+
+def _lock(arguments: argparse.Namespace) -> int:
+    """Writes the lock of a job beside it."""
+    report = Report()
+    if is_plan_file(arguments.job):
+        open_plan(arguments.job, report, ["--lock"])
+        show(report)
+        return JOB_AT_FAULT
+    loaded = load(arguments.job, arguments.settings)
+    analysis = inspect(loaded, report, trace=arguments.trace)
+    show(report)
+    if report.errors or analysis is None:
+        return JOB_AT_FAULT
+    write_lock(arguments.job, loaded, analysis)
+    print(plain(f"{lock_path(arguments.job)} written; `dslc check {arguments.job} --locked` compares the plan with it"))
     return GOOD
 
 

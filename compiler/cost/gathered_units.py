@@ -48,7 +48,7 @@ class GatheredBytes(NamedTuple):
     late: Complete = ()
     reduced: Complete = ()
 
-    def beside(self, other: int) -> GatheredBytes:
+    def with_other_stages(self, other: int) -> GatheredBytes:
         """Returns the same with the bytes that the other stages of the rank have gathered."""
 
         def more(complete: Complete) -> Complete:
@@ -196,5 +196,5 @@ def gathered_by_action(stages: Mapping[int, GatheredUnits], actions: Iterable[Sc
         units = stages[action.stage]
         others = sum(other.bytes for stage, other in stages.items() if stage != action.stage)
         own = units.forward() if action.kind == "F" else units.backward(final[action.stage] == n)
-        found.append(own.beside(others) if others else own)
+        found.append(own.with_other_stages(others) if others else own)
     return found

@@ -111,7 +111,7 @@ class ShardedMemory:
         assert gathered is not None
         self._action, self._first = gathered, first
         self._level, self.passing = gathered.begin, 0
-        return self._made_by(IDLE)
+        return self._gradient_bytes(IDLE)
 
     def end(self) -> None:
         self._level, self.passing = self._action.end, 0
@@ -127,9 +127,9 @@ class ShardedMemory:
 
     def backward(self, layer: int, moment: WorkingSet) -> int:
         self._enter(layer)
-        return self._made_by(moment)
+        return self._gradient_bytes(moment)
 
-    def _made_by(self, moment: WorkingSet) -> int:
+    def _gradient_bytes(self, moment: WorkingSet) -> int:
         added = self.accumulate and self.stays and self.element == 4  # added to earlier micro-batches' at once
         own = moment.weights if added else self._made + moment.made
         return self._gradients(own) + self.element * moment.copies

@@ -11,7 +11,7 @@ from typing import Any
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.codec import TAG, DecodeError, from_json, to_json
-from dslc.compiler.ir.records import NodeRecord, Relation
+from dslc.compiler.ir.records import Job, NodeRecord, Relation
 from dslc.dsl.record import Record, record
 
 
@@ -35,8 +35,23 @@ def store(plan: PlanGraph) -> dict[str, Any]:
 
 def plan_hash(plan: PlanGraph) -> str:
     """Returns the identity of a plan: the first 16 hexadecimal digits of SHA-256 over all of its graph."""
-    canonical = json.dumps(store(plan), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    return _digest(store(plan))
+
+
+def placeless_hash(plan: PlanGraph) -> str:
+    """Returns the same without the names of the job and its file, and without the lines at which it says something."""
+    nodes = [(name, _without_places(record)) for name, record in store(plan)["nodes"] if record[TAG] != Job.__name__]
+    return _digest(store(plan) | {"nodes": nodes})
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_places(each) for name, each in value.items() if name != "line"}
+    return [_without_places(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 def _brief(value: Record) -> dict[str, Any]:

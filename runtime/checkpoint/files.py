@@ -171,12 +171,20 @@ def same_state(one: str, other: str) -> bool:
 
 def misfits(manifest: Manifest, fit: Compatibility, steps: int) -> list[str]:
     """Returns the reasons why a job of `steps` steps cannot resume from a checkpoint; [] if it can."""
-    other = misfitting_tensors(manifest.fit.tensors, fit.tensors)
+    found = differences(manifest.fit, fit)
+    if manifest.step > steps:
+        found.append(f"it is at step {manifest.step}, and the job ends after {steps}")
+    return found
+
+
+def differences(checkpoint: Compatibility, fit: Compatibility) -> list[str]:
+    """Returns the properties of a checkpoint that are not those that a job needs, in words."""
+    other = misfitting_tensors(checkpoint.tensors, fit.tensors)
     found = [other] if other else []
-    if not same_state(manifest.fit.optimizer, fit.optimizer):
-        found.append(f"its optimizer is {manifest.fit.optimizer}, and the job's {fit.optimizer}")
-    elif set(manifest.fit.states) != set(fit.states):
-        kept, wanted = (", ".join(states) or "nothing" for states in (manifest.fit.states, fit.states))
+    if not same_state(checkpoint.optimizer, fit.optimizer):
+        found.append(f"its optimizer is {checkpoint.optimizer}, and the job's {fit.optimizer}")
+    elif set(checkpoint.states) != set(fit.states):
+        kept, wanted = (", ".join(states) or "nothing" for states in (checkpoint.states, fit.states))
         found.append(f"its optimizer keeps {kept} for each parameter, and the job's {wanted}")
     for name, what in (
         ("seed", "seed"),
@@ -186,15 +194,13 @@ def misfits(manifest: Manifest, fit: Compatibility, steps: int) -> list[str]:
         ("steps_per_epoch", "number of steps in an epoch"),
         ("order", "order of samples"),
     ):
-        theirs, ours = getattr(manifest.fit, name), getattr(fit, name)
+        theirs, ours = getattr(checkpoint, name), getattr(fit, name)
         if theirs != ours:
             found.append(f"its {what} is {_text(theirs)}, and the job's {_text(ours)}")
-    if manifest.fit.numbers and fit.numbers and manifest.fit.numbers != fit.numbers:
+    if checkpoint.numbers and fit.numbers and checkpoint.numbers != fit.numbers:
         found.append("its samples had other weights, classes or lengths, by which the sampler orders them")
-    if manifest.fit.stream != fit.stream:
-        found.append(f"its {_stream(manifest.fit)}, and the job's {_stream(fit)}")
-    if manifest.step > steps:
-        found.append(f"it is at step {manifest.step}, and the job ends after {steps}")
+    if checkpoint.stream != fit.stream:
+        found.append(f"its {_stream(checkpoint)}, and the job's {_stream(fit)}")
     return found
 
 

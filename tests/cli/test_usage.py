@@ -32,7 +32,10 @@ HERE = "that is `devices { gpus = 2 }` in the job, or `--set devices.gpus=2`"
         ("run job.plt --batch-size 64", "`--set data.batch=64` (the global batch"),
         ("run job.plt --outt x", "did you mean `--out`?"),
         ("--verzion", "did you mean `--version`?"),
-        ("run job.plt --json", "that is an option of `dslc check`, `dslc plan`, `dslc evaluate` or `dslc status`"),
+        (
+            "run job.plt --json",
+            "that is an option of `dslc check`, `dslc plan`, `dslc diff`, `dslc evaluate` or `dslc status`",
+        ),
         ("run job.plt --output_dir x", "`dslc run JOB --out DIR`"),
         ("check job.plt --profile", "`dslc run JOB --profile`"),
         ("check --dry-run job.plt", "`dslc check JOB` starts nothing"),

@@ -1,0 +1,137 @@
+"""`dslc diff`: what differs between two plans."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dslc.compiler.comparison import SECTIONS, Change, compare_plans, rows, summary
+from dslc.compiler.compile import compile_plan
+from dslc.compiler.emit import emit
+from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.stored import plan_hash
+from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.program import JobProgram, Training
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.dsl.plain import plain, plain_lines
+from dslc.jobs.check_job import inspect, show
+from dslc.jobs.plan_file_input import is_plan_file, open_plan
+from dslc.jobs.revision import is_revision, load_revision
+from dslc.runtime.checkpoint.files import Shapes, differences, fit_of
+from dslc.terminal.exit_codes import WRONG_USAGE
+
+SAME, DIFFERENT = 0, 1  # exit statuses, as of `diff`; WRONG_USAGE if a plan cannot be made
+_TITLES = {"memory": "memory of a rank", "traffic": "traffic of a rank, each step"}
+
+
+class _Side(NamedTuple):
+    name: str
+    graph: PlanGraph
+
+
+def main(arguments: argparse.Namespace) -> int:
+    first = _open(arguments.first, [], arguments.trace)
+    second = first and _open(arguments.second or arguments.first, arguments.settings, arguments.trace)
+    if first is None or second is None:
+        return WRONG_USAGE
+    changes = compare_plans(first.graph, second.graph)
+    if arguments.json:
+        json.dump(_json(first, second, changes), sys.stdout, indent=2)
+        print()
+    else:
+        lines = _markdown if arguments.markdown else _text
+        print(plain_lines("\n".join(lines(first, second, changes))))
+    return DIFFERENT if changes else SAME
+
+
+def _open(name: str, settings: Sequence[str], trace: bool) -> _Side | None:
+    """Returns the plan of a job, a plan file, a run directory or a job at a revision; or shows the mistakes and returns
+    None.
+    """
+    report = Report()
+    path = os.path.join(name, "plan.json") if os.path.isdir(name) else name
+    graph = None
+    if is_plan_file(path):
+        made = open_plan(path, report, [f"--set {setting}" for setting in settings])
+        graph = made.graph if made else None
+    else:
+        loaded = load_revision(path, settings, report) if is_revision(path) else load(path, settings)
+        analysis = inspect(loaded, report, trace=trace) if loaded else None
+        graph = compile_plan(analysis).graph if analysis and not report.errors else None
+    show(report.errors)
+    return _Side(" ".join([name, *(f"--set {setting}" for setting in settings)]), graph) if graph else None
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def _misfits(first: PlanGraph, second: PlanGraph) -> list[str] | None:
+    """Returns why the second job cannot resume from checkpoints of the first; None if that is unknown."""
+    if first.find(Training) is None or second.find(Training) is None:
+        return None
+    one, other = (emit(graph, plan_hash(graph)) for graph in (first, second))
+    return differences(fit_of(one, _shapes(one)), fit_of(other, _shapes(other)))
+
+
+def _shapes(job: JobProgram) -> Shapes | None:
+    """Returns the shapes of the parameters; None for a network of the user's or of transformers."""
+    return {each.parameter: each.shape for each in job.model.inits} or None
+
+
+def _checkpoints(first: PlanGraph, second: PlanGraph) -> str:
+    reasons = _misfits(first, second)
+    if reasons is None:
+        return "unknown: the data or the network was not looked at"
+    return (
+        f"those of the first do not fit: {'; '.join(reasons)}"
+        if reasons
+        else "those of the first can be resumed by the second"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ output
+
+
+def _text(first: _Side, second: _Side, changes: Sequence[Change]) -> list[str]:
+    lines = [f"{first.name}  ->  {second.name}: {summary(changes)}"]
+    if not changes:
+        return lines
+    lines += [f"checkpoints: {_checkpoints(first.graph, second.graph)}"]
+    for section in SECTIONS:
+        table = rows(changes, section)
+        lines += ["", _TITLES.get(section, section)] if table else []
+        widths = [max((len(row[n]) for row in table), default=0) for n in range(3)]
+        for what, before, after, relative in table:
+            lines.append(f"  {what:{widths[0]}}  {before:>{widths[1]}}  ->  {after:<{widths[2]}}  {relative}".rstrip())
+    return lines
+
+
+def _markdown(first: _Side, second: _Side, changes: Sequence[Change]) -> list[str]:
+    lines = [f"**`{first.name}` → `{second.name}`: {summary(changes)}**"]
+    if not changes:
+        return lines
+    lines += ["", f"Checkpoints: {_checkpoints(first.graph, second.graph)}."]
+    for section in SECTIONS:
+        table = rows(changes, section)
+        lines += (
+            ["", f"| {_TITLES.get(section, section)} | before | after | |", "| --- | --- | --- | --- |"]
+            if table
+            else []
+        )
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table]
+    return lines
+
+
+def _json(first: _Side, second: _Side, changes: Sequence[Change]) -> dict[str, object]:
+    return {
+        "before": {"name": plain(first.name), "hash": plan_hash(first.graph)},
+        "after": {"name": plain(second.name), "hash": plan_hash(second.graph)},
+        "same_training": not any(change.section == "training" for change in changes),
+        "checkpoint_misfits": _misfits(first.graph, second.graph),
+        "changes": [to_json(change) for change in changes],
+    }
