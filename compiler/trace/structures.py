@@ -11,7 +11,7 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -88,30 +88,42 @@ def attribute_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 _DEPTH = 6  # of objects within objects
-_NO_HOLDERS = (nn.Module, type, FunctionType, MethodType, ModuleType)
 
 
 def _tensors_inside(value: object, path: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors in a collection, or in the attributes of an object, by their path."""
+    """Yields the tensors in a collection, in the attributes of an object, or kept by a function, by their path."""
     if isinstance(value, Tensor):
         yield path, value
         return
     if id(value) in seen or depth > _DEPTH:
         return
-    parts: Iterable[tuple[str, object]]
-    if isinstance(value, Mapping):
-        parts = [(f"[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, list | tuple | deque):
-        parts = [(f"[{number}]", part) for number, part in enumerate(value)]
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    elif hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS):
-        parts = [(f".{name}", part) for name, part in vars(value).items()]
-    else:
-        return
-    seen.add(id(value))
-    for place, part in parts:
+    for place, part in _parts_of(value):
+        seen.add(id(value))
         yield from _tensors_inside(part, path + place, seen, depth + 1)
+
+
+def _parts_of(value: object) -> Iterable[tuple[str, object]]:
+    """Returns what a collection, an object that is no module, or a function with values of its own holds, by place."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return [(f"[{number}]", part) for number, part in enumerate(value)]
+    if isinstance(value, partial):
+        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    if isinstance(value, MethodType):
+        return [(".__self__", value.__self__)]
+    if isinstance(value, FunctionType):
+        variables = inspect.getclosurevars(value).nonlocals
+        return [(f".{name}", part) for name, part in variables.items()]
+    if isinstance(value, nn.Module | type | ModuleType):
+        return []
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    else:
+        slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
+        names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+        names += getattr(value, "__dict__", ())
+    return [(f".{name}", getattr(value, name, None)) for name in names]
 
 
 def call(module: Callable[..., Any], forward: Callable[..., Any], batch: Any) -> Any:

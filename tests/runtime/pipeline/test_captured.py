@@ -6,6 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from dslc.compiler.ir.program import PrecisionStep, StageStep, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.trace.structures import attribute_tensors
 from dslc.runtime.pipeline.capture import capture
 from dslc.runtime.pipeline.captured import codes, look, tensors_used_by
 from dslc.runtime.pipeline.input_form import InputForm
@@ -159,19 +161,51 @@ class Rotation:
     def __call__(self, x: Tensor) -> Tensor:
         return x * self.table
 
+    turn = __call__
+
+
+class Slots:
+    """An object without a dictionary."""
+
+    __slots__ = ("table",)
+
+    def __init__(self) -> None:
+        self.table = torch.linspace(0, 3, 8)
+
 
 class Objects(Base):
-    """Tables in objects that are attributes: a dataclass, and a class of the user's."""
+    """Tables in objects that are attributes: a dataclass, and classes of the user's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waves = Waves(torch.linspace(0, 1, 8), deque([torch.linspace(1, 2, 8)]))
-        self.rotation = Rotation()
+        self.rotation, self.slots = Rotation(), Slots()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.enter(x)
         for block in self.blocks:
-            y = self.rotation(block(y + self.waves.table)) - self.waves.more[0]
+            y = self.rotation(block(y + self.waves.table)) - self.waves.more[0] + self.slots.table
+        return self.leave(y)
+
+
+def add(table: Tensor, x: Tensor, *, other: Tensor) -> Tensor:
+    return x + table - other
+
+
+class Functions(Base):
+    """Tables that functions keep: a partial one, one with a variable around it, and a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = torch.linspace(0, 3, 24).view(3, 8)
+        one, two, three = (row.clone() for row in tables)
+        self.shift, self.scale = partial(add, one, other=two), lambda x: x * three
+        self.turn = Rotation().turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        for block in self.blocks:
+            y = self.turn(self.scale(block(self.shift(y))))
         return self.leave(y)
 
 
@@ -219,7 +253,7 @@ def composed(parts: Sequence[CapturedStage], x: Tensor) -> Tensor:
 LAYERS = ("enter", "blocks.0", "blocks.1", "blocks.2", "leave")
 
 
-@pytest.mark.parametrize("kind", [Skips, Sizes, Context, Loose, Tables, Attributes, Objects])
+@pytest.mark.parametrize("kind", [Skips, Sizes, Context, Loose, Tables, Attributes, Objects, Functions])
 def test_the_stages_together_are_the_module(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind()
@@ -240,6 +274,14 @@ def test_the_stages_together_are_the_module(kind: type[Base]) -> None:
             torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6)
             for name, grad in grads.items():
                 torch.testing.assert_close(others[name], grad, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_tables_are_found_in_what_functions_and_objects_keep() -> None:
+    """They are named where a network is traced without numbers."""
+    tables = ["shift.args[0]", "shift.keywords['other']", "scale.three", "turn.__self__.table"]
+    assert [name for name, _ in attribute_tensors(Functions())] == tables
+    tables = ["waves.table", "waves.more[0]", "rotation.table", "slots.table"]
+    assert [name for name, _ in attribute_tensors(Objects())] == tables
 
 
 def test_in_16_bits_the_dtypes_are_those_of_the_training() -> None:
