@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.code_place import generator_state, held_values, is_generator
 from dslc.compiler.trace.private_torch import local_part, norms, tree_leaves
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.data.batches import StepBatch
@@ -101,14 +102,17 @@ def _generators(device: torch.device) -> list[bytes]:
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
-    """Returns what a network keeps from call to call, by name: numbers in attributes of its modules, then buffers."""
+    """Returns what a network keeps from call to call, by name: attributes of its modules and the values in them,
+    variables of its files, then buffers.
+    """
     found: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if isinstance(value, int | float | str) and attribute != "training":
-                found[f"{name}.{attribute}" if name else attribute] = value
-            elif isinstance(value, Tensor):
-                found[f"{name}.{attribute}" if name else attribute] = bit_sums([value])
+    for name, value in held_values(model):
+        if isinstance(value, int | float | str):
+            found[name] = value
+        elif is_generator(value):
+            found[name] = repr(generator_state(value))
+        elif held := tensors(value):
+            found[name] = bit_sums(held)
     buffers = dict(model.named_buffers())
     return found | dict(zip(buffers, bit_sums(list(buffers.values())), strict=True))
 

@@ -161,21 +161,25 @@ class Broken(Dataset[tuple[Tensor, int]]):
 
 
 class Counts(nn.Module):
-    """Its third forward pass gives a number that is not finite: because of an attribute, or of a buffer."""
+    """Its third forward pass gives a number that is not finite: because of an attribute, of a number in a list, or of a
+    buffer.
+    """
 
     count: Tensor
 
     def __init__(self, kept: str = "calls") -> None:
         super().__init__()
-        self.layer, self.kept, self.calls = nn.Linear(6, 4), kept, 0
+        self.layer, self.kept, self.calls, self.listed = nn.Linear(6, 4), kept, 0, [0]
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.kept == "calls":
             self.calls += 1
+        elif self.training and self.kept == "listed.0":
+            self.listed[0] += 1
         elif self.training:
             self.count += 1
-        third = self.calls == 3 or bool(self.count == 3)
+        third = self.calls == 3 or self.listed[0] == 3 or bool(self.count == 3)
         return self.layer(x) / (0.0 if third else 1.0)
 
 

@@ -329,7 +329,7 @@ def test_a_loader_worker_that_ends_is_named(launcher: Launcher, job: Path, how: 
     assert " of 2 (process " in message and words in message
 
 
-@pytest.mark.parametrize("kept", ["calls", "count"])
+@pytest.mark.parametrize("kept", ["calls", "count", "listed.0"])
 def test_a_network_whose_own_state_makes_a_loss_infinite_is_not_said_to_draw(
     launcher: Launcher, job: Path, kept: str
 ) -> None:
