@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers.made_jobs import gpt_model, make_job
 
+from dslc.compiler.cost.account import account
 from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.placement.schedules import ScheduledAction
@@ -27,10 +28,13 @@ def analysis_of(
     memory: MemorySpec | None = None,
     freeze: tuple[str, ...] = (),
     network: Call | None = None,
+    dropout: float = 0.0,
     **axes: Any,
 ) -> Analysis:
     job = make_job(
-        model=replace(gpt_model(), freeze=freeze) if network is None else replace(gpt_model(), network=network),
+        model=replace(gpt_model(dropout=dropout), freeze=freeze)
+        if network is None
+        else replace(gpt_model(), network=network),
         data=DataSpec(source=c.Stdlib() if network is None else c.Digits(), batch=16),
         devices=DevicesSpec(cpus=cpus),
         parallelism=ParallelismSpec(**axes),
@@ -201,6 +205,54 @@ def test_beside_gradients_fewer_micro_batches_are_held() -> None:
     """
     memory = analysis_of(pipeline=2, data=2, zero=3, microbatches=2).costs[0].memory
     assert memory.when.endswith("the backward pass of blocks.1") and memory.gradients == 0
+
+
+def peak_with(found: Analysis, rank: int, layer: int, *, first: int | None = None, **changed: int) -> int:
+    """Returns the peak of a rank if a layer works in other bytes of a sample; `first`: in the first half."""
+    assert found.staging is not None and found.model is not None
+    layers = list(found.model.layers)
+    working = layers[layer].float32.working
+    assert working is not None and working.halves is not None
+    halves = working.halves if first is None else replace(working.halves, first=first)
+    working = replace(working, halves=halves, **cast(dict[str, Any], changed))
+    layers[layer] = replace(layers[layer], float32=replace(layers[layer].float32, working=working))
+    return account(replace(found.staging, model=replace(found.model, layers=tuple(layers))), rank).peak
+
+
+@pytest.mark.parametrize("frozen", [(), ("embedding*", "position*", "blocks.0.*")])
+def test_the_first_half_of_a_backward_pass_works_beside_all_that_is_kept(frozen: tuple[str, ...]) -> None:
+    """The second stage of the first rank, whose backward pass is split, is a block."""
+    found = analysis_of(cpus=2, pipeline=2, microbatches=4, schedule="zero_bubble", freeze=frozen)
+    assert found.pipeline is not None
+    layer = found.pipeline.stages[2].start
+    small, large = (peak_with(found, 0, layer, first=size) for size in (10**6, 3 * 10**6))
+    assert large - small == 2 * 10**6 * found.workload.microbatch
+    assert small > found.costs[0].memory.peak > peak_with(found, 0, layer, first=0)
+
+
+def test_layers_before_all_that_trains_work_as_under_no_grad() -> None:
+    """`blocks.1` frees each tensor that it makes when it has been used, and has no backward pass."""
+    found = analysis_of(cpus=1, freeze=("embedding*", "position*", "blocks.[012].*"))
+    peak, samples = found.costs[0].memory.peak, found.workload.microbatch
+    kept = {"forward": 10**7, "first": 10**7}
+    assert peak_with(found, 0, 3, **kept) == peak
+    small, large = (peak_with(found, 0, 3, dropping=size) for size in (10**6, 3 * 10**6))
+    assert small > peak and large - small == 2 * 10**6 * samples
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])  # with masks, and states of generators
+@pytest.mark.parametrize("schedule", ["none", "1f1b", "zero_bubble", "zbv"])
+def test_layers_before_all_that_trains_keep_nothing_to_recompute_from(schedule: str, dropout: float) -> None:
+    """Of four blocks `every(4)` recomputes the first, which is frozen."""
+    axes: dict[str, Any] = {} if schedule == "none" else {"pipeline": 2, "microbatches": 4, "schedule": schedule}
+    first = ("embedding*", "position*", "blocks.0.*")
+    plain, again = (
+        analysis_of(
+            cpus=2 if axes else 1, freeze=first, memory=MemorySpec(recompute=recompute), dropout=dropout, **axes
+        )
+        for recompute in ("none", c.EveryNthBlock(n=4))
+    )
+    assert [cost.memory.kinds for cost in plain.costs] == [cost.memory.kinds for cost in again.costs]
 
 
 def test_a_tensor_axis_divides_the_arithmetic_of_what_is_cut() -> None:
