@@ -6,6 +6,7 @@ parallelism {
     "attention.*: columns", #! E0426
     "up", #! E0426
     "gate: column in parts [4]", #! E0426
+    "value: column in parts [4, 0]", #! E0426
     "down: row",
   ]
 }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instruments.hostile import COMMANDS, NAMED, Attack, attack, drawn, gpt, lay, many, written
 
+from dslc.compiler.facts.untrusted_files import LINE_LIMIT, read_lines
 from dslc.dsl.bounds import ALL
 from dslc.dsl.codes import explain
 from dslc.dsl.meaning.load import load, load_text
@@ -169,6 +171,13 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
         within = ["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", str(DSLC), "check", "job.plt"]
         done = subprocess.run(within, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 1 and "error[E0031]" in done.stderr, done.stderr
+
+
+def test_a_line_without_an_end_is_refused() -> None:
+    long = b"x" * (LINE_LIMIT + 1)
+    assert list(read_lines(io.BytesIO(b"one\n" + long[2:] + b"\nhalf"))) == [b"one\n", long[2:] + b"\n"]
+    with pytest.raises(ValueError, match="a line has more than"):
+        list(read_lines(io.BytesIO(b"one\n" + long + b"\n")))
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "pipe"])

@@ -24,8 +24,8 @@ COMMANDS = (["status", "run"], ["status", "run", "--json"], ["stop", "run", "--n
 # What the commands of a cluster are given: names of jobs alone.
 HARMLESS = re.compile(
     r"squeue --noheader --array --jobs=\d+ --format=%i\|%T\|%r|scancel \d+(_\d+)?"
-    r"|kubectl (get pods|delete (job|jobset),service,configmap,secret) --selector dslc-run=[a-z0-9-]+( --output json)?"
-    r"( --namespace [a-z0-9-]+)?"
+    r"|kubectl (get pods|delete (job|jobset),service,configmap,secret) --selector dslc-run=[a-z0-9][a-z0-9-]*"
+    r"( --output json)?( --namespace [a-z0-9][a-z0-9-]*)?"
 )
 
 
@@ -106,6 +106,16 @@ def test_what_is_valid_is_read(tmp_path: Path) -> None:
     ask_to_stop(str(run))
     ask_to_stop(str(run))
     assert is_asked_to_stop(str(run))
+
+
+VALID = ("through a link", "is a link", "is fifo", "is folder", "is ->", "other folders", "without end")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if not any(word in name for word in VALID)])
+def test_what_nobody_has_written_who_runs_or_submits_is_not_read(name: str, tmp_path: Path) -> None:
+    run = lay(NAMED[name], tmp_path)
+    assert read_submission(str(run)) is None
+    assert "submitted.json" in NAMED[name].entries or read_status(str(run)) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

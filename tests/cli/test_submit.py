@@ -190,6 +190,8 @@ def test_the_pods_of_an_elastic_job_come_and_go(tmp_path: Path) -> None:
     job, (ranks,) = jobs[0][-1], jobs[1][-1]["spec"]["replicatedJobs"]
     for each in (*jobs[0], {**job, **ranks["template"]}):
         validate.validate(each, "1.31", strict=True)
+    (secret,) = [each for each in jobs[0] if each["kind"] == "Secret"]
+    assert secret["stringData"]["token"] == "see submit", "a manifest that is only shown has none"
     assert jobs[1][-1]["spec"]["failurePolicy"] == {"maxRestarts": 0}
     name = job["metadata"]["name"]
     for spec, of in ((job["spec"], ""), (ranks["template"]["spec"], "ranks-0-")):

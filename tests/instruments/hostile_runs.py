@@ -77,6 +77,7 @@ NAMED: dict[str, Forged] = {
     "a step that is true": _status(step=True),
     "seconds of nothing": _status(within="soon"),
     "another user's job": _forge_submission(SLURM, job="--user=root"),
+    "another user's job behind one": _forge_submission(SLURM, job="12 --user=root"),
     "all jobs": _forge_submission(PODS, job="x", kind="--all pods"),
     "a name that is an option": _forge_submission(PODS, job="--all"),
     "a namespace that is an option": _forge_submission(PODS, space="--all-namespaces"),

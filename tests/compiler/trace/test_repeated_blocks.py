@@ -270,3 +270,36 @@ def test_no_outputs_are_made_for_trials_that_need_none(tmp_path: Path) -> None:
     file = str(tmp_path / "outputs.pt")
     trace_model(partial(Net, blocks=2), TOKENS, outputs=Outputs(file, TOKENS))
     assert not os.path.exists(file)
+
+
+def in_containers(kind: str) -> nn.Module:
+    """Returns a network that keeps four blocks in containers of a kind."""
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    net = nn.Module()
+    match kind:
+        case "dictionary":
+            net.blocks = nn.ModuleDict({name: block() for name in "abcd"})
+        case "nested":
+            net.blocks = nn.ModuleList([nn.ModuleDict({"even": block(), "odd": block()}) for _ in range(2)])
+        case "attributes":
+            for number in range(4):
+                net.add_module(f"block{number}", block())
+        case "dictionary of lists":
+            net.blocks = nn.ModuleDict({name: nn.ModuleList([block(), block()]) for name in "ab"})
+    return net
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [
+        ("dictionary", {"blocks.a", "blocks.b", "blocks.c", "blocks.d"}),
+        ("nested", {"blocks.0.even", "blocks.0.odd", "blocks.1.even", "blocks.1.odd"}),
+        ("attributes", {"block0", "block1", "block2", "block3"}),
+        ("dictionary of lists", {"blocks.a.0", "blocks.a.1", "blocks.b.0", "blocks.b.1"}),
+    ],
+)
+def test_blocks_are_found_in_containers_that_are_never_called(kind: str, blocks: set[str]) -> None:
+    assert ModuleCut(in_containers(kind)).blocks == blocks

@@ -65,6 +65,7 @@ FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
     "attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), {0, 1}),
     "sorted": (lambda x: x.sort(2).values, {0, 1, 3}),
     "complex positions": (lambda x: torch.view_as_real(_turned(x)).flatten(3), {0, 1, 2, 3}),
+    "pairs of halves": (lambda x: torch.view_as_complex(x.unflatten(3, (2, -1)).mT.contiguous()), {0, 1, 2}),
     "complex halves": (lambda x: torch.complex(x[..., :4], x[..., 4:]).abs(), {0, 1, 2}),
     "turned in turn": (lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(3), {0, 1, 2}),
     "repeated": (lambda x: x.repeat(2, 1, 1, 3, 2), {0, 1, 2, 3}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -25,11 +26,12 @@ from dslc.runtime.hosts.coordination import HostGroup, LauncherState
 from dslc.runtime.hosts.elastic import JoinQueue, TrainingOverError
 from dslc.runtime.hosts.join_requests import PENDING
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
-from dslc.runtime.hosts.messages import DEEPEST, Message, MessageError, parse_message
+from dslc.runtime.hosts.messages import DEEPEST, KINDS, Message, MessageError, parse_message
 from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError
 from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
 from dslc.runtime.hosts.rendezvous_protocol import RendezvousPlace, join
 from dslc.runtime.hosts.run_secret import RunSecret, token_in
+from dslc.runtime.process.failure import Failure
 from dslc.runtime.process.stop import RunControl
 
 SECRET = RunSecret(token=b"the secret of this run")
@@ -82,6 +84,26 @@ def test_a_frame_is_taken_once_in_its_order_and_its_direction() -> None:
     assert other.open(second) == b"second"
     with pytest.raises(AuthenticationError):
         one.open(one.seal(b"mine"))  # it comes back
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_frame_that_comes_back_is_not_taken(accepts: bool) -> None:
+    """Also where it has the number that is awaited."""
+    end = connected()[accepts]
+    with pytest.raises(AuthenticationError):
+        end.open(end.seal(b"mine"))
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_what_was_recorded_of_one_end_is_no_proof_later(accepts: bool) -> None:
+    """The end that is asked again has a fresh challenge."""
+    connects, other = Session(b"secret", accepts=False), Session(b"secret", accepts=True)
+    answer = other.receive_greeting(connects.greeting)
+    recorded = answer if not accepts else connects.greeting + connects.receive_greeting(answer[:GREETING])
+    later = Session(b"secret", accepts=accepts)
+    later.receive_greeting(recorded[:GREETING])
+    with pytest.raises(AuthenticationError, match="does not know the secret"):
+        later.open(recorded[GREETING:])
 
 
 def test_a_frame_of_another_connection_is_not_taken() -> None:
@@ -356,25 +378,30 @@ def test_a_coordinator_that_says_nonsense_ends_in_a_message(seed: int) -> None:
 
 def close(met: object) -> None:
     for each in met if isinstance(met, tuple) else (met,):
-        for connection in getattr(each, "wires", {}).values():
+        for connection in getattr(each, "connections", {}).values():
             connection.close()
 
 
 def test_a_coordinator_without_the_secret_learns_nothing() -> None:
-    """It gets a greeting and a proof, and no host believes what it says."""
+    """It gets a greeting and a proof, and not one byte more; no host believes what it says."""
+    refusal = json.dumps({"kind": "refused", "why": "go away"}).encode()
     with listen("127.0.0.1") as listening, ThreadPoolExecutor(1) as pool:
         port = listening.getsockname()[1]
-        joined = pool.submit(
-            join, coming(port, "host"), RendezvousPlace("the coordinator", lambda: ("127.0.0.1", port))
-        )
-        connection = Connection(listening.accept()[0], b"", accepts=True)
-        connection.send({"kind": "refused", "why": "go away"})
-        heard: list[Message] = []
-        while not joined.done():
-            readable([connection], 0.1)
-            heard += connection.receive()
-        assert heard == [] and "go away" not in str(joined.exception())
-        connection.close()
+        host = replace(coming(port, "host"), facts={"the file job.plt": "cafe0123"})
+        joined = pool.submit(join, host, RendezvousPlace("the coordinator", lambda: ("127.0.0.1", port)))
+        session, heard = Session(b"", accepts=True), b""
+        with listening.accept()[0] as connection, suppress(ConnectionResetError):
+            while len(heard) < GREETING:
+                heard += connection.recv(1 << 16)
+            answer = session.receive_greeting(heard[:GREETING])
+            connection.sendall(answer[:GREETING])
+            while len(heard) < GREETING + HEADER:
+                heard += connection.recv(1 << 16)
+            connection.sendall(answer[GREETING:] + session.seal(refusal))
+            while content := connection.recv(1 << 16):
+                heard += content
+        assert len(heard) == GREETING + HEADER and b"cafe0123" not in heard
+        assert "does not know the secret" in str(joined.exception()) and "go away" not in str(joined.exception())
 
 
 @pytest.mark.parametrize("secret", [RunSecret(), SECRET], ids=["open", "secret"])
@@ -434,13 +461,49 @@ def pair(port: int) -> Iterator[list[LauncherGroup]]:
         each.close()
 
 
+@pytest.mark.parametrize("kind", ["settle", "hold", "leave", "release", "part", "end", "done"])
+def test_a_message_that_is_not_for_a_launcher_costs_who_sent_it(pair: list[LauncherGroup], kind: str) -> None:
+    """A member cannot end the training as the coordinator does, nor the coordinator be done as a member."""
+    here, there = reversed(pair) if kind == "done" else pair
+    board = RunControl(1)
+    together = HostGroup(here, board, 100, lambda step: step, lambda failure, *_: (False, failure))
+    sent: Message = {"of": "lost", "step": 1, "timed": False, "end": "", "again": True, "change": False}
+    sent["cause"] = dataclasses.asdict(Failure(rank=0, step=1, kind="error", message="", host="", time=0.0))
+    there.tell(kind, **{name.rstrip("?"): sent[name.rstrip("?")] for name in KINDS[kind]})
+    there.tell("stop")
+    for _ in range(100):
+        readable(here.handles, 0.1)
+        together.look()
+        if here.lost:
+            break
+    assert here.lost == {there.node: f"its message `{kind}` cannot be taken: it is not for this launcher"}
+    assert not together.again and (together.cause is None or "cannot be taken" in together.cause.message)
+
+
+def test_the_fault_of_a_stranger_ends_no_meeting(port: int) -> None:
+    """Processes of one launcher tell their faults; hosts that come by themselves have theirs for themselves."""
+    with ThreadPoolExecutor(1) as pool:
+        coordinator = pool.submit(meet, coming(port, "coordinator"))
+        reach(port).close()
+        other = meet(replace(coming(port, "other"), fault="all must end"))
+        assert coordinator.result().machines == ("coordinator", "other")
+        for each in (coordinator.result(), other):
+            each.close()
+
+
 @pytest.mark.parametrize(
-    "file", ["secret.txt", "../secret.txt", "/etc/hostname", ".dslc-0123456789abcdef", ".dslc-00000000000000ff"]
+    "file",
+    [
+        *("secret.txt", "../secret.txt", "/etc/hostname", ".dslc-0123456789abcdef", ".dslc-00000000000000ff"),
+        "inner/.dslc-0123456789abcdef",
+    ],
 )
 def test_a_coordinator_cannot_ask_what_is_on_another_host(pair: list[LauncherGroup], tmp_path: Path, file: str) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     os.mkfifo(tmp_path / ".dslc-0123456789abcdef")
     (tmp_path / ".dslc-00000000000000ff").symlink_to("/etc/hostname")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / ".dslc-0123456789abcdef").write_text("secret")
     coordinator, other = pair
     with ThreadPoolExecutor(1) as pool:
         seen = pool.submit(shared, other, "", 20)

@@ -180,6 +180,20 @@ def test_strangers_are_no_hosts(port: int, met: Met) -> None:
         other.close()
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"node": 0}, {"node": 2}, {"hosts": []}, {"addresses": ["127.0.0.1"]}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_welcome_with_a_place_that_is_none_is_refused(changed: Message) -> None:
+    message = {"kind": "join_reply", "node": 1, "hosts": ["a", "b"], "store": ["127.0.0.1", 9], "start": 1} | changed
+    with listen("127.0.0.1") as listening:
+        connection = Connection(socket.create_connection(listening.getsockname()))
+        with pytest.raises(RendezvousError, match="sent a welcome with a place that is none"):
+            rendezvous_protocol.join_reply(Rendezvous("", 2, {}, 20), message, connection, [])
+        connection.close()
+
+
 def test_a_name_that_does_not_resolve_is_said_at_once() -> None:
     with pytest.raises(RendezvousError, match=r"`no-such-host.invalid`, does not resolve"):
         meet(Rendezvous("no-such-host.invalid", 2, {}, 600))
