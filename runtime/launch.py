@@ -65,7 +65,7 @@ from dslc.runtime.process.progress import Watch
 from dslc.runtime.process.records import Record, RecordFollower
 from dslc.runtime.process.screen import prepare
 from dslc.runtime.process.stop import RunControl, listening
-from dslc.runtime.process.user_code import hand_over, take_over
+from dslc.runtime.process.user_code import hand_over, search_path, take_over
 from dslc.runtime.restarts import Restarts
 from dslc.runtime.train import TrainingResult
 from dslc.runtime.transport.barriers import StartupChannels
@@ -322,7 +322,7 @@ def run_in_subprocess(
         text=True,
         encoding="utf-8",
         errors="replace",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
         pass_fds=(writing,),
         start_new_session=True,  # only this process passes Ctrl-C to it
     )
@@ -344,11 +344,6 @@ def run_in_subprocess(
     if not told:
         raise RuntimeError(f"the process that runs the training left with status {child.returncode}")
     return from_json(Outcome, json.loads(told))
-
-
-def _search_path() -> list[str]:
-    """Returns the folders where this process finds modules; the current one, a notebook's first, comes last."""
-    return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
 
 
 def _follow(

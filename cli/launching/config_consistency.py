@@ -26,7 +26,6 @@ Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report
 
 
 def share_checkpoints(ready: Ready, group: LauncherGroup) -> None:
-    """Raises RendezvousError, on all hosts, if one does not see the folder of the checkpoints."""
     from dslc.runtime.checkpoint import files
     from dslc.runtime.hosts.launcher_group import shared
     from dslc.runtime.hosts.rendezvous_address import RendezvousError

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
@@ -104,6 +105,7 @@ class _ElasticTraining:
     def __init__(self, job: Ready, out: str | None, claims: contextlib.ExitStack) -> None:
         self.ready, self.folder = job, ""
         self._job, self._out, self._claims = job, out, claims
+        self._plan_of = partial(plan_on, job)
         self._holds = False
         self._new_folder = ""  # which this launcher has made
 
@@ -150,11 +152,7 @@ class _ElasticTraining:
         require_same_value(group, "the plan", ready.program.plan_hash, ANSWER)
         return ready.program, ready.places
 
-    def _plan_of(self, nodes: int) -> str:
-        return plan_on(self._job, nodes)
-
     def _keep(self, group: LauncherGroup) -> None:
-        """Has the run directory, and writes the plan there."""
         program = self.ready.program
         if group.folder and group.folder not in (self.folder, self._new_folder):
             check_folder(group.folder, self._out, self._plan_of)

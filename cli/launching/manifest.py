@@ -108,7 +108,6 @@ def _resources(ready: Ready, folder: str, name: str, token: str) -> list[dict[st
 
 
 def _pods(ready: Ready) -> int:
-    """Returns the pods of a training; the most, of an elastic one."""
     counts = ready.compiled.analysis.layout.node_counts
     return counts[-1] if is_elastic(ready) else ready.compiled.plan.topology.nodes
 

@@ -98,7 +98,6 @@ def folder_of(ready: Ready, out: str | None) -> str:
 
 
 def _newest_run(runs: str, world: World) -> str:
-    """Returns the newest run directory of the launcher's run; "" if there is none."""
     for name in sorted(os.listdir(runs), reverse=True) if os.path.isdir(runs) else ():
         folder = os.path.join(runs, name)
         with contextlib.suppress(OSError, ValueError):  # of another launcher, which leaves no such file

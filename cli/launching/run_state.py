@@ -86,12 +86,11 @@ def _is_plain(found: Submission) -> bool:
 
 
 def command(words: Sequence[str]) -> str | None:
-    """Returns the output of a command of the cluster; None if it is not there, or fails."""
     return _run(words)[0]
 
 
 def _run(words: Sequence[str]) -> tuple[str | None, str]:
-    """Returns the output of a command, None if the command is missing or fails; and its standard error."""
+    """Returns the output of a command of the cluster, None if it is missing or fails; and its standard error."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
         return told.stdout if told.returncode == 0 else None, told.stderr
@@ -114,7 +113,7 @@ class Queue:
                 self._states[job.strip()] = state, reason
 
     def state(self, job: str) -> tuple[str, str]:
-        """Returns the state of a job, "PENDING", and the reason for it, "Resources"; ("", "") if it is not queued."""
+        """Returns the state of a job, "PENDING", and its reason, "Resources"; ("", "") if it is not queued."""
         return self._states.get(job, ("", ""))
 
 
@@ -136,7 +135,6 @@ def pods_of(made: Submission) -> tuple[str, str] | None:
 
 
 def _reason(status: Mapping[str, Any]) -> str:
-    """Returns why a pod waits or has failed, in Kubernetes' words; "" if it does not say."""
     waiting = [each.get("state", {}).get("waiting", {}) for each in status.get("containerStatuses", [])]
     refused = [each for each in status.get("conditions", []) if each.get("status") == "False"]
     for each in (*waiting, status, *refused):

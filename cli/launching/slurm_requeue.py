@@ -111,7 +111,6 @@ def _after_stop(run: str, found: RunStatus, before: _RunHistory, restarts: int) 
 
 
 def _was_preempted(job: str) -> bool:
-    """True if SLURM has not cancelled a job that it has sent SIGTERM."""
     told = command(["scontrol", "show", "job", job, "--oneliner"]) or ""
     state = re.search(r"\bJobState=(\w+)", told)
     return state is not None and state[1] in ("RUNNING", "PREEMPTED")
@@ -128,7 +127,6 @@ def _read_history(run: str) -> _RunHistory:
 
 
 def forget(run: str) -> None:
-    """Begins to count anew, for a job that is submitted again."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(run, _KEPT))
 

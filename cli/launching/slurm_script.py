@@ -107,7 +107,6 @@ def _options(runs: Sequence[Ready], folder: str, job: str, *, again: bool) -> li
 
 
 def _start(compiled: Compiled) -> list[str]:
-    """Returns how the launchers are started: one a node, with the CPUs of its ranks."""
     return ["--ntasks-per-node=1", f"--cpus-per-task={cores(compiled)}"]
 
 

@@ -118,7 +118,6 @@ class _Hosts(ABC):
             self._selector.register(descriptor, selectors.EVENT_READ, host)
 
     def _poll(self) -> None:
-        """Passes on what has come, and what is asked for; waits a moment."""
         now = time.monotonic()
         if now - self._beat > BEAT:
             self._beat = now
@@ -232,8 +231,6 @@ class FixedHosts(_Hosts):
 
 @dataclass
 class _LostHost:
-    """An unreachable host: the time of the next try, the seconds between two tries, and the message about it."""
-
     at: float = 0.0
     wait: float = _AGAIN[0] / 2
     told: str = ""
@@ -297,7 +294,6 @@ class ElasticHosts(_Hosts):
 
     @property
     def _ends_soon(self) -> bool:
-        """True if it was stopped, or a host has told how the training ended."""
         return self._stopping or any(status in _OF_ALL for status in self._ends.values())
 
     def _is_training_over(self) -> bool:

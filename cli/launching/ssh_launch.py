@@ -113,7 +113,6 @@ def _address(call: SSH, name: str) -> str:
 
 
 def _started(call: SSH, name: str, arguments: Sequence[str], secret: str) -> Host:
-    """Starts ssh_agent.py on one host, which waits until all are ready."""
     there = [sys.executable, "-P", "-m", "dslc.launching.ssh_agent", *arguments]
     # `exec`: the shell between sshd and Python would not end with the connection.
     words = ["ssh", *call.options, *_OPTIONS, name, f"exec {shlex.join(there)}"]

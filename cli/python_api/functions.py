@@ -20,7 +20,7 @@ from dslc.jobs.check_job import check_one, inspect
 from dslc.probe.gpus import restore_visible
 from dslc.python_api.python_objects import object_settings, settings_of
 from dslc.runs.run_folder import make_folder
-from dslc.runtime.process.user_code import hand_over
+from dslc.runtime.process.user_code import hand_over, search_path
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def run_command(
             text=True,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
             check=False,
         )
     if child.returncode == 130:
@@ -346,10 +346,6 @@ def run_command(
 def _named(settings: Sequence[str]) -> list[str]:
     """Returns the functions that settings name; the functions of this program are handed over."""
     return [text.split('"')[1] for text in " ".join(settings).split("python(")[1:] if text.startswith('"')]
-
-
-def _search_path() -> list[str]:
-    return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
 
 
 def _raise_mistakes(path: str, settings: Sequence[str]) -> None:

@@ -44,8 +44,6 @@ class WeightMismatchError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedWeights:
-    """The chosen weights: a checkpoint's folder with its manifest, or a file of weights without one."""
-
     path: str
     manifest: Manifest | None
 
@@ -116,7 +114,6 @@ def _age(place: str) -> float:
 
 
 def _candidates(place: str) -> Iterator[str]:
-    """Yields the paths of checkpoints in a place, the newest first, and weights."""
     yield from checkpoints_in(place)
     if not is_checkpoint(place):
         yield from checkpoints_in(os.path.join(place, "checkpoints"))
@@ -149,7 +146,6 @@ def _weights_in(place: str) -> SelectedWeights | None:
 
 
 def _open_checkpoint(path: str) -> tuple[SelectedWeights | None, list[str]]:
-    """Returns a candidate that is whole, or its faults."""
     if os.path.isfile(path):
         return SelectedWeights(path=path, manifest=None), []
     seen = look(path)

@@ -24,7 +24,15 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.unchecked_parts import tell_of_checkpoint
 from dslc.runs.checkpoints import tensors_of
-from dslc.runtime.checkpoint.files import Manifest, checkpoints_in, damage, look, misfitting_tensors, same_state
+from dslc.runtime.checkpoint.files import (
+    Manifest,
+    checkpoints_in,
+    damage,
+    look,
+    misfitting_tensors,
+    same_state,
+    value_text,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,6 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
 
 
 def _paths(place: str) -> list[str]:
-    """Returns the checkpoints in a place, the newest first: in a folder of them, or in a run directory."""
     return checkpoints_in(checkpoint_folder(os.path.expanduser(place)))
 
 
@@ -90,7 +97,6 @@ def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
 
 
 def _incompatibilities(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diagnostic]:
-    """Yields the reasons why a checkpoint is not one of this job's."""
     job, fit, workload, name = analysis.job, manifest.fit, analysis.workload, path_text(path)
 
     def wrong(code: str, what: str, span: Span | None, help: str, notes: Sequence[Note] = ()) -> Diagnostic:
@@ -133,7 +139,7 @@ def _incompatibilities(path: str, manifest: Manifest, analysis: Analysis) -> Ite
     for what, theirs, ours, span, help in same:
         if ours is not None and theirs != ours:
             found = True
-            yield wrong("E0905", f"its {what} is {_text(theirs)}, and the job's {_text(ours)}", span, help)
+            yield wrong("E0905", f"its {what} is {value_text(theirs)}, and the job's {value_text(ours)}", span, help)
     per_epoch = 0 if workload.endless else workload.steps_per_epoch
     if not found and per_epoch is not None and per_epoch != fit.steps_per_epoch:
         what = f"its epochs are of {plural(fit.steps_per_epoch, 'step')}, and the job's of {per_epoch:,}"
@@ -142,9 +148,3 @@ def _incompatibilities(path: str, manifest: Manifest, analysis: Analysis) -> Ite
         span = job.train.at("epochs") if job.train.epochs is not None else job.train.at("steps")
         what = f"it is at step {manifest.step:,}, and the job ends after {workload.steps:,}"
         yield wrong("E0906", what, span, f"more than {plural(manifest.step, 'step')}, or an older checkpoint")
-
-
-def _text(value: int | bool | str) -> str:
-    if isinstance(value, str):
-        return f"`{value}`" if value else "that of each sample once"
-    return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"

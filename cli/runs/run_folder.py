@@ -127,7 +127,6 @@ def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
 
 
 def _is_run(folder: str) -> bool:
-    """True if runs have been written into a folder, or a sweep."""
     known = (LOCK, "plan.json", "program.json")
     lock, plan, program = (os.path.exists(os.path.join(folder, name)) for name in known)
     return lock or (plan and program)
@@ -138,7 +137,6 @@ def _is_run(folder: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: str, named: str) -> Iterator[None]:
-    """Locks a folder. Raises FolderInUseError, which names the holder and the option for another folder."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, LOCK)
     descriptor = _open_lock(path, os.O_CREAT)

@@ -23,14 +23,11 @@ _QUIET = 5.0  # seconds between two lines of one training, where there is no ter
 
 
 def display(trainings: Sequence[SweepTraining], screen: TextIO) -> SweepDisplay:
-    """Returns the display for this screen."""
     fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
     return _BarDisplay(trainings, screen) if fancy else _SweepLines(screen)
 
 
 class _Followed:
-    """Reads what is new in the run directory of one training."""
-
     def __init__(self, training: SweepTraining) -> None:
         self.training, self.steps, self.step = training, training.ready.program.steps, 0
         notes = os.path.join(training.folder, NOTES)
@@ -89,8 +86,6 @@ class SweepDisplay(ABC):
 
 
 class _SweepLines(SweepDisplay):
-    """Prints plain lines, few of them."""
-
     interval = 0.2
 
     def begin(self, training: SweepTraining) -> None:

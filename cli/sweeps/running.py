@@ -122,7 +122,6 @@ def trainings(loaded: LoadResult, runs: Sequence[Ready], folder: str) -> list[Sw
 
 
 def _is_run_of_job(place: str, ready: Ready) -> bool:
-    """True if the run in a folder is of this job."""
     assert ready.loaded.job is not None
     try:
         return read_text(os.path.join(place, "job.plt"), BYTES.most) == write(anchored(ready.loaded.job))

@@ -127,8 +127,6 @@ def _gpus(found: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Child:
-    """A launcher that was forked; it writes its result into `told`."""
-
     process: int
     training: SweepTraining
     place: DeviceShare
@@ -136,8 +134,6 @@ class _Child:
 
 
 def at_once(places: Sequence[DeviceShare]) -> Runner:
-    """Returns the runner of trainings, as many at once as there are places."""
-
     def run(trainings: Sequence[SweepTraining]) -> int:
         if not trainings:
             return GOOD
@@ -162,8 +158,6 @@ def at_once(places: Sequence[DeviceShare]) -> Runner:
 
 
 class _ParallelSweep:
-    """Trainings that wait, and launchers that run."""
-
     def __init__(
         self,
         trainings: Sequence[SweepTraining],

@@ -74,7 +74,6 @@ def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: 
 
 
 def read_sweep(folder: str) -> Sweep | None:
-    """Returns the sweep of a folder; None if it is none of a sweep."""
     try:
         found = from_json(Sweep, read_json(os.path.join(folder, NAME), _MOST))
     except (OSError, ValueError):
@@ -95,7 +94,6 @@ def _directions(program: JobProgram) -> dict[str, bool]:
 
 
 def rows_of(folder: str, sweep: Sweep) -> list[SweepRow]:
-    """Returns a row for each training of the sweep in `folder`, in the order in which they are trained."""
     places = [os.path.join(folder, name) for name, _ in sweep.runs]
     begun = [place for place in places if os.path.isdir(place) and runs_in(place) == [place]]
     stands = dict(zip(begun, run_states(begun), strict=True))

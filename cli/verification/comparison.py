@@ -74,8 +74,6 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class StepComparison:
-    """One step of both trainings: of the plan, of the one process."""
-
     step: int
     samples: int
     losses: tuple[float, float]
@@ -84,8 +82,6 @@ class StepComparison:
 
 @dataclass
 class Finding:
-    """The result for one invariant."""
-
     status: Status = "holds"
     texts: list[str] = field(default_factory=list)
 
@@ -216,7 +212,6 @@ def compare(
 
 
 def noisy(seen: Observation) -> bool:
-    """True if random numbers were drawn in a step."""
     return any(each.noise for steps in seen.ranks for each in steps)
 
 
@@ -334,7 +329,6 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
 
 
 def _content(ours: StepObservation, theirs: Sequence[StepObservation], finding: Finding) -> None:
-    """Checks that the models saw the samples of the data's order."""
     known = dict(zip(ours.samples, ours.digests, strict=False))
     for rank, seen in enumerate(theirs):
         if len(seen.digests) != len(seen.samples):

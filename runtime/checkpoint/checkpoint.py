@@ -184,7 +184,6 @@ class Checkpoints:
             )
 
     def _damage(self, path: str, manifest: files.Manifest) -> list[str]:
-        """Returns the faults of a checkpoint's files; each rank reads a share of them."""
         own = files.damage(path, manifest, sorted(manifest.files)[self._rank :: self._job.world_size])
         if self._group is None:
             return own
@@ -310,7 +309,6 @@ class Checkpoints:
             self._judge()
 
     def look(self) -> None:
-        """Raises the error of the thread, if it has had one by now."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             with mark_errors(self._step.line):

@@ -125,7 +125,6 @@ class OwnState:
 def _pieces(
     name: str, state: str, value: object, parameter: Tensor, into: MutableMapping[str, Any], key: str
 ) -> Iterator[Piece]:
-    """Yields the tensors of a value, which is `into[key]`."""
     if value is None:  # a momentum before the first gradient
         return
     if isinstance(value, Tensor):

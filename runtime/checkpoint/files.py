@@ -54,8 +54,6 @@ class CorruptCheckpointError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file's size in bytes, and its BLAKE2b."""
-
     size: int
     checksum: str
 
@@ -196,7 +194,7 @@ def differences(checkpoint: Compatibility, fit: Compatibility) -> list[str]:
     ):
         theirs, ours = getattr(checkpoint, name), getattr(fit, name)
         if theirs != ours:
-            found.append(f"its {what} is {_text(theirs)}, and the job's {_text(ours)}")
+            found.append(f"its {what} is {value_text(theirs)}, and the job's {value_text(ours)}")
     if checkpoint.numbers and fit.numbers and checkpoint.numbers != fit.numbers:
         found.append("its samples had other weights, classes or lengths, by which the sampler orders them")
     if checkpoint.stream != fit.stream:
@@ -228,7 +226,8 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one number"
 
 
-def _text(value: int | bool | str) -> str:
+def value_text(value: int | bool | str) -> str:
+    """Returns a value of a `Compatibility` in words."""
     if isinstance(value, str):
         return f"`{value}`" if value else "that of each sample once"
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"
@@ -242,7 +241,6 @@ def folder_of(job: JobProgram, run_dir: str) -> str:
 
 
 def is_checkpoint(path: str) -> bool:
-    """True if a path is one checkpoint, rather than a folder of them."""
     return bool(NAME.fullmatch(os.path.basename(os.path.normpath(path)))) or os.path.exists(
         os.path.join(path, MANIFEST)
     )
@@ -259,7 +257,6 @@ def checkpoints_in(place: str) -> list[str]:
 
 
 def look(path: str) -> CheckpointCandidate:
-    """Returns a checkpoint and its manifest, without reading its files."""
     try:
         return CheckpointCandidate(path=path, manifest=read_manifest(path))
     except CorruptCheckpointError as damage:

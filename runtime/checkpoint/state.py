@@ -73,7 +73,6 @@ class StorageError(CheckpointError):
 
 
 def shapes_of(model: nn.Module) -> Shapes:
-    """Returns the tensors in a checkpoint of a plain model, with their whole shapes."""
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
@@ -153,7 +152,6 @@ class TrainingState:
         return {name: tuple(tensor.shape) for name, tensor in whole.items()}
 
     def _owns(self, name: str) -> bool:
-        """True if this pipeline coordinate writes it."""
         return self._parts.pipeline is None or self._parts.pipeline.owns(name)
 
     # ---------------------------------------------------------------------------------------------------- saving
@@ -286,7 +284,6 @@ class TrainingState:
 
 
 def _optimizer_states(keys: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the names of the optimizer's states in a checkpoint, by parameter."""
     states: dict[str, list[str]] = {}
     for key in keys:
         name, _, state = key.removeprefix("optimizer.").rpartition(".")

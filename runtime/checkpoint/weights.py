@@ -85,7 +85,6 @@ def _full_tensor(name: str, tensor: Tensor, wanted: bool) -> Tensor | None:
 
 
 def write_tensor(file: BinaryIO, tensor: Tensor) -> None:
-    """Writes the bytes of the next tensor, in the order of the header."""
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     file.write(plain.view(torch.uint8).numpy().data)
 

@@ -236,6 +236,13 @@ class WeightExchange(LocalExchange):
     def due(self) -> bool:
         return not self.sums_exactly and self.how.every > 0 and self.step % self.how.every == 0
 
+    def average_buckets(self) -> None:
+        """Sets what the buckets hold to its mean over the members."""
+        self.exchanged(self._mean_rule, [bucket.numbers for bucket in self.buckets])
+
+    def _mean_rule(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
+        return mean(numbers, self.where.far, self.where.members)
+
     def piece(self, numbers: Tensor) -> Tensor:
         """Returns this rank's piece of a bucket's numbers, in place."""
         return numbers.view(self.where.pieces, -1)[self.where.piece]

@@ -12,14 +12,11 @@ with them on any number of ranks. The differences take the place of the weights 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dslc.compiler.ir.program import ExchangeStep, JobProgram
 from dslc.runtime.exchange.base import WeightExchange
-from dslc.runtime.exchange.exchange_groups import PendingWork, mean
 
 
 class DiLoCo(WeightExchange):
@@ -48,13 +45,10 @@ class DiLoCo(WeightExchange):
         for n, bucket in enumerate(self.buckets):
             changed = bucket.numbers[: bucket.size]
             torch.sub(self.shared[f"outer_weights.{n}"], changed, out=changed)
-        self.exchanged(self._mean, [bucket.numbers for bucket in self.buckets])
+        self.average_buckets()
         for n, bucket in enumerate(self.buckets):
             outer, momentum = self.shared[f"outer_weights.{n}"], self.shared[f"outer_momentum.{n}"]
             numbers = bucket.numbers[: bucket.size]
             momentum.mul_(self._momentum).add_(numbers)
             outer.sub_(numbers.add_(momentum, alpha=self._momentum), alpha=self._lr)
             numbers.copy_(outer)
-
-    def _mean(self, numbers: Tensor, index: int) -> Iterator[PendingWork]:
-        return mean(numbers, self.where.far, self.where.members)

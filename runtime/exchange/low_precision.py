@@ -30,8 +30,6 @@ _REPLICAS = ("replica_of_own", "replica_of_left", "replica_of_right")
 
 
 class LowPrecisionDecentralized(WeightExchange):
-    """Advances replicas of this member's weights and of its neighbours' by differences in 8 bits."""
-
     def __init__(self, job: JobProgram, step: ExchangeStep, model: nn.Module) -> None:
         super().__init__(job, step, model)
         for n, bucket in enumerate(self.buckets):

@@ -50,7 +50,6 @@ class Session:
 
     @property
     def is_authenticated(self) -> bool:
-        """True when the other end has proved that it knows the secret."""
         return self._received > 0
 
     def receive_greeting(self, content: bytes) -> bytes:

@@ -81,7 +81,6 @@ class Connection:
 
     @property
     def authenticated(self) -> bool:
-        """True when the other side has proved that it knows the secret."""
         return self._session.is_authenticated
 
     @property
@@ -91,7 +90,6 @@ class Connection:
 
     @property
     def local_address(self) -> str:
-        """The address of this host on the connection."""
         address: str = self._socket.getsockname()[0]
         return address
 

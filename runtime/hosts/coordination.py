@@ -43,8 +43,6 @@ PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
 
 class LauncherState(Enum):
-    """The states of a launcher from the start of its ranks to their end (docs/rendezvous.md)."""
-
     TRAINING = "its ranks train"
     REPORTING = "the coordinator has asked what it sees of a failure"
     DONE = "the ranks of all hosts are done, or have stopped after one step"
@@ -211,8 +209,6 @@ class HostGroup:
 
 @dataclasses.dataclass
 class _Hold:
-    """The coordinator's search for a step after which all ranks can leave."""
-
     wanted: bool = False
     timed: bool = False
     changes: bool = False  # for hosts that have come

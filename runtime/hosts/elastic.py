@@ -74,8 +74,6 @@ class TrainingOverError(Exception):
 
 
 class _Elsewhere(Exception):
-    """The training is kept at another place."""
-
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.place = place
@@ -412,7 +410,7 @@ def meet(rendezvous: Rendezvous) -> tuple[RendezvousResult, JoinQueue | None]:
 def coordinate_first_start(
     rendezvous: Rendezvous, met: RendezvousResult | JoinQueue, heir: Callable[[], JoinQueue | None]
 ) -> tuple[RendezvousResult, JoinQueue | None]:
-    """Waits for hosts at a join queue that this host has opened, until they have met there, or at another place."""
+    """Waits for hosts at a join queue that this host has opened, until they have met there or elsewhere."""
     while isinstance(met, JoinQueue):
         try:
             with _closed_on_error(met):
@@ -434,7 +432,6 @@ def _opened(rendezvous: Rendezvous, place: Place) -> JoinQueue | None:
 
 
 def meet_again(rendezvous: Rendezvous, was: PreviousMembership) -> tuple[RendezvousResult, JoinQueue | None]:
-    """Meets for another start: with the hosts that are there."""
     before, port = was.before, named_in(rendezvous.address)[0][1]
     nodes = range(len(was.addresses))
     if was.join_queue is not None:

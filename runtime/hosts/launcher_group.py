@@ -110,7 +110,6 @@ class LauncherGroup:
 
     @property
     def handles(self) -> list[int]:
-        """The descriptors of all connections, to wait for a message."""
         comes = self._join_queue or self._turns_away
         connections = [connection.fileno() for connection in self.connections]
         return [*connections, *(comes.handles if comes is not None else ())]
@@ -136,7 +135,6 @@ class LauncherGroup:
 
     @property
     def interface(self) -> str:
-        """The network interface that leads to the other hosts; "" if it is not known."""
         return interface_of(self._local_address)
 
     @property
@@ -176,7 +174,7 @@ class LauncherGroup:
         return found
 
     def expel(self, node: int, why: str) -> None:
-        """Gives a host up that says what no launcher says: it counts as lost."""
+        """Gives a host up, which then counts as lost."""
         self._connections[node].close()
         self.lost[node] = why
 

@@ -153,7 +153,6 @@ def _tell_who_comes(requests: JoinRequests, most: int) -> None:
 
 
 def _accept_join_requests(requests: JoinRequests) -> Iterator[tuple[Connection, Message]]:
-    """Yields the connections that have said who they are."""
     for connection, messages in requests.poll():
         _hear_stop(messages)
         connection.send({"kind": "heard"})
@@ -187,8 +186,6 @@ def refuse(connection: Connection, why: str, fact: str = "") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherMismatch:
-    """Why launchers cannot train together: in words for this one and for the rest, and the `fact` that differs."""
-
     here: str
     there: str
     fact: str = ""
@@ -268,7 +265,6 @@ def _place(join_request: Message) -> int:
 
 
 def _fault(rendezvous: Rendezvous, join_requests: Sequence[Message], hosts: Sequence[str]) -> LauncherMismatch | None:
-    """Returns why these launchers cannot train together; None if they can."""
     faults = [rendezvous.fault, *(str(request.get("fault", "")) for request in join_requests)]
     if rendezvous.endpoint is None:
         faults = []
@@ -320,7 +316,6 @@ def _difference(
 
 
 def refusal_error(rendezvous: Rendezvous, message: Message) -> RendezvousError:
-    """Returns the error of a host that was refused, with its own value of what differs."""
     first, newline, rest = str(message["why"]).partition("\n")
     fact = message.get("fact", "")
     value = f"; {rendezvous.host} has {rendezvous.facts.get(fact, 'nothing')}" if fact else ""
@@ -378,7 +373,6 @@ class LateJoiners:
         return _too_late(self._rendezvous, join_request, hosts)
 
     def close(self) -> None:
-        """Closes the connections; the socket that listens is the group's."""
         self.requests.close()
         for connection in self._arrived:
             connection.close()

@@ -35,7 +35,6 @@ class RunSecret:
         return not self.token and not self.path
 
     def create(self) -> bytes:
-        """Returns the secret, on the host where the others come to. Raises RendezvousError, and OSError."""
         if self.token or not self.path:
             return self.token
         self.prepare()
@@ -62,7 +61,6 @@ class RunSecret:
 
 
 def token_in(text: str) -> bytes:
-    """Returns the secret that a user gives by the environment. Raises RendezvousError."""
     if 0 < len(text) < _SHORTEST:
         raise RendezvousError(
             f"{TOKEN} has {len(text)} characters, which can be guessed: {_SHORTEST} are the least\n"

@@ -31,7 +31,6 @@ _HYDRA = {"rank": "PMI_RANK", "size": "PMI_SIZE", "local_rank": "MPI_LOCALRANKID
 
 
 def _read_place(environ: Mapping[str, str]) -> World | None:
-    """Returns this process's place, or None if no mpirun has started it."""
     for names in (_OPEN_MPI, _HYDRA):
         if names["rank"] in environ or names["size"] in environ:
             return replace(read_world(environ, "mpi", "mpirun", names), again=True)

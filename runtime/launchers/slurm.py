@@ -28,7 +28,6 @@ _PATIENCE = 30.0  # seconds that `scontrol` may take
 
 
 def _read_place(environ: Mapping[str, str]) -> World | None:
-    """Returns this task's place, or None if srun has not started it."""
     if _SIGN not in environ:
         return None
     world = read_world(environ, "slurm", "srun", _NAMES)

@@ -35,7 +35,6 @@ _PATIENCE = datetime.timedelta(seconds=30)  # that torchrun's store, which is th
 
 
 def _read_place(environ: Mapping[str, str]) -> World | None:
-    """Returns this process's place, or None if torchrun has not started it."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
     world = read_world(environ, "torchrun", "torchrun", _NAMES, everywhere=True)
@@ -63,7 +62,6 @@ class StoreEndpoint:
         self.name = f"{address}:{port}, where torchrun keeps its store"
 
     def open(self) -> socket.socket:
-        """Returns rank 0's listening socket, when other ranks can find it. Raises RendezvousError and OSError."""
         listening = listen("127.0.0.1" if self._one_host else address_toward(self._where[0]))
         secret = secrets.token_hex(32)
         self._opened().set(self._key, json.dumps([*listening.getsockname()[:2], secret]))
@@ -71,7 +69,6 @@ class StoreEndpoint:
         return listening
 
     def find(self) -> tuple[str, int] | None:
-        """Returns the address of rank 0, if it is known yet. Raises RendezvousError."""
         store = self._opened()
         if not store.check([self._key]):
             return None

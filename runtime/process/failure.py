@@ -118,7 +118,6 @@ def log_folder(run_dir: str, attempt: int = 1) -> str:
 
 
 def log_path(run_dir: str, board: RunControl, rank: int) -> str:
-    """Returns the path of the file to which a rank writes all its output."""
     return os.path.join(log_folder(run_dir, board.attempt), f"rank-{rank}.log")
 
 
@@ -137,7 +136,6 @@ def describe(outcome: Outcome) -> str:
 
 
 def in_words(failure: Failure) -> str:
-    """Returns the message of a failure, several lines."""
     when = f"at step {failure.step}" if failure.step else "before the first step"
     where = f" ({failure.line})" if failure.line else ""
     who = f" on rank {failure.rank}" if failure.rank is not None else ""
@@ -274,7 +272,6 @@ def _safe_repr(value: object) -> str:
 
 
 def _bounded(text: str) -> str:
-    """Returns at most _LINES lines, each cut to the width of a message."""
     lines = text[: _LINES * READ].rstrip().splitlines()
     over = text.count("\n") + 1 - _LINES
     more = [f"… ({over:,} line{'s' * (over > 1)} more)"] if len(lines) > _LINES else []
@@ -318,7 +315,6 @@ def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> st
 
 
 def _selves(error: BaseException) -> list[object]:
-    """Returns the objects whose methods were being called, the innermost last."""
     return [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
@@ -484,7 +480,7 @@ def _of_a_timeout(run_dir: str, board: RunControl, silent: list[int], timeout: f
 
 
 def _position(log: str) -> str:
-    """Returns where the main thread of a rank was, as `show_stacks` or a crash wrote it into the log."""
+    """Returns where the main thread of a rank was, by what `show_stacks` or a crash wrote into the log."""
     _, found, stack = log.rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
     own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (is_torchs, is_ours, is_pythons))]

@@ -59,7 +59,6 @@ def environments_of_children(parent: int) -> dict[int, dict[str, str]]:
 
 
 def is_suspended(process: int) -> bool:
-    """True if a process is stopped: by SIGSTOP, by Ctrl-Z, or by a debugger."""
     return process_state(process)[:1] in (["T"], ["t"])
 
 
@@ -165,7 +164,6 @@ def process_state(process: int) -> list[str]:
 
 
 def _words(process: int) -> str:
-    """Returns the beginning of a process's command; "" if there is none."""
     try:
         with open(f"/proc/{process}/cmdline", encoding="utf-8", errors="replace") as file:
             return file.read(4 * _SHOWN).replace("\0", " ").strip()

@@ -159,7 +159,6 @@ class Watch:
             self._say(f"and {len(commands) - MOST} others")
 
     def close(self, outcome: Outcome) -> None:
-        """Shows the last records, and a summary if the training did not fail."""
         self.look()
         with self._drop_on_full_disk():
             if self._tensorboard is not None:
@@ -260,8 +259,6 @@ class Watch:
 
 
 class _LineDisplay:
-    """Prints plain lines, few of them."""
-
     def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:
         self._steps, self._batch, self._units, self._screen = steps, batch, units, screen
         self._at = -QUIET

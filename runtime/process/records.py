@@ -118,7 +118,6 @@ def read_metrics(run_dir: str) -> list[Record]:
 
 
 def readable_records(run_dir: str) -> list[Record]:
-    """Returns the records of metrics.jsonl that can be read; [] if there is no file."""
     return _read_records(run_dir)[0]
 
 
@@ -193,8 +192,6 @@ class Follower:
 
 
 class RecordFollower:
-    """The new records of a run directory, as they are written."""
-
     def __init__(self, run_dir: str) -> None:
         self._path = os.path.join(run_dir, NAME)
         self._seen = set(Follower(self._path).new())  # of the training that this one resumes

@@ -175,7 +175,6 @@ class Heartbeat:
         return is_asked_to_stop(self._run_dir)
 
     def restart(self, step: int, restarts: int, message: str, within: float) -> None:
-        """Writes that ranks are started again after a failure; hosts wait up to `within` seconds for that."""
         told = replace(self._last, state="restarting", step=step, restarts=restarts, message=message)
         self.say(replace(told, within=within + _START))
 

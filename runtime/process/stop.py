@@ -110,7 +110,6 @@ class RunControl:
         self._numbers[_HOLD] = step
 
     def leave_at(self, step: int, *, timed: bool) -> None:
-        """Has the ranks, which wait or will wait at the end of `step`, leave after it."""
         self._numbers[_TIMED] = timed
         self._numbers[_STOP_AT] = step
 
@@ -162,7 +161,6 @@ class RunControl:
         self._numbers[self._offset(rank) + _STEP] = step
 
     def process(self, rank: int) -> int:
-        """Returns the process id of a rank; 0 before it has begun."""
         return self._numbers[self._offset(rank) + _PROCESS]
 
     def step(self, rank: int) -> int:

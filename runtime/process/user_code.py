@@ -44,13 +44,17 @@ def hand_over(functions: Iterable[str], path: str) -> None:
 
 
 def take_over(path: str) -> None:
-    """Puts the objects that `hand_over` wrote into the modules of their names."""
     import cloudpickle
 
     with open(path, "rb") as file:
         objects = cloudpickle.load(file)
     for module, named in objects.items():
         vars(sys.modules.setdefault(module, ModuleType(module))).update(named)
+
+
+def search_path() -> list[str]:
+    """Returns the folders where this process finds modules; the current one, a notebook's first, comes last."""
+    return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
 
 
 def search_first(folder: str) -> None:

@@ -145,7 +145,6 @@ class _EachTime(contextlib.AbstractContextManager[None]):
 
 
 def _writing_once(module: nn.Module, contexts: Contexts) -> tuple[Context, Context]:
-    """Returns the contexts of both passes; the second leaves the module's buffers as they are."""
     first, second = contexts()
     return first, _EachTime(lambda: _on_copies(module, second))
 
