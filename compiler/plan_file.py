@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from dslc.compiler.emit import emit, places, with_paths_in
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.graph.stored import plan_hash, restore, store
@@ -69,13 +68,6 @@ class PlanFile(Record):
     def plan(self) -> PlanView:
         """The plan as it is shown."""
         return plan_view(self.graph)
-
-    def program(self, folder: str, file: str) -> p.JobProgram:
-        """Returns the program of the ranks, for a job in `folder` that messages call `file`."""
-        return with_paths_in(emit(self.graph, self.plan.hash), folder, file)
-
-    def places(self) -> tuple[p.RankPlace, ...]:
-        return places(self.graph)
 
     @property
     def complete(self) -> bool:

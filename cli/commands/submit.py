@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.facts.untrusted_files import write_private
+from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
-from dslc.jobs.check_job import inspect_counts, is_over_limit, show
+from dslc.jobs.check_job import inspect_for_run, is_over_limit, show
 from dslc.jobs.plan_file_input import is_plan_file
-from dslc.jobs.prepare_run import Ready, folders_of, write_run_directory
+from dslc.jobs.prepare_run import Ready, folders_of, place_ranks, write_run_directory
 from dslc.launching.run_state import Submission, write_submission
 from dslc.launching.slurm_requeue import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
@@ -100,13 +101,11 @@ def _ready(loaded: LoadResult, report: Report) -> Ready | None:
     """Compiles a job for the machines that it will find, which are not this one; returns None with the reasons in the
     report, where warnings that block a run are errors.
     """
-    found = Report()
-    counts = inspect_counts(loaded, found, trace=True)
-    report.extend(diagnostic.for_run() for diagnostic in found)
+    counts = inspect_for_run(loaded, report, trace=True)
     if report.errors or not counts:
         return None
     compiled = compile_plan(counts[min(counts)])  # of an elastic job: the fewest nodes have the most to do each
-    return Ready(loaded=loaded, compiled=compiled, program=compiled.program(), places=compiled.places())
+    return place_ranks(loaded, compiled, TrainMode())
 
 
 def _check(runs: Sequence[Ready], report: Report) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from dslc.compiler.cost.reuse import READING, Reuse
@@ -83,6 +83,16 @@ def inspect_counts(
         return _inspect(loaded, loaded.job, report, reuse or Reuse(), trace=trace, run=run)
     except TooManyErrors:
         return {}
+
+
+def inspect_for_run(
+    loaded: LoadResult, report: Report, *, trace: bool = False, run: bool = False
+) -> Mapping[int, Analysis]:
+    """Returns the same for a job that is to be trained: warnings that block a run are errors."""
+    found = Report()
+    counts = inspect_counts(loaded, found, trace=trace, run=run)
+    report.extend(diagnostic.for_run() for diagnostic in found)
+    return counts
 
 
 def is_over_limit(report: Report) -> bool:

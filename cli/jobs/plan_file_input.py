@@ -20,8 +20,8 @@ from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import LoadResult, load_kept
 from dslc.dsl.words import plural
-from dslc.jobs.check_job import inspect
-from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, detect_launcher
+from dslc.jobs.check_job import inspect_for_run
+from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, detect_launcher, place_ranks
 from dslc.terminal.version import __version__
 
 ANEW = "`dslc plan JOB --json` makes the plan anew"
@@ -74,7 +74,7 @@ def prepare_plan(
     made = open_plan(path, report, [f"--set {setting}" for setting in settings])
     if made is None or not _fits(made, path, report):
         return None
-    loaded, found = job_of(made, path), Report()
+    loaded = job_of(made, path)
     if loaded.job is not None and isinstance(loaded.job.devices.nodes, Range):
         report.add(
             "E0815",
@@ -84,10 +84,10 @@ def prepare_plan(
             help="give `run` the job; or make the plan of one count: `dslc plan JOB --set devices.nodes=… --json`",
         )
         return None
-    analysis = inspect(loaded, found, run=True)
-    report.extend(diagnostic.for_run() for diagnostic in found)
-    if analysis is None:
+    counts = inspect_for_run(loaded, report, run=True)
+    if not counts:
         return None
+    (analysis,) = counts.values()
     world = detect_launcher(analysis, report, around)
     here = facts_of(analysis)
     if made.facts.model is None and here.model is not None:
@@ -96,14 +96,8 @@ def prepare_plan(
         _compare(path, list(differences(made.facts, here)), report)
     if report.errors:
         return None
-    program = made.program(analysis.job.folder, analysis.job.source.name)
-    return Ready(
-        loaded=loaded,
-        compiled=Compiled(analysis=analysis, graph=made.graph),
-        program=dataclasses.replace(program, mode=TrainMode(profile=profile)),
-        places=made.places(),
-        world=world,
-    )
+    ready = place_ranks(loaded, Compiled(analysis=analysis, graph=made.graph), TrainMode(profile=profile))
+    return dataclasses.replace(ready, world=world)
 
 
 def _fits(made: PlanFile, path: str, report: Report) -> bool:

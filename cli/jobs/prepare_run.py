@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.facts.untrusted_files import recreate_file, replacing
-from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
+from dslc.compiler.ir.program import JobProgram, Mode, RankPlace, TrainMode
 from dslc.compiler.plan_facts import facts_of
 from dslc.compiler.plan_file import JobText, PlanFile
 from dslc.compiler.rules.analysis import Analysis
@@ -24,7 +24,7 @@ from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
-from dslc.jobs.check_job import inspect_counts
+from dslc.jobs.check_job import inspect_for_run
 from dslc.jobs.launcher_environment import counts_there, world_for
 from dslc.jobs.preflight import check_needs
 from dslc.runs.run_folder import claim_folder
@@ -52,9 +52,8 @@ class Ready:
 
     def on(self, nodes: int) -> Ready:
         """Returns an elastic job as it is trained on `nodes` nodes."""
-        compiled = compile_plan(self.counts[nodes])
-        program = dataclasses.replace(compiled.program(), mode=self.program.mode)
-        return dataclasses.replace(self, compiled=compiled, program=program, places=compiled.places())
+        ready = place_ranks(self.loaded, compile_plan(self.counts[nodes]), self.program.mode)
+        return dataclasses.replace(ready, world=self.world, counts=self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,26 +75,24 @@ def prepare(
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
     errors. `profile`: the run records its memory and its collectives.
     """
-    found = Report()
-    counts: Mapping[int, Analysis] = inspect_counts(loaded, found, run=True)
+    counts = inspect_for_run(loaded, report, run=True)
     elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
     if loaded.job is not None and elastic and counts and around.environ is not None:
-        counts = counts_there(loaded.job, counts, around.environ, found)
-    analysis = counts[max(counts)] if counts else None
-    report.extend(diagnostic.for_run() for diagnostic in found)
-    world = detect_launcher(analysis, report, around, elastic=elastic) if analysis is not None else None
-    if report.errors or analysis is None:
+        counts = counts_there(loaded.job, counts, around.environ, report)
+    if not counts:
         return None
-    compiled = compile_plan(analysis)
-    program = dataclasses.replace(compiled.program(), mode=TrainMode(profile=profile))
-    return Ready(
-        loaded=loaded,
-        compiled=compiled,
-        program=program,
-        places=compiled.places(),
-        world=world,
-        counts=counts if elastic and world is None else {},
-    )
+    analysis = counts[max(counts)]
+    world = detect_launcher(analysis, report, around, elastic=elastic)
+    if report.errors:
+        return None
+    ready = place_ranks(loaded, compile_plan(analysis), TrainMode(profile=profile))
+    return dataclasses.replace(ready, world=world, counts=counts if elastic and world is None else {})
+
+
+def place_ranks(loaded: LoadResult, compiled: Compiled, mode: Mode) -> Ready:
+    """Returns a planned job with the program and the places of its ranks."""
+    program = dataclasses.replace(compiled.program(), mode=mode)
+    return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
 
 
 def detect_launcher(

@@ -12,7 +12,6 @@ from typing import Any
 
 from dslc.compiler.facts.sources import FOUND_PATHS, source_key
 from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
-from dslc.compiler.graph.gradients import gradient_step
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Shape
 from dslc.compiler.ir.facts import SourceFacts
@@ -32,7 +31,8 @@ from dslc.compiler.model.job_steps import (
 )
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.cross_sample_losses import compared_ranks
-from dslc.compiler.placement.sharding import compiles_loss, fused_on, offloaded, recomputed
+from dslc.compiler.placement.exchange import ExchangePolicy
+from dslc.compiler.placement.sharding import compiles_loss, fused_on, offloaded, recomputed, searches, units
 from dslc.compiler.placement.staging import Staging, boundary_tensors
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
@@ -69,7 +69,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
     yield "precision", precision_step(job)
-    yield "gradients", gradient_step(analysis, short_line(exchange_span(job)))
+    yield "gradients", _gradients(analysis)
     yield "recompute", _recompute(analysis)
     yield "checkpoint", _checkpoint(analysis)
     tensor = _tensor(analysis.staging) if analysis.staging else None
@@ -367,6 +367,40 @@ def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
     yield root
     for child in root.children:
         yield from _modules(child)
+
+
+def _gradients(analysis: Analysis) -> p.GradientStep:
+    """Returns how parameters, gradients and the optimizer's state lie over the data axis, and how ranks agree."""
+    job, layout, model = analysis.job, analysis.layout, analysis.model
+    plan = analysis.sharding
+    own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+    stepping = job.train.step is not None  # it exchanges gradients by itself
+    return p.GradientStep(
+        kind="none" if stepping and plan.engine == "ddp" else plan.engine,
+        # A static graph lets DDP skip the search for unused parameters. It excludes `no_sync`, and control flow in a
+        # user's module that depends on data.
+        static_graph=not own and layout.microbatches == 1,
+        unused=model.unused if own and model else (),
+        search=plan.engine != "none" and model is not None and searches(model, plan),
+        replicas=plan.replicas,
+        units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
+        reshard=plan.reshard,
+        accumulate=plan.accumulate,
+        averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1", "local") and not stepping else 1,
+        exchange=_exchange(job, plan.exchange) if plan.exchange is not None and not stepping else None,
+    )
+
+
+def _exchange(job: JobSpec, exchange: ExchangePolicy) -> p.ExchangeStep:
+    return p.ExchangeStep(
+        kind=exchange.kind,
+        agrees=exchange.agrees,
+        every=exchange.every,
+        alone=exchange.alone,
+        pieces=exchange.pieces,
+        arguments=exchange.arguments,
+        line=short_line(exchange_span(job)),
+    )
 
 
 def scaled_lr(analysis: Analysis) -> float:
