@@ -1,7 +1,7 @@
 """Projects a plan graph to rank programs. The graph has everything that the runtime needs.
 
 All ranks of a job share one `JobProgram`; each has a `RankPlace` of its own. Paths on the graph start in the job's
-folder; `located` makes them absolute, where the ranks are about to be launched.
+folder; `locate_paths` makes them absolute, where the ranks are about to be launched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import Batches, Devices, Job, Placed, Process, Schedule, Stage
-from dslc.compiler.model.job_steps import located
+from dslc.compiler.model.job_steps import locate_paths
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
@@ -51,7 +51,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
 
 def with_paths_in(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
     """Returns the program of a job in `folder`, whose file messages call `file`."""
-    return replace(located(program, folder), file=file)
+    return replace(locate_paths(program, folder), file=file)
 
 
 def places(plan: PlanGraph) -> tuple[p.RankPlace, ...]:

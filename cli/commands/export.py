@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.program import TransformersStep
-from dslc.compiler.model.job_steps import adapter_step, located, transformers_step
+from dslc.compiler.model.job_steps import adapter_step, locate_paths, transformers_step
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec, python_calls
@@ -84,7 +84,7 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
         adapted = Adapted(step=adapter, transposed=frozenset(facts.transposed) if facts else None)
     step: TransformersStep | None = None
     if isinstance(network, TransformersNetwork):
-        step = located(transformers_step(job, network, analysis.source), job.folder)
+        step = locate_paths(transformers_step(job, network, analysis.source), job.folder)
     ties = dict(analysis.model.ties) if analysis.model else {}
     try:
         if output.endswith(_FILES):

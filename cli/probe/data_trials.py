@@ -13,7 +13,7 @@ from typing import Any
 from dslc.compiler.facts.sample_numbers import count_of
 from dslc.compiler.facts.source_look import MissingDataError
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model.job_steps import located
+from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Report
@@ -37,7 +37,7 @@ def _try_images(trial: Trial, source: Any, facts: SourceFacts) -> None:
     report, step = trial.report, picture_step(source, facts)
     if report.errors or step is None or not (step.augment or step.erase or step.transform):
         return
-    step = located(step, trial.job.folder)
+    step = locate_paths(step, trial.job.folder)
 
     def work() -> dict[str, Any]:
         from dslc.runtime.data.augmentation import normalizes, own_transform, prepared

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.model.job_steps import located
+from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.model.model import build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.rules.analyse import analyse, context_of
@@ -142,7 +142,7 @@ def open_samples(analysis: Analysis) -> Any:
     from dslc.compiler.graph.constants import data_step
     from dslc.runtime.data.sources.open_sources import open_source
 
-    return open_source(located(data_step(analysis), analysis.job.folder)).train
+    return open_source(locate_paths(data_step(analysis), analysis.job.folder)).train
 
 
 def _write(analysis: Analysis, file: str) -> None:
@@ -163,7 +163,7 @@ def _write(analysis: Analysis, file: str) -> None:
     samples = open_samples(analysis)
     spread = torch.arange(sum(COUNTS)) * len(samples) // sum(COUNTS)
     pairs = [batch_aside(samples, part) for part in spread.split(list(COUNTS))]
-    model = build_model(replace(located(model_step(analysis), job.folder), weights=None), "cpu")
+    model = build_model(replace(locate_paths(model_step(analysis), job.folder), weights=None), "cpu")
     structured = analysis.source.structures is not None
     written: dict[str, list[Pair]] = {}
     for mode in ("train", "eval"):

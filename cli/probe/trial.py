@@ -9,7 +9,7 @@ from typing import Any
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.steps import PythonFunction
-from dslc.compiler.model.job_steps import JobSteps, job_steps, located, python_function
+from dslc.compiler.model.job_steps import JobSteps, job_steps, locate_paths, python_function
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.job import JobSpec
@@ -52,7 +52,7 @@ class Trial:
 
     def function(self, call: PythonCall) -> PythonFunction:
         """Returns the user's function that a call of the job names."""
-        return located(python_function(call), self.job.folder)
+        return locate_paths(python_function(call), self.job.folder)
 
     def with_facts(self, **facts: Any) -> Trial:
         return replace(self, facts=replace(self.facts, **facts))

@@ -1,6 +1,6 @@
 """The steps of a program that a job and its samples tell by themselves, before there is an analysis.
 
-Contract: a path of a step starts in the job's folder; `located` makes it absolute where the step is used.
+Contract: a path of a step starts in the job's folder; `locate_paths` makes it absolute where the step is used.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def job_steps(job: JobSpec, source: SourceFacts, output: TensorFact | None = Non
         sampler=sampler_step(job, samples),
         metrics=tuple(map(metric_step, job.evaluate.metrics)),
     )
-    return located(steps, job.folder)
+    return locate_paths(steps, job.folder)
 
 
-def located(step: Step, folder: str) -> Step:
+def locate_paths(step: Step, folder: str) -> Step:
     """Returns a step, or a record of steps, whose paths are absolute: it reads in `folder`, where its job lies."""
     changed: dict[str, Any] = {}
     match step:
         case p.ModuleStep() | p.InitStep() | p.PipelineStep():  # many, and without a path
             return step
         case tuple():
-            return tuple(located(each, folder) for each in step)  # type: ignore[return-value]
+            return tuple(locate_paths(each, folder) for each in step)  # type: ignore[return-value]
         case p.PythonFunction() | p.TransformersStep():
             changed = {"folder": resolved(step.folder, folder)}
         case p.WeightsStep():
@@ -79,18 +79,18 @@ def located(step: Step, folder: str) -> Step:
             resume = step.resume if step.resume in ("none", "auto") else resolved(step.resume, folder)
             changed = {"folder": resolved(step.folder, os.getcwd()), "resume": resume}
         case Record():
-            changed = {name: located(getattr(step, name), folder) for name in step.record_names}
+            changed = {name: locate_paths(getattr(step, name), folder) for name in step.record_names}
     if isinstance(step, p.SamplerStep):
         changed["file"] = resolved(step.file, folder)
     if isinstance(step, p.DataStep):
-        paths = {name: _located_argument(step.arguments[name], folder) for name in step.paths}
+        paths = {name: _locate_argument(step.arguments[name], folder) for name in step.paths}
         changed["arguments"] = {**step.arguments, **paths}
     return replace(step, **changed) if changed else step  # type: ignore[type-var]
 
 
-def _located_argument(value: Any, folder: str) -> Any:
+def _locate_argument(value: Any, folder: str) -> Any:
     if isinstance(value, tuple):
-        return tuple(_located_argument(each, folder) for each in value)
+        return tuple(_locate_argument(each, folder) for each in value)
     return resolved(value, folder) if value and is_path(value) else value
 
 
