@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslc.dsl.language import framework_aliases
-from dslc.dsl.language.framework_aliases import ABSENT, ABSENT_VALUES, FIELDS, VALUES
 from dslc.dsl.language.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
 from dslc.dsl.words import listed
 
 RESERVED = frozenset({"expert", "fp8"})
+
+
+class FrameworkAliases(NamedTuple):
+    """The names of framework_aliases.toml. `fields` have the place here and the differences, `blocks` a block here, and
+    `values`, by their spelling, the words and calls that may be meant; all others have the message.
+    """
+
+    blocks: dict[str, str]
+    fields: dict[str, tuple[str, str]]
+    absent: dict[str, str]
+    values: dict[str, list[str]]
+    absent_values: dict[str, str]
+    commands: dict[str, str]
+    options: dict[str, str]
+
+
+@functools.cache
+def aliases() -> FrameworkAliases:
+    """Reads the file at the first mistake that needs it."""
+    import tomllib
+
+    with open(os.path.join(os.path.dirname(__file__), "framework_aliases.toml"), "rb") as file:
+        rows: dict[str, list[list[str]]] = tomllib.load(file)
+    values: dict[str, list[str]] = {}
+    for word, names in rows.pop("values"):
+        for name in names.split():
+            values.setdefault(name, []).append(word)
+    places = {name: (place, note) for place, note, names in rows.pop("fields") for name in names.split()}
+    messages = {key: {name: text for text, names in pairs for name in names.split()} for key, pairs in rows.items()}
+    return FrameworkAliases(fields=places, values=values, **messages)
 
 
 def distance(one: str, other: str, limit: int = 4) -> int:
@@ -47,8 +77,8 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    found = nearest_choice(word, choices)
-    return f"did you mean `{found}`?" if found else ""
+    nearest = nearest_choice(word, choices)
+    return f"did you mean `{nearest}`?" if nearest else ""
 
 
 def function_meant(text: str) -> str:
@@ -60,15 +90,15 @@ def function_meant(text: str) -> str:
 def can_be_none(path: str) -> bool:
     """True if a field of a block, such as `train.clip`, has no value when it is left out."""
     block, _, name = path.partition(".")
-    found = BLOCKS.get(block)
-    return found is not None and any(f.word == name and f.default is None and f.shown == "none" for f in fields(found))
+    declared = fields(BLOCKS[block]) if block in BLOCKS else ()
+    return any(f.word == name and f.default is None and f.shown == "none" for f in declared)
 
 
 def meaning(path: str) -> str:
     """Returns what a field of a block, such as `data.batch`, says; "" if it is no field of one."""
     block, _, name = path.partition(".")
-    found = BLOCKS.get(block)
-    return next((f.doc for f in fields(found) if f.word == name), "") if found is not None else ""
+    declared = fields(BLOCKS[block]) if block in BLOCKS else ()
+    return next((f.doc for f in declared if f.word == name), "")
 
 
 def categories(kind: Kind) -> tuple[str, ...]:
@@ -96,40 +126,34 @@ class NameSuggestion(NamedTuple):
 def for_block(name: str) -> NameSuggestion:
     """Suggests a block for an unknown one."""
     blocks = [*BLOCKS, "expect", "sweep"]
-    place, note = FIELDS.get(_plain(name), ("", ""))
-    place = framework_aliases.BLOCKS.get(_plain(name), place)
+    place, note = aliases().fields.get(_plain(name), ("", ""))
+    place = aliases().blocks.get(_plain(name), place)
     if place:
         return _place_suggestion(place, "" if place in BLOCKS else note)
-    found = nearest_choice(name, blocks)
-    if found:
-        return NameSuggestion(f"did you mean `{found}`?", found)
-    if _plain(name) in ABSENT:
-        return NameSuggestion(ABSENT[_plain(name)])
-    meant = _elsewhere(name)
-    return meant if meant.said else NameSuggestion(f"the blocks are {listed(blocks)}")
+    nearest = nearest_choice(name, blocks)
+    if nearest:
+        return NameSuggestion(f"did you mean `{nearest}`?", nearest)
+    return _absent_or_in_another_block(name, f"the blocks are {listed(blocks)}")
 
 
 def for_field(block: str, name: str) -> NameSuggestion:
     """Suggests a field in place of a name that the block does not have."""
     own = words_of(BLOCKS[block])
-    place, note = FIELDS.get(_plain(name), ("", ""))
+    place, note = aliases().fields.get(_plain(name), ("", ""))
     if place:
         return _place_suggestion(place, note, block)
     meant = _argument(block, name)
     if meant.said:
         return meant
-    found = nearest_choice(name, own) or next((word for word in own if word.endswith(f"_{name}")), None)
-    if found:
-        return NameSuggestion(f"did you mean `{found}`?", f"{block}.{found}")
-    if _plain(name) in ABSENT:
-        return NameSuggestion(ABSENT[_plain(name)])
-    meant = _elsewhere(name)
-    return meant if meant.said else NameSuggestion(f"`{block}` has {listed(own)}")
+    nearest = nearest_choice(name, own) or next((word for word in own if word.endswith(f"_{name}")), None)
+    if nearest:
+        return NameSuggestion(f"did you mean `{nearest}`?", f"{block}.{nearest}")
+    return _absent_or_in_another_block(name, f"`{block}` has {listed(own)}")
 
 
 def for_argument(name: str, own: list[str]) -> str | None:
     """Suggests an argument in place of a name that is not among the arguments `own` of a call."""
-    meant = FIELDS.get(_plain(name), ("", ""))[0].rpartition(".")[2]
+    meant = aliases().fields.get(_plain(name), ("", ""))[0].rpartition(".")[2]
     return meant if meant in own else nearest_choice(name, own)
 
 
@@ -141,16 +165,16 @@ def for_word(word: str, choices: Iterable[str]) -> str | None:
 
 def translated_choice(word: str, choices: Iterable[str]) -> str | None:
     """Returns the choice that others call `word`."""
-    meant = VALUES.get(_spelling(word), [])
+    meant = aliases().values.get(_spelling(word), [])
     return next((choice for choice in choices if choice in meant), None)
 
 
 def for_call(name: str, choices: list[str]) -> str:
     """Returns the advice for a call that is none of the choices."""
-    found = for_word(name, choices)
-    if found:
-        return f"did you mean `{found}`?"
-    return ABSENT_VALUES.get(_spelling(name), f"there is {listed(choices, 12)}")
+    choice = for_word(name, choices)
+    if choice:
+        return f"did you mean `{choice}`?"
+    return aliases().absent_values.get(_spelling(name), f"there is {listed(choices, 12)}")
 
 
 def _spelling(word: str) -> str:
@@ -159,14 +183,14 @@ def _spelling(word: str) -> str:
 
 def for_path(name: str) -> NameSuggestion:
     """Suggests a path for one of a single name, which `--set` and `sweep` take for a param."""
-    place, note = FIELDS.get(_plain(name), ("", ""))
+    place, note = aliases().fields.get(_plain(name), ("", ""))
     if place:
         path = place.partition(" ")[0]
         return NameSuggestion(f"that is `{path}` here{f': {note}' if note else ''}", path)
     block = next((block for block, declaration in BLOCKS.items() if name in words_of(declaration)), "")
     if block:
         return NameSuggestion(f"did you mean `{block}.{name}`?", f"{block}.{name}")
-    return NameSuggestion(ABSENT.get(_plain(name), ""))
+    return NameSuggestion(aliases().absent.get(_plain(name), ""))
 
 
 class Place(NamedTuple):
@@ -182,7 +206,7 @@ class Place(NamedTuple):
 def place_of(name: str) -> Place | None:
     """Returns the place in a job for `name`, a name here or elsewhere."""
     plain = _plain(name)
-    place, note = FIELDS.get(plain, ("", ""))
+    place, note = aliases().fields.get(plain, ("", ""))
     if place:
         path, _, value = place.partition(" = ")
         return Place(path, value, note)
@@ -199,22 +223,22 @@ def place_of(name: str) -> Place | None:
 
 def for_setting(name: str) -> str:
     """Returns the advice for a name taken for a param, in `--set` or `sweep`; "" if nothing is known."""
-    said = for_path(name).said
-    place = None if said else place_of(name)
-    return f"did you mean `{place.path}`?" if place else said
+    advice = for_path(name).said
+    place = None if advice else place_of(name)
+    return f"did you mean `{place.path}`?" if place else advice
 
 
 def for_option(name: str) -> str:
     """Returns the advice for an unknown option of the command that corresponds to no field; "" if nothing is known."""
-    return framework_aliases.OPTIONS.get(_plain(name)) or ABSENT.get(_plain(name), "")
+    return aliases().options.get(_plain(name)) or aliases().absent.get(_plain(name), "")
 
 
 def for_command(name: str, choices: Iterable[str]) -> str:
     """Returns the advice for an unknown command."""
     known = list(choices)
-    found = nearest_choice(name, known)
-    said = framework_aliases.COMMANDS.get(_plain(name)) or (f"did you mean `dslc {found}`?" if found else "")
-    return said or f"the commands are {listed(known)}"
+    nearest = nearest_choice(name, known)
+    advice = aliases().commands.get(_plain(name)) or (f"did you mean `dslc {nearest}`?" if nearest else "")
+    return advice or f"the commands are {listed(known)}"
 
 
 def _plain(name: str) -> str:
@@ -235,12 +259,12 @@ def _place_suggestion(place: str, note: str, inside: str = "") -> NameSuggestion
         meant = _argument(block, argument, field)
         return NameSuggestion((meant.said if block == inside else f"in `{block}`, {meant.said}") + after, meant.path)
     if block == inside:
-        said = f"write `{field} = {value}`" if value else f"did you mean `{field}`?"
+        text = f"write `{field} = {value}`" if value else f"did you mean `{field}`?"
     elif value:
-        said = f"that is `{block} {{ {field} = {value} }}` here"
+        text = f"that is `{block} {{ {field} = {value} }}` here"
     else:
-        said = f"that is `{path}` here: `{block} {{ {field} = … }}`"
-    return NameSuggestion(said + after, path)
+        text = f"that is `{path}` here: `{block} {{ {field} = … }}`"
+    return NameSuggestion(text + after, path)
 
 
 # The example of each category.
@@ -249,9 +273,7 @@ _OWNERS = {"optimizer": "the optimizer", "source": "the source", "network": "the
 
 
 def _argument(block: str, name: str, of: str = "") -> NameSuggestion:
-    """Suggests the argument of a call in the block, or in its field `of`: `lr` in `train` is an argument of the
-    optimizer.
-    """
+    """Suggests an argument of a call in the block, or in its field `of`: `lr` in `train` is the optimizer's."""
     for field in fields(BLOCKS[block]):
         if of and field.word != of:
             continue
@@ -268,8 +290,10 @@ def _argument(block: str, name: str, of: str = "") -> NameSuggestion:
     return NameSuggestion("")
 
 
-def _elsewhere(name: str) -> NameSuggestion:
-    """Suggests a field of this name, or a name near it, in another block."""
+def _absent_or_in_another_block(name: str, choices: str) -> NameSuggestion:
+    """Says that nothing here corresponds to a name, or suggests a field of another block, else names the choices."""
+    if _plain(name) in aliases().absent:
+        return NameSuggestion(aliases().absent[_plain(name)])
     for block, declaration in BLOCKS.items():
         if name in words_of(declaration):
             return NameSuggestion(f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`", f"{block}.{name}")
@@ -279,7 +303,7 @@ def _elsewhere(name: str) -> NameSuggestion:
             return NameSuggestion(f"in `{block}`, {meant.said}", meant.path)
     if len(name) > 4:
         for block, declaration in BLOCKS.items():
-            found = nearest_choice(name, [word for word in words_of(declaration) if len(word) > 4])
-            if found:
-                return NameSuggestion(f"did you mean `{block}.{found}`?", f"{block}.{found}")
-    return NameSuggestion("")
+            nearest = nearest_choice(name, [word for word in words_of(declaration) if len(word) > 4])
+            if nearest:
+                return NameSuggestion(f"did you mean `{block}.{nearest}`?", f"{block}.{nearest}")
+    return NameSuggestion(choices)

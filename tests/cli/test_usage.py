@@ -8,7 +8,7 @@ import re
 import pytest
 from helpers.commands import dslc
 
-from dslc.dsl.language import framework_aliases
+from dslc.dsl.language.suggest import aliases
 from dslc.main import build_parser
 from dslc.terminal.usage import mistake
 
@@ -87,10 +87,10 @@ def test_the_command_says_so_and_ends_with_status_2(line: str, said: str) -> Non
 
 def test_the_tables_name_what_is_there() -> None:
     """Commands, their options, and no name of ours."""
-    told = [*framework_aliases.COMMANDS.values(), *framework_aliases.OPTIONS.values()]
+    told = [*aliases().commands.values(), *aliases().options.values()]
     named = [found for said in told for found in re.findall(r"`dslc (\w+)([^`]*)`", said)]
     assert len(named) > 30
     for command, rest in named:
         assert all(option in CHOICES[command]._option_string_actions for option in re.findall(r"--\w+", rest))
-    assert not set(CHOICES) & set(framework_aliases.COMMANDS)
-    assert not set(framework_aliases.OPTIONS) & {*framework_aliases.FIELDS, *framework_aliases.ABSENT}
+    assert not set(CHOICES) & set(aliases().commands)
+    assert not set(aliases().options) & {*aliases().fields, *aliases().absent}

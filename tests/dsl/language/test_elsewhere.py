@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from dslc.dsl.language import framework_aliases
 from dslc.dsl.language.registry import BLOCKS, CALLS, fields
-from dslc.dsl.language.suggest import RESERVED, categories, words_of
+from dslc.dsl.language.suggest import RESERVED, aliases, categories, words_of
 from dslc.dsl.meaning.forms import words_in
 from dslc.dsl.meaning.load import load_text
 
-PLACES = sorted({place for place, _ in framework_aliases.FIELDS.values()})
+PLACES = sorted({place for place, _ in aliases().fields.values()})
 GOOD = """
 model { network = [flatten(), linear(10)], loss = cross_entropy() }
 data { source = digits(), batch = 64 }
@@ -21,11 +20,7 @@ train { steps = 5, optimizer = sgd() }
 
 
 def test_the_table_is_broad() -> None:
-    assert (
-        len(framework_aliases.FIELDS) > 400
-        and len(framework_aliases.ABSENT) > 150
-        and len(framework_aliases.VALUES) > 150
-    )
+    assert len(aliases().fields) > 400 and len(aliases().absent) > 150 and len(aliases().values) > 150
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -47,15 +42,15 @@ def test_every_place_of_the_table_is_in_the_registry(place: str) -> None:
 def test_every_value_of_the_table_is_a_word_of_the_language() -> None:
     words = {word for calls in CALLS.values() for word in calls}
     words |= {word for block in BLOCKS.values() for f in fields(block) for word in words_in(f.kind)}
-    assert {word for meant in framework_aliases.VALUES.values() for word in meant} <= words
+    assert {word for meant in aliases().values.values() for word in meant} <= words
 
 
 def test_a_name_of_the_language_is_never_said_to_be_absent() -> None:
     own = {*BLOCKS, "expect", "sweep", *(word for block in BLOCKS.values() for word in words_of(block))}
-    assert set(framework_aliases.BLOCKS.values()) <= set(BLOCKS) and not set(framework_aliases.BLOCKS) & own
-    assert not own & set(framework_aliases.ABSENT)
-    assert not RESERVED & {*framework_aliases.ABSENT, *framework_aliases.FIELDS}
-    assert not set(framework_aliases.ABSENT) & set(framework_aliases.FIELDS)
+    assert set(aliases().blocks.values()) <= set(BLOCKS) and not set(aliases().blocks) & own
+    assert not own & set(aliases().absent)
+    assert not RESERVED & {*aliases().absent, *aliases().fields}
+    assert not set(aliases().absent) & set(aliases().fields)
 
 
 @pytest.mark.parametrize("block", ["model", "data", "train", "devices"])
@@ -69,9 +64,9 @@ def test_a_name_of_the_language_is_never_said_to_be_absent() -> None:
 def test_each_block_answers_names_of_others(block: str, name: str) -> None:
     """Suggests the place, or says that there is none; never lists all fields of the block."""
     (found,) = [d for d in load_text(GOOD, settings=[f"{block}.{name}=1"]).report.found if d.code == "E0107"]
-    place = framework_aliases.FIELDS.get(name, ("", ""))[0].partition(" = ")[0]
+    place = aliases().fields.get(name, ("", ""))[0].partition(" = ")[0]
     field = place.rpartition(".")[2]
-    assert found.help == framework_aliases.ABSENT[name] if not place else f"{field}" in found.help
+    assert found.help == aliases().absent[name] if not place else f"{field}" in found.help
     assert "` has `" not in found.help
 
 
