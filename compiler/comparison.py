@@ -120,7 +120,7 @@ DERIVED: Mapping[type, set[str]] = {
         *("memory", "memory_limit", "microbatches", "pipeline", "tensor", "context", "mode", "moves_buffers"),
     },
     p.GradientStep: {
-        *("replicas", "averages", "static_graph", "unused", "search", "units", "accumulate", "bucket_megabytes"),
+        *("replicas", "averages", "static_graph", "unused", "search", "units", "accumulate"),
     },
     p.ModelStep: {"inits", "seed", "reset"},
     p.OptimizerStep: {"state", "counts", "fused", "group_state", "base_lr", "closure"},

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from dslc.compiler.facts.fingerprint import FileFact, fingerprints
 from dslc.compiler.facts.hardware import Hardware
@@ -72,9 +71,9 @@ def facts_of(analysis: Analysis) -> PlanFacts:
 
 def _portable(source: SourceFacts) -> SourceFacts:
     """Returns the facts without paths, which `files` has, and without faults."""
-    found = {name: value for name, value in source.found.items() if name not in FOUND_PATHS}
+    layouts = {name: value for name, value in source.found.items() if name not in FOUND_PATHS}
     parts = tuple(map(_portable, source.parts))
-    return replace(source, found=found, missing="", help="", code="E0309", parts=parts)
+    return replace(source, found=layouts, missing="", help="", code="E0309", parts=parts)
 
 
 def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, ResolvedPath | None]]:
@@ -101,16 +100,21 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, ResolvedPat
 
 
 def _source_files(call: Call, source: SourceFacts) -> Iterator[tuple[str, ResolvedPath | None]]:
-    named: list[Any] = (
+    named: list[object] = (
         [] if isinstance(call, PythonSource) else [getattr(call, field.name) for field in fields(type(call))]
     )
     paths = [path for path in _flat(named) if isinstance(path, ResolvedPath)]
-    found = [path for name in sorted(FOUND_PATHS & source.found.keys()) for path in _flat(source.found[name]) if path]
+    found = [
+        path
+        for name in sorted(FOUND_PATHS & source.found.keys())
+        for path in _flat(source.found[name])
+        if path and isinstance(path, str)
+    ]
     for path in found or paths:
         yield path, path if isinstance(path, ResolvedPath) else next(iter(paths), None)
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value: object) -> Iterator[object]:
     if isinstance(value, tuple | list):
         for each in value:
             yield from _flat(each)
@@ -149,7 +153,7 @@ def differences(planned: PlanFacts, here: PlanFacts) -> Iterator[str]:
 _SHOWN = 60  # characters of a value
 
 
-def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
+def _differences(one: object, other: object, path: str) -> Iterator[str]:
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted(one.keys() | other.keys()):
             yield from _differences(one.get(name), other.get(name), f"{path}.{name}" if path else name)
@@ -160,7 +164,7 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
         yield f"{path} was {_short(one)}, and is {_short(other)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, sort_keys=True)
     text = "unknown" if value is None else text
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -94,29 +94,29 @@ def read_plan(text: str) -> PlanFile:
         data = parse(text)
         if not isinstance(data, dict) or not isinstance(data.get("graph"), dict) or "hash" not in data:
             raise PlanFileError("E1001", "it is not a plan", "`dslc plan JOB --json` writes one")
-        found = data.get("format", 1)
-        if found != FORMAT:
+        version = data.get("format", 1)
+        if version != FORMAT:
             raise PlanFileError(
                 "E1003",
-                f"it is in format {found!r}, and this dslc reads format {FORMAT}",
+                f"it is in format {version!r}, and this dslc reads format {FORMAT}",
                 "make it anew with `dslc plan JOB --json`, or run it with the dslc that made it",
             )
-        made = _parse_plan_file(data)
+        plan = _parse_plan_file(data)
     except DecodeError as error:
         raise PlanFileError("E1001", f"it is not a plan: {error}", "`dslc plan JOB --json` writes one") from None
-    if data.get("checksum") != _checksum(data) or data["hash"] != plan_hash(made.graph):
+    if data.get("checksum") != _checksum(data) or data["hash"] != plan_hash(plan.graph):
         raise PlanFileError(
             "E1002",
             f"its contents are not those of plan {data['hash']}: something in it was changed",
             "change the job, and make the plan anew with `dslc plan JOB --json`",
         )
     try:
-        verify(made.graph)
+        verify(plan.graph)
     except Unsound as error:
         raise PlanFileError(
             "E1002", f"its graph is not sound: {error}", "make it anew with `dslc plan JOB --json`"
         ) from None
-    return made
+    return plan
 
 
 def _parse_plan_file(data: Mapping[str, Any]) -> PlanFile:
@@ -127,17 +127,14 @@ def _parse_plan_file(data: Mapping[str, Any]) -> PlanFile:
     if not source.files:
         raise DecodeError("`source.files` is empty")
     return PlanFile(
-        graph=restore(data.get("graph")),
-        source=source,
-        facts=from_json(PlanFacts, data.get("facts")),
-        **texts,
+        graph=restore(data.get("graph")), source=source, facts=from_json(PlanFacts, data.get("facts")), **texts
     )
 
 
 def _checksum(data: Mapping[str, Any]) -> str:
     """Returns the SHA-256 over the contents but the checksum itself, however they are laid out."""
-    kept = {name: value for name, value in data.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    contents = {name: value for name, value in data.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(contents, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _laid_out(data: Mapping[str, Any]) -> str:

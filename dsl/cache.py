@@ -73,23 +73,21 @@ def folder() -> str | None:
 
 def _is_private(folder: str) -> bool:
     """True if nobody else (but root) can write to the folder, or rename it or a folder above it."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
         return False
     if not hasattr(os, "getuid"):
         return True  # on Windows a user's folder is private
     user = os.getuid()
-    if found.st_uid != user or found.st_mode & 0o022:
+    if status.st_uid != user or status.st_mode & 0o022:
         return False
     return all(_keeps_names(above, user) for path in (folder, os.path.realpath(folder)) for above in _above(path))
 
 
 def _keeps_names(folder: str, user: int) -> bool:
-    """True if only the user and root can rename the user's entries in the folder; a sticky one, such as /tmp, ensures
-    this.
-    """
-    found = os.stat(folder)
-    return found.st_uid in (0, user) and (not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX))
+    """True if only the user and root can rename the user's entries in the folder, as in a sticky one (/tmp)."""
+    status = os.stat(folder)
+    return status.st_uid in (0, user) and (not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX))
 
 
 def _above(path: str) -> Iterator[str]:

@@ -82,29 +82,22 @@ class Report:
     _mistakes: int = field(default=0, init=False, repr=False, compare=False)
 
     def add(
-        self,
-        code: str,
-        message: str,
-        span: Span | None,
-        *,
-        label: str = "",
-        notes: Iterable[Note] = (),
-        help: str = "",
+        self, code: str, message: str, span: Span | None, *, label: str = "", notes: Iterable[Note] = (), help: str = ""
     ) -> None:
         """Adds an error, a warning if the code begins with W, or a note if it begins with N."""
         self.extend([Diagnostic(code=code, message=message, span=span, label=label, notes=tuple(notes), help=help)])
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
-            said = diagnostic.text_key()
-            if said in self._said:
+            key = diagnostic.text_key()
+            if key in self._said:
                 continue
             if diagnostic.severity == "error" and diagnostic.code != MISTAKES.code:
                 if self._mistakes == MISTAKES.most:
                     self.extend([_FULL])
                     raise TooManyErrors
                 self._mistakes += 1
-            self._said.add(said)
+            self._said.add(key)
             self.found.append(diagnostic)
 
     @property

@@ -51,26 +51,26 @@ class Record:
     record_names: ClassVar[set[str]] = set()
     record_shown: ClassVar[tuple[str, ...]] = ()
     record_compared: ClassVar[tuple[str, ...]] = ()
-    record_defaults: ClassVar[dict[str, Any]] = {}
+    record_defaults: ClassVar[dict[str, object]] = {}
 
     if not TYPE_CHECKING:
 
-        def __init__(self, *in_order: Any, **given: Any) -> None:
+        def __init__(self, *in_order: object, **by_name: object) -> None:
             if in_order:
                 names = self.__match_args__[: len(in_order)]
-                if len(names) < len(in_order) or given.keys() & names:
+                if len(names) < len(in_order) or by_name.keys() & names:
                     raise TypeError(f"{type(self).__name__} takes its fields by name, each once")
-                given |= zip(names, in_order, strict=True)
+                by_name |= zip(names, in_order, strict=True)
             values = self.__dict__
             values |= self.record_defaults
-            values |= given
+            values |= by_name
             if values.keys() != self.record_names:
                 self._complete(values)
 
         __setattr__ = _set
         __delattr__ = _delete
 
-    def _complete(self, values: dict[str, Any]) -> None:
+    def _complete(self, values: dict[str, object]) -> None:
         """Calls the factories of the fields that have no value. Raises TypeError for fields too many or too few."""
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             if f.name not in values:
@@ -80,7 +80,7 @@ class Record:
         if unknown := values.keys() - self.record_names:
             raise TypeError(f"{type(self).__name__} takes no {', '.join(map(repr, sorted(unknown)))}")
 
-    def _compared(self) -> list[Any]:
+    def _compared(self) -> list[object]:
         values = self.__dict__
         return [values[name] for name in self.record_compared]
 

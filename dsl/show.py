@@ -41,16 +41,14 @@ SEVERITY = {"error": RED, "warning": YELLOW, "note": BLUE}
 
 
 def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
-    """Returns all of them with an empty line between, and a last line that counts them. No diagnostics are an empty
-    text.
-    """
-    found = list(diagnostics)
-    if not found:
+    """Returns the text of all, an empty line between them, and a last line that counts them; "" for none."""
+    all_diagnostics = list(diagnostics)
+    if not all_diagnostics:
         return ""
     paint = _Paint(color)
-    told = ["\n".join(_one(diagnostic, paint)) for diagnostic in found[:MAX_SHOWN]]
-    left = f", the first {MAX_SHOWN} shown" if len(found) > MAX_SHOWN else ""
-    return "\n\n".join([*told, _count(found) + left]) + "\n"
+    texts = ["\n".join(_one(diagnostic, paint)) for diagnostic in all_diagnostics[:MAX_SHOWN]]
+    left = f", the first {MAX_SHOWN} shown" if len(all_diagnostics) > MAX_SHOWN else ""
+    return "\n\n".join([*texts, _count(all_diagnostics) + left]) + "\n"
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Json]]:
@@ -114,8 +112,8 @@ def _one(diagnostic: Diagnostic, paint: _Paint) -> list[str]:
     if len(diagnostic.notes) > MAX_NOTES:
         lines.append(paint(CYAN, "note") + f": and {len(diagnostic.notes) - MAX_NOTES} more")
     if diagnostic.help:
-        said, *remedies = _brief(diagnostic.help).split("\n")  # a list of remedies has a line for each
-        lines.append(paint(GREEN, "help") + f": {plain(said)}")
+        summary, *remedies = _brief(diagnostic.help).split("\n")  # a list of remedies has a line for each
+        lines.append(paint(GREEN, "help") + f": {plain(summary)}")
         lines.extend(f"  {plain(remedy)}" for remedy in remedies)
     return lines
 
@@ -179,9 +177,7 @@ def _brief(text: str) -> str:
 
 
 def _window(line: str, start: int, marked: str) -> tuple[str, str, str]:
-    """Returns the shown part of a line in which `marked` begins at `start`; the part of it before the mark, and the
-    mark.
-    """
+    """Returns the shown part of a line in which `marked` begins at `start`, the part before the mark, and the mark."""
     if len(line) <= MAX_LINE:
         return line, line[:start], marked
     first = max(0, min(start - BEFORE, len(line) - MAX_LINE))

@@ -13,7 +13,7 @@ from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.language.calls import PICTURES, Datasets, Free, Mixture, Parquet
+from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet, PictureSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
@@ -43,7 +43,7 @@ def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Fa
 def _look_for_torchvision(job: JobSpec, report: Report) -> None:
     """Reports that torchvision is not installed: a warning, as another machine may have it."""
     source = job.data.source
-    if isinstance(source, PICTURES) and source.augment and importlib.util.find_spec("torchvision") is None:
+    if isinstance(source, PictureSource) and source.augment and importlib.util.find_spec("torchvision") is None:
         said = Diagnostic(
             code="E0803",
             message="`augment` needs the library `torchvision`, which is not installed",

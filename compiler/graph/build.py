@@ -10,30 +10,17 @@ from typing import Any
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
 from dslc.compiler.cost.stages import equal_counts
-from dslc.compiler.graph.constants import constants, stage_ends
-from dslc.compiler.graph.partial_plan import partial_plan
+from dslc.compiler.graph.constants import constants, optimizer_step, stage_ends
 from dslc.compiler.graph.passes import PASSES
 from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.plan_view import PRECISIONS, optimizer_text, order_text, picture_changes
 from dslc.compiler.graph.verify import verify
+from dslc.compiler.ir import records
 from dslc.compiler.ir.actions import STAGE_ACTIONS, Message, MicrobatchAction, StageAction, StagePass
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.program import Training
-from dslc.compiler.ir.records import (
-    Axis,
-    Batches,
-    Devices,
-    Estimate,
-    Job,
-    Layer,
-    Machines,
-    Network,
-    NodeRecord,
-    Schedule,
-    SharedWeight,
-    Stage,
-    Weights,
-)
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.job_steps import precision_step, sampler_step
 from dslc.compiler.operations.coordinate import place_of
 from dslc.compiler.operations.pipeline import messages
 from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
@@ -46,6 +33,8 @@ from dslc.compiler.placement.sharding import Sharding, offloaded, trained
 from dslc.compiler.placement.staging import first_trained_stage, stages_with_whole_backward, unsendable
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.data.images import picture_step
+from dslc.dsl.language.calls import Mixture, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import short_line
 
@@ -66,18 +55,75 @@ def build_graph(analysis: Analysis, after: str = "") -> PlanGraph:
 # ------------------------------------------------------------------------------------- the arguments of the passes
 
 
-def _constants(analysis: Analysis) -> tuple[Mapping[str, NodeRecord]]:
+def _constants(analysis: Analysis) -> tuple[Mapping[str, records.NodeRecord]]:
     job = analysis.job
-    records: dict[str, NodeRecord] = {"job": Job(name=job.name, file=os.path.basename(job.source.name))}
-    records |= constants(analysis)
-    if not any(isinstance(each, Training) for each in records.values()):
-        records["partial plan"] = partial_plan(analysis)
-    return (records,)
+    nodes: dict[str, records.NodeRecord] = {}
+    nodes["job"] = records.Job(name=job.name, file=os.path.basename(job.source.name))
+    nodes |= constants(analysis)
+    if not any(isinstance(node, Training) for node in nodes.values()):
+        shards = analysis.sharding.shards
+        nodes["partial plan"] = records.PartialPlan(
+            data=_partial_data(analysis), training=_partial_training(analysis), shards=shards
+        )
+    return (nodes,)
 
 
-def _devices(analysis: Analysis) -> tuple[Machines, Devices]:
+def _partial_data(analysis: Analysis) -> records.DataNode:
+    job, workload = analysis.job, analysis.workload
+    calls = parts_of(job.data.source)
+    facts = analysis.source.parts or (analysis.source,)
+    steps = map(picture_step, calls, facts)
+    sources = len(calls) if isinstance(job.data.source, Mixture) else 0
+    sampler = sampler_step(job, workload.visited or 0)
+
+    return records.DataNode(
+        source=job.data.source.word,
+        pictures=tuple(change for step in steps for change in picture_changes(step)),
+        parts=tuple(
+            records.PartNode(source=call.word, train=load.train, visited=load.visited, validation=load.validation)
+            for call, load in zip(calls, workload.mixed, strict=False)
+        ),
+        train=workload.train,
+        validation=workload.validation,
+        validation_sets=workload.sets,
+        split=workload.split,
+        documents=job.data.documents,
+        visited=workload.visited,
+        order=order_text(sources, sampler, workload.train, shuffle=job.data.shuffle),
+        shuffle=job.data.shuffle,
+        batch=workload.batch,
+        shares=(),
+        last=workload.last,
+        last_shares=(),
+        microbatch=workload.microbatch,
+        microbatches=analysis.layout.microbatches,
+        ahead=makes_outputs_ahead(job, analysis.layout),
+        steps_per_epoch=workload.steps_per_epoch,
+        steps=workload.steps,
+        stream=workload.stream,
+        test=workload.test,
+    )
+
+
+def _partial_training(analysis: Analysis) -> records.TrainingNode:
+    job, optimizer = analysis.job, optimizer_step(analysis)
+    return records.TrainingNode(
+        optimizer=optimizer_text(optimizer),
+        lr=optimizer.lr,
+        lr_written=job.train.optimizer.lr,
+        lr_schedule=job.train.lr_schedule.word,
+        precision=PRECISIONS[precision_step(job).dtype],
+        clip=job.train.clip_norm,
+        clip_value=job.train.clip_value,
+        seed=job.train.seed,
+        restarts=job.launch.restarts,
+        own_step=job.train.step is not None,
+    )
+
+
+def _devices(analysis: Analysis) -> tuple[records.Machines, records.Devices]:
     job, layout = analysis.job, analysis.layout
-    devices = Devices(
+    devices = records.Devices(
         count=layout.world_size,
         processes=layout.processes,
         kind=layout.device,
@@ -86,13 +132,13 @@ def _devices(analysis: Analysis) -> tuple[Machines, Devices]:
         backend=layout.backend,
         capacity=layout.hardware.memory,
         limit=job.memory.limit,
-        axes=tuple(Axis(name=axis, size=layout.sizes[axis], stride=layout.stride(axis)) for axis in AXES),
+        axes=tuple(records.Axis(name=axis, size=layout.sizes[axis], stride=layout.stride(axis)) for axis in AXES),
         threads=job.devices.threads or 0,
     )
-    return Machines(count=layout.nodes, counts=layout.node_counts), devices
+    return records.Machines(count=layout.nodes, counts=layout.node_counts), devices
 
 
-def _stages(analysis: Analysis) -> tuple[Network | None, Sequence[Stage], Sequence[int]]:
+def _stages(analysis: Analysis) -> tuple[records.Network | None, Sequence[records.Stage], Sequence[int]]:
     model, pipeline = analysis.model, analysis.pipeline
     if model is None or pipeline is None:
         return None, (), ()
@@ -101,7 +147,7 @@ def _stages(analysis: Analysis) -> tuple[Network | None, Sequence[Stage], Sequen
     stages = []
     for index, layers in enumerate(pipeline.stages):
         kept = sum(kept_bytes(analysis.job, model.of_a_rank[n], model) for n in layers)
-        stages.append(Stage(index=index, first=layers[0], last=layers[-1], kept=int(samples * kept)))
+        stages.append(records.Stage(index=index, first=layers[0], last=layers[-1], kept=int(samples * kept)))
     if pipeline.schedule is None:
         return _network(analysis.job, model), stages, (0,)
     stages = [
@@ -111,11 +157,11 @@ def _stages(analysis: Analysis) -> tuple[Network | None, Sequence[Stage], Sequen
     return _network(analysis.job, model), stages, pipeline.schedule.placement
 
 
-def _network(job: JobSpec, model: ModelGraph) -> Network:
+def _network(job: JobSpec, model: ModelGraph) -> records.Network:
     names = trained(job, model)
     count = sum(q.count for layer in model.layers for q in layer.parameters if q.name in names)
     layers = tuple(
-        Layer(
+        records.Layer(
             name=layer.name,
             kind=layer.kind,
             input=layer.input,
@@ -127,17 +173,19 @@ def _network(job: JobSpec, model: ModelGraph) -> Network:
         )
         for layer in model.layers
     )
-    return Network(layers=layers, parameters=model.parameters, trained=count if count != model.parameters else None)
+    return records.Network(
+        layers=layers, parameters=model.parameters, trained=count if count != model.parameters else None
+    )
 
 
 def _weights(
     analysis: Analysis,
-) -> tuple[Mapping[str, Weights | SharedWeight], Mapping[int, int], Mapping[int, Sequence[int]]]:
+) -> tuple[Mapping[str, records.Weights | records.SharedWeight], Mapping[int, int], Mapping[int, Sequence[int]]]:
     staging = analysis.staging
     if staging is None:
         return {}, {}, {}
     places = [place_of(staging, p) for p in range(analysis.layout.sizes["pipeline"])]
-    groups: dict[str, Weights | SharedWeight] = {}
+    groups: dict[str, records.Weights | records.SharedWeight] = {}
     for place in places:
         groups |= weight_groups(place)
     groups |= shared_weights(places, staging)
@@ -146,13 +194,13 @@ def _weights(
     return groups, of_stage, dealt
 
 
-def _batches(analysis: Analysis) -> tuple[Batches]:
+def _batches(analysis: Analysis) -> tuple[records.Batches]:
     workload = analysis.workload
     microbatches = analysis.layout.microbatches
-    return (Batches(full=workload.batch, last=workload.last_trained or 0, microbatches=microbatches),)
+    return (records.Batches(full=workload.batch, last=workload.last_trained or 0, microbatches=microbatches),)
 
 
-def _costs(analysis: Analysis) -> tuple[Any, ...]:
+def _costs(analysis: Analysis) -> tuple[object, ...]:
     pipeline = analysis.pipeline
     held: Sequence[int] = ()
     if pipeline is not None:
@@ -160,13 +208,13 @@ def _costs(analysis: Analysis) -> tuple[Any, ...]:
     return tuple((cost.memory, cost.flops) for cost in analysis.costs), held
 
 
-def _estimate(analysis: Analysis) -> tuple[Estimate | None]:
+def _estimate(analysis: Analysis) -> tuple[records.Estimate | None]:
     estimate = analysis.estimate
     if estimate is None or estimate.step_time is None:
         return (None,)
     links = dict(estimate.links)
     return (
-        Estimate(
+        records.Estimate(
             step_time=estimate.step_time,
             mfu=estimate.mfu,
             arithmetic=estimate.arithmetic,
@@ -180,7 +228,7 @@ def _estimate(analysis: Analysis) -> tuple[Estimate | None]:
     )
 
 
-def _actions(analysis: Analysis) -> tuple[Sequence[Sequence[StageAction]], Schedule | None]:
+def _actions(analysis: Analysis) -> tuple[Sequence[Sequence[StageAction]], records.Schedule | None]:
     schedule = analysis.pipeline.schedule if analysis.pipeline else None
     if schedule is None:
         if analysis.layout.sizes["pipeline"] > 1:  # a network that was not traced
@@ -204,12 +252,12 @@ def _row(
                 yield _action(process, issue, sent, overlaps=issue in entry.parts[1:])
 
 
-def _schedule(analysis: Analysis, schedule: ScheduleTable) -> Schedule:
+def _schedule(analysis: Analysis, schedule: ScheduleTable) -> records.Schedule:
     pipeline, model = analysis.pipeline, analysis.model
     assert pipeline is not None and model is not None, "a pipeline has stages"
     equal = equal_counts(len(model.layers), len(pipeline.stages))
     possible = not any(unsendable(model, stage[-1]) for stage in equal[:-1])
-    return Schedule(
+    return records.Schedule(
         name=schedule.name,
         virtual_stages=schedule.virtual_stages,
         rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in schedule.rows),
@@ -240,7 +288,7 @@ def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *,
     return kind(**values)
 
 
-_ARGUMENTS: Mapping[str, Callable[[Analysis], tuple[Any, ...]]] = {
+_ARGUMENTS: Mapping[str, Callable[[Analysis], tuple[object, ...]]] = {
     "add_constants": _constants,
     "place_devices": _devices,
     "place_processes": lambda _: (),

@@ -16,7 +16,6 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Shape
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.network_facts import OptimizerFacts
-from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.records import NodeRecord
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.job_steps import (
@@ -57,7 +56,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     job, workload = analysis.job, analysis.workload
     if workload.steps is None or workload.steps_per_epoch is None or workload.train is None:
         return
-    if analysis.model is None and not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
+    if analysis.model is None and not job.model.has_user_network:
         return
     yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
     yield "model", model_step(analysis)
@@ -132,7 +131,8 @@ def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
         made = (
             boundary_tensors(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
         )
-        before, after = model.layers[numbers[0]].name, _first_layer(model, pipeline.stages, index + 1)
+        before = model.layers[numbers[0]].name
+        after = model.layers[numbers[-1] + 1].name if index + 1 < len(pipeline.stages) else ""
         inputs = tuple((plan.local_input_shape(before, fact.shape, sizes), fact.dtype) for fact in given)
         ends.append((inputs, tuple((plan.local_input_shape(after, fact.shape, sizes), fact.dtype) for fact in made)))
         given = made
@@ -159,11 +159,6 @@ def _compiled(analysis: Analysis) -> tuple[str, ...]:
         return ("",)
     blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
     return blocks or ("",)
-
-
-def _first_layer(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
-    """Returns the first layer of a stage; "" after the last."""
-    return model.layers[stages[index][0]].name if index < len(stages) else ""
 
 
 def _tensor(staging: Staging) -> p.TensorParallelStep | None:
@@ -257,19 +252,13 @@ def _overruns(analysis: Analysis) -> bool:
     oneDNN does so (torch 2.13, with AVX2) if two conditions hold. A kernel of one pixel has a stride, and an image has
     fewer channels than a vector register holds numbers: 8, or 16 with AVX-512.
     """
-
-    def within(module: p.ModuleStep) -> Iterator[p.ModuleStep]:
-        yield module
-        for child in module.children:
-            yield from within(child)
-
     assert analysis.model is not None and analysis.model.root is not None
     return analysis.layout.device == "cpu" and any(
         module.kind == "Conv2d"
         and module.arguments["kernel_size"] == 1
         and module.arguments["stride"] > 1
         and module.arguments["in_channels"] < 16
-        for module in within(analysis.model.root)
+        for module in analysis.model.root.walk()
     )
 
 
@@ -343,14 +332,14 @@ def _portable(value: Any, folder: str, origin: ResolvedPath | None) -> Any:
     return portable(value, folder, origin) if value and isinstance(origin or value, ResolvedPath) else value
 
 
-def _limits(analysis: Analysis, call: Call) -> dict[str, Any]:
+def _limits(analysis: Analysis, call: Call) -> dict[str, object]:
     """Returns the upper limits for the numbers in files and in a user's data set, whose contents are unknown. A user's
     own loss may take targets for something else than classes: `outputs` is then for the message if it fails.
     """
     job, model, source = analysis.job, analysis.model, analysis.source
     if model is None or not isinstance(call, c.Tokens | c.Parquet | c.Datasets | c.Arrays | c.PythonSource):
         return {}
-    embedding = model.root and next((m for m in _modules(model.root) if m.kind == "Embedding"), None)
+    embedding = model.root and next((m for m in model.root.walk() if m.kind == "Embedding"), None)
     tokens = source.input is not None and source.input.dtype == "int64"
     dim = 0 if classes_come_first(model.output, source) else -1
     outputs = model.output.shape[dim] if model.output.shape else None
@@ -363,17 +352,11 @@ def _limits(analysis: Analysis, call: Call) -> dict[str, Any]:
     }
 
 
-def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
-    yield root
-    for child in root.children:
-        yield from _modules(child)
-
-
 def _gradients(analysis: Analysis) -> p.GradientStep:
     """Returns how parameters, gradients and the optimizer's state lie over the data axis, and how ranks agree."""
     job, layout, model = analysis.job, analysis.layout, analysis.model
     plan = analysis.sharding
-    own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+    own = job.model.has_user_network
     stepping = job.train.step is not None  # it exchanges gradients by itself
     return p.GradientStep(
         kind="none" if stepping and plan.engine == "ddp" else plan.engine,
@@ -403,12 +386,8 @@ def _exchange(job: JobSpec, exchange: ExchangePolicy) -> p.ExchangeStep:
     )
 
 
-def scaled_lr(analysis: Analysis) -> float:
-    """Returns the learning rate after `scale_lr`."""
-    return _scaled(analysis.job, analysis.job.train.optimizer.lr)
-
-
 def _scaled(job: JobSpec, lr: float) -> float:
+    """Returns a learning rate after `scale_lr`."""
     match job.train.scale_lr:
         case c.LinearScale(base_batch=base):
             return lr * job.data.batch / base
@@ -430,7 +409,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         facts, own = analysis.facts.optimizer or OptimizerFacts(), python_function(optimizer)
         return p.OptimizerStep(
             kind=own.function,
-            lr=scaled_lr(analysis),
+            lr=_scaled(job, optimizer.lr),
             base_lr=_base_lr(job),
             state=tuple(sorted({fact.name for kind in facts.kinds for fact in kind})),
             counts=(),
@@ -443,7 +422,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         )
     return p.OptimizerStep(
         kind=optimizer.torch_class or type(optimizer).__name__,
-        lr=scaled_lr(analysis),
+        lr=_scaled(job, optimizer.lr),
         base_lr=_base_lr(job),
         state=(*optimizer.counts, *optimizer.state),
         counts=optimizer.counts,
@@ -487,7 +466,6 @@ def _in_steps(name: str, value: Any, workload: Workload) -> Any:
 
 
 def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | None:
-    """Returns the step of an average of the weights, or None if there is none."""
     if average is None:
         return None
     values = arguments_of(average, without=("every", "after"))
@@ -497,7 +475,6 @@ def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | N
 
 
 def goal_step(goal: Goal | None) -> p.GoalStep | None:
-    """Returns the step of a goal, or None if there is none."""
     if goal is None:
         return None
     step = p.GoalStep(metric=goal.metric, highest=goal.highest, line=short_line(goal.at("metric")))

@@ -1,6 +1,4 @@
-"""A plan graph as text, after any of its passes: each node with its values, the node it is placed on, and the nodes it
-hands to.
-"""
+"""A plan graph as text after any pass: each node with its values, its place, and the nodes that it hands to."""
 
 from __future__ import annotations
 

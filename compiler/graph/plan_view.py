@@ -12,29 +12,11 @@ from math import prod
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir import records
 from dslc.compiler.ir.actions import ForwardAhead
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
-from dslc.compiler.ir.records import (
-    Batches,
-    DataNode,
-    Devices,
-    Estimate,
-    Job,
-    Machines,
-    Network,
-    PartialPlan,
-    PartNode,
-    Placed,
-    Process,
-    Schedule,
-    Share,
-    ShareNode,
-    Stage,
-    TrainingNode,
-)
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.axes import AXES, crosses_nodes
-from dslc.compiler.placement.order_text import order_text
 from dslc.compiler.placement.sharding import DTYPES
 from dslc.compiler.placement.shares import largest
 from dslc.dsl.language.augmentations import NORMALIZED
@@ -47,10 +29,10 @@ PRECISIONS = {dtype: word for word, dtype in DTYPES.items()}
 
 def plan_view(plan: PlanGraph) -> PlanView:
     """Returns the view of a plan that all passes have built."""
-    network, partial = plan.find(Network), plan.find(PartialPlan)
+    network, partial = plan.find(records.Network), plan.find(records.PartialPlan)
     full, last = _shares_of(plan, "full"), _shares_of(plan, "last")
     return PlanView(
-        job=plan.one(Job).name,
+        job=plan.one(records.Job).name,
         hash=plan_hash(plan),
         topology=_topology(plan),
         axes=_axes(plan),
@@ -60,15 +42,15 @@ def plan_view(plan: PlanGraph) -> PlanView:
         layers=network.layers if network else (),
         stages=_stages(plan, network) if network else (),
         data=replace(partial.data if partial else _data(plan), shares=full, last_shares=last),
-        schedule=plan.find(Schedule),
+        schedule=plan.find(records.Schedule),
         training=partial.training if partial else _training(plan),
         ranks=_ranks(plan),
-        step=plan.find(Estimate),
+        step=plan.find(records.Estimate),
     )
 
 
 def _topology(plan: PlanGraph) -> TopologyNode:
-    devices, machines = plan.one(Devices), plan.one(Machines)
+    devices, machines = plan.one(records.Devices), plan.one(records.Machines)
     return TopologyNode(
         nodes=machines.count,
         node_counts=machines.counts,
@@ -83,7 +65,7 @@ def _topology(plan: PlanGraph) -> TopologyNode:
 
 
 def _axes(plan: PlanGraph) -> tuple[AxisNode, ...]:
-    devices, machines = plan.one(Devices), plan.one(Machines)
+    devices, machines = plan.one(records.Devices), plan.one(records.Machines)
     return tuple(
         AxisNode(
             name=axis.name,
@@ -102,16 +84,16 @@ def _shards(plan: PlanGraph) -> int:
     return data * plan.axis("context").size // step.replicas if step.kind == "fsdp" else 1
 
 
-def _stages(plan: PlanGraph, network: Network) -> tuple[StageNode, ...]:
-    placed, microbatch = plan.related(Placed), _microbatch(plan)
+def _stages(plan: PlanGraph, network: records.Network) -> tuple[StageNode, ...]:
+    placed, microbatch = plan.related(records.Placed), _microbatch(plan)
     stages = []
-    for name, stage in plan.of_kind(Stage):
+    for name, stage in plan.of_kind(records.Stage):
         layers = network.layers[stage.first : stage.last + 1]
         (process,) = placed.successors(name)
         stages.append(
             StageNode(
                 index=stage.index,
-                pipeline=plan.node_record(process, Process).pipeline,
+                pipeline=plan.node_record(process, records.Process).pipeline,
                 first=stage.first,
                 last=stage.last,
                 parameters=sum(layer.parameters for layer in layers),
@@ -124,7 +106,7 @@ def _stages(plan: PlanGraph, network: Network) -> tuple[StageNode, ...]:
 
 
 def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
-    placed, stage_of = plan.related(Placed), dict(plan.of_kind(Stage))
+    placed, stage_of = plan.related(records.Placed), dict(plan.of_kind(records.Stage))
     return tuple(
         RankNode(
             pipeline=process.pipeline,
@@ -135,7 +117,7 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
             traffic=process.traffic,
             flops=process.flops,
         )
-        for name, process in plan.of_kind(Process)
+        for name, process in plan.of_kind(records.Process)
         if process.memory is not None
     )
 
@@ -143,13 +125,15 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
 # ------------------------------------------------------------------------------------------------------- the samples
 
 
-def _data(plan: PlanGraph) -> DataNode:
-    step, batches, training = plan.one(p.DataStep), plan.one(Batches), plan.one(p.Training)
-    return DataNode(
+def _data(plan: PlanGraph) -> records.DataNode:
+    step, batches, training = plan.one(p.DataStep), plan.one(records.Batches), plan.one(p.Training)
+    return records.DataNode(
         source=step.source,
         pictures=tuple(change for part in step.parts or (step,) for change in picture_changes(part.pictures)),
         parts=tuple(
-            PartNode(source=part.source, train=part.train_samples, visited=count, validation=part.validation_samples)
+            records.PartNode(
+                source=part.source, train=part.train_samples, visited=count, validation=part.validation_samples
+            )
             for part, count in zip(step.parts, step.counts, strict=True)
         ),
         train=step.train_samples,
@@ -176,14 +160,32 @@ def _data(plan: PlanGraph) -> DataNode:
 
 def _microbatch(plan: PlanGraph) -> int:
     """Returns the most samples of a micro-batch."""
-    shares = (share.samples for _, share in plan.of_kind(Share) if share.batch == "full")
-    return largest(max(shares, default=0), plan.one(Batches).microbatches)
+    shares = (share.samples for _, share in plan.of_kind(records.Share) if share.batch == "full")
+    return largest(max(shares, default=0), plan.one(records.Batches).microbatches)
 
 
-def _shares_of(plan: PlanGraph, batch: str) -> tuple[ShareNode, ...]:
+def order_text(sources: int, sampler: p.SamplerStep | None, samples: int | None, *, shuffle: bool) -> str:
+    """Returns `shuffled each epoch` and the like, to follow the number of `samples`; `sources` counts the sources of a
+    mixture, 0 without one.
+    """
+    if sources:
+        return f"{plural(sources, 'source')} {'shuffled together' if shuffle else 'in turn'}"
+    if sampler is None:
+        return "shuffled each epoch" if shuffle else "in order"
+    drawn = "as many drawn" if sampler.samples in (samples, 0) else f"{sampler.samples:,} drawn"
+    match sampler.kind:
+        case "weighted":
+            return f"{drawn} each epoch by weight, {'with' if sampler.replacement else 'without'} replacement"
+        case "balanced":
+            return f"{drawn} each epoch, each class as often"
+        case "by_length":
+            return f"shuffled each epoch, {plural(sampler.window, 'batch')} at a time sorted by length"
+
+
+def _shares_of(plan: PlanGraph, batch: str) -> tuple[records.ShareNode, ...]:
     return tuple(
-        ShareNode(first_rank=share.first_rank, ranks=share.ranks, samples=share.samples)
-        for _, share in plan.of_kind(Share)
+        records.ShareNode(first_rank=share.first_rank, ranks=share.ranks, samples=share.samples)
+        for _, share in plan.of_kind(records.Share)
         if share.batch == batch
     )
 
@@ -206,10 +208,10 @@ def picture_changes(step: p.PictureStep | None) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------ the training
 
 
-def _training(plan: PlanGraph) -> TrainingNode:
+def _training(plan: PlanGraph) -> records.TrainingNode:
     training, optimizer = plan.one(p.Training), plan.one(p.OptimizerStep)
     dtype = plan.one(p.PrecisionStep).dtype
-    return TrainingNode(
+    return records.TrainingNode(
         optimizer=optimizer_text(optimizer),
         lr=optimizer.lr,
         lr_written=optimizer.lr if optimizer.base_lr is None else optimizer.base_lr,

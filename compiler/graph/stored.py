@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.codec import TAG, DecodeError, from_json, to_json
@@ -24,7 +23,7 @@ class StoredGraph(Record):
     edges: tuple[tuple[str, str, Relation], ...]
 
 
-def store(plan: PlanGraph) -> dict[str, Any]:
+def store(plan: PlanGraph) -> dict[str, object]:
     """Returns the graph for `json.dumps`."""
     return {
         "done": plan.done,
@@ -40,22 +39,23 @@ def plan_hash(plan: PlanGraph) -> str:
 
 def placeless_hash(plan: PlanGraph) -> str:
     """Returns the same without the names of the job and its file, and without the lines at which it says something."""
-    nodes = [(name, _without_places(record)) for name, record in store(plan)["nodes"] if record[TAG] != Job.__name__]
+    records = ((name, node["record"]) for name, node in plan.graph.nodes.items())
+    nodes = [(name, _without_places(_brief(record))) for name, record in records if not isinstance(record, Job)]
     return _digest(store(plan) | {"nodes": nodes})
 
 
-def _without_places(value: Any) -> Any:
+def _without_places(value: object) -> object:
     if isinstance(value, dict):
         return {name: _without_places(each) for name, each in value.items() if name != "line"}
     return [_without_places(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _digest(data: dict[str, Any]) -> str:
+def _digest(data: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
-def _brief(value: Record) -> dict[str, Any]:
-    made: dict[str, Any] = {TAG: type(value).__name__} | to_json(value)
+def _brief(value: Record) -> dict[str, object]:
+    made: dict[str, object] = {TAG: type(value).__name__} | to_json(value)
     for name, default in value.record_defaults.items():
         given = getattr(value, name)
         if type(given) is type(default) and given == default:

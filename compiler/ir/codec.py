@@ -17,7 +17,7 @@ import json
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -30,7 +30,7 @@ TAG = "record"
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
 
 T = TypeVar("T")
-Hook = Callable[[Any, Any], Any]  # cattrs' hooks: the data, the type
+Hook = Callable[..., object]  # cattrs' hooks: of the data and the type
 
 
 class DecodeError(ValueError):
@@ -84,14 +84,14 @@ def _converter() -> Converter:
     made = Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: tuple})
 
     def strictly(
-        applies: Callable[[Any], bool], taken: tuple[type, ...], words: str, factory: Callable[[Any], Hook]
+        applies: Callable[[object], bool], taken: tuple[type, ...], words: str, factory: Callable[..., Hook]
     ) -> None:
         """Structures as cattrs does, but from values of the types `taken` alone."""
 
-        def hooked(kind: Any) -> Hook:
+        def hooked(kind: object) -> Hook:
             inner = factory(kind)
 
-            def hook(data: Any, _: Any) -> Any:
+            def hook(data: object, _: object) -> object:
                 if not isinstance(data, taken):
                     raise _Wrong(words, data)
                 return inner(data, kind)
@@ -100,7 +100,7 @@ def _converter() -> Converter:
 
         made.register_structure_hook_factory(applies, hooked)
 
-    strictly(_is_record, (dict,), "an object", made.gen_structure_attrs_fromdict)
+    strictly(is_dataclass, (dict,), "an object", made.gen_structure_attrs_fromdict)
     strictly(is_mapping, (dict,), "an object", lambda kind: mapping_structure_factory(kind, made))
     strictly(_is_sequence, (list, tuple), "a list", lambda kind: homogenous_tuple_structure_factory(kind, made))
     strictly(_is_fixed, (list, tuple), "a list", lambda kind: _of_length(kind, made.gen_structure_hetero_tuple(kind)))
@@ -109,46 +109,38 @@ def _converter() -> Converter:
     made.register_structure_hook(StrEnum, _word)  # before text, of which cattrs takes it to be a kind
     made.register_unstructure_hook(StrEnum, lambda word: word.value)
     made.register_structure_hook_factory(_is_literal, _literal)
-    made.register_structure_hook_func(_is_any, lambda data, _: _plain(data))
+    made.register_structure_hook_func(lambda kind: kind is Any, lambda data, _: _plain(data))
     made.register_structure_hook_factory(_is_choice, lambda union: _choose(union, made))
     made.register_unstructure_hook_factory(_is_choice, lambda union: lambda value: _tagged(value, made))
     return made
 
 
-def _is_record(kind: Any) -> bool:
-    return is_dataclass(kind)
-
-
-def _is_any(kind: Any) -> bool:
-    return kind is Any
-
-
-def _is_literal(kind: Any) -> bool:
+def _is_literal(kind: object) -> bool:
     origin: object = typing.get_origin(kind)
     return origin is Literal
 
 
-def _is_sequence(kind: Any) -> bool:
+def _is_sequence(kind: object) -> bool:
     return typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (Ellipsis,)
 
 
-def _is_fixed(kind: Any) -> bool:
+def _is_fixed(kind: object) -> bool:
     return typing.get_origin(kind) is tuple and not _is_sequence(kind)
 
 
-def _is_choice(kind: Any) -> bool:
+def _is_choice(kind: object) -> bool:
     """Returns True for unions of several kinds, and False for a kind that may be None, as cattrs reads these."""
     return typing.get_origin(kind) in (types.UnionType, typing.Union) and len(_choices(kind)) > 1
 
 
-def _choices(union: Any) -> tuple[Any, ...]:
+def _choices(union: object) -> tuple[type, ...]:
     return tuple(kind for kind in typing.get_args(union) if kind is not types.NoneType)
 
 
-def _of_length(kind: Any, inner: Hook) -> Hook:
+def _of_length(kind: object, inner: Hook) -> Hook:
     length = len(typing.get_args(kind))
 
-    def hook(data: Any, _: Any) -> Any:
+    def hook(data: Sequence[object], _: object) -> object:
         if len(data) != length:
             raise _Wrong(f"a list of {length}", data)
         return inner(data, kind)
@@ -157,12 +149,10 @@ def _of_length(kind: Any, inner: Hook) -> Hook:
 
 
 def _scalar(kind: type) -> Hook:
-    """Structures a scalar. A whole number is accepted for a `float`, and stays whole, so that it is written as it was
-    read.
-    """
+    """Structures a scalar. A `float` may be a whole number, which stays whole, to be written as it was read."""
     taken = (float, int) if kind is float else (kind,)
 
-    def hook(data: Any, _: Any) -> Any:
+    def hook(data: object, _: object) -> object:
         if type(data) not in taken:  # True is an instance of int
             raise _Wrong(_SCALARS[kind], data)
         return data
@@ -170,10 +160,10 @@ def _scalar(kind: type) -> Hook:
     return hook
 
 
-def _literal(kind: Any) -> Hook:
+def _literal(kind: object) -> Hook:
     values = typing.get_args(kind)
 
-    def hook(data: Any, _: Any) -> Any:
+    def hook(data: object, _: object) -> object:
         if not any(data == value and type(data) is type(value) for value in values):
             raise _Wrong(f"one of {', '.join(map(json.dumps, values))}", data)
         return data
@@ -181,14 +171,14 @@ def _literal(kind: Any) -> Hook:
     return hook
 
 
-def _word(data: Any, kind: type[StrEnum]) -> StrEnum:
+def _word(data: object, kind: type[StrEnum]) -> StrEnum:
     found = next((each for each in kind if type(data) is str and data == each), None)
     if found is None:
         raise _Wrong(f"one of {', '.join(map(json.dumps, kind))}", data)
     return found
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: object) -> object:
     """Structures a field of any kind: scalars, tuples and mappings of these."""
     if isinstance(data, list | tuple):
         return tuple(map(_plain, data))
@@ -199,18 +189,18 @@ def _plain(data: Any) -> Any:
     raise _Wrong("plain data", data)
 
 
-def _choose(union: Any, converter: Converter) -> Hook:
+def _choose(union: object, converter: Converter) -> Hook:
     """Reads one of several records by its tag, and one of several scalars by its type."""
-    records: dict[str, Any] = {kind.__name__: kind for kind in _choices(union) if _is_record(kind)}
+    records: dict[str, type] = {kind.__name__: kind for kind in _choices(union) if is_dataclass(kind)}
     scalars = tuple(kind for kind in typing.get_args(union) if kind in _SCALARS)
     if len(records) + len(scalars) < len(typing.get_args(union)):
         raise TypeError(f"{union} has members that are neither records nor scalars, or are called alike")
 
-    def hook(data: Any, _: Any) -> Any:
+    def hook(data: object, _: object) -> object:
         if type(data) in scalars:
             return data
         tag = data.get(TAG) if isinstance(data, dict) else None
-        if not isinstance(tag, str) or tag not in records:
+        if not isinstance(data, dict) or not isinstance(tag, str) or tag not in records:
             wanted = [_SCALARS[kind] for kind in scalars]
             wanted += [f"an object whose `{TAG}` is one of {', '.join(records)}"] if records else []
             raise _Wrong(" or ".join(wanted), data)
@@ -219,7 +209,7 @@ def _choose(union: Any, converter: Converter) -> Hook:
     return hook
 
 
-def _tagged(value: Any, converter: Converter) -> Any:
+def _tagged(value: object, converter: Converter) -> object:
     made = converter.unstructure(value)
     return {TAG: type(value).__name__} | made if is_dataclass(value) else made
 

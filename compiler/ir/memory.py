@@ -113,9 +113,7 @@ class Halves(Record):
 
 
 def repeated_bytes(saved: int, operations: int, gradients: int) -> tuple[int, int]:
-    """Estimates `most` and `left` of a recomputed layer with `operations` operations with weights, by the figures of a
-    transformer block.
-    """
+    """Estimates `most` and `left` of a recomputed layer, by the figures of a transformer block."""
     most = int((0.75 * (operations - 1) + 0.3) * saved) if operations else 0
     return most, int(0.5 * operations * saved) - gradients
 

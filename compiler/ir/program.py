@@ -296,7 +296,6 @@ class GradientStep(Record):
     """
 
     kind: Literal["none", "ddp", "zero1", "fsdp", "local"]
-    bucket_megabytes: float | None = None  # ddp, zero1; None: torch's own, of which the first is small and sent early
     static_graph: bool = False
     unused: tuple[str, ...] = ()  # parameters that no step uses: they have no gradient
     search: bool = False  # each step finds out which parameters it has used, over the ranks

@@ -132,9 +132,7 @@ class Stage(Record):
 
 @record
 class Factors(Record):
-    """Matrices whose gradients are exchanged as two factors: their numbers, and the numbers of the first and the second
-    factor.
-    """
+    """Matrices whose gradients are exchanged as two factors: their numbers, and the numbers of each factor."""
 
     numbers: int
     first: int
@@ -164,9 +162,7 @@ class Weights(Record):
 
 @record
 class SharedWeight(Record):
-    """A tied weight that several stages have: the numbers of a rank's share. `summed`: it trains on several pipeline
-    coordinates, and each needs the gradients of the others.
-    """
+    """A tied weight of several stages: the numbers of a rank's share; `summed` over several coordinates."""
 
     numbers: int
     stages: tuple[int, ...]
@@ -297,9 +293,7 @@ class TrainingNode(Record):
 
 @record
 class PartialPlan(Record):
-    """What is known of the samples and the training while a size that a run needs is unknown. It takes the place of the
-    steps of a program.
-    """
+    """The known samples and training while a run lacks a size. It replaces the steps of a program."""
 
     data: DataNode
     training: TrainingNode

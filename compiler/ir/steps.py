@@ -5,7 +5,7 @@ They are a module of their own because `dslc check` needs only these, and each c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, Literal
 
@@ -36,6 +36,12 @@ class ModuleStep(Record):
     arguments: Arguments = field(default_factory=dict)
     children: tuple[ModuleStep, ...] = ()
     line: str = ""  # "digits.plt:6:5": the place that an error names
+
+    def walk(self) -> Iterator[ModuleStep]:
+        """Yields the module and all in it, each before its children."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
 
 
 @record

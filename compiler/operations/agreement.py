@@ -1,6 +1,4 @@
-"""Operations on a few numbers that ranks agree on: the count that divides the losses, the norm and the flag of a
-gradient.
-"""
+"""Operations on numbers that ranks agree on: the divisor of the losses, a gradient's norm and its flag."""
 
 from __future__ import annotations
 

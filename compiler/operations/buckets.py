@@ -30,9 +30,7 @@ def in_buckets(place: Coordinate) -> list[ParameterNode]:
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = BUCKET_BYTES) -> list[int]:
-    """Returns the bytes of each of DistributedDataParallel's buckets: one is full as soon as it holds its limit or
-    more.
-    """
+    """Returns the bytes of each DistributedDataParallel bucket: one is full once it holds its limit or more."""
     found, held, limit = [], 0, first
     for size in sizes:
         held += size

@@ -7,13 +7,8 @@ from dataclasses import fields
 from math import prod
 
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
-from dslc.compiler.operations.moments import (
-    LAST_WEIGHT_GRADIENTS,
-    REDUCE_GRADIENTS,
-    WEIGHT_GRADIENTS,
-    Moment,
-    RankGroup,
-)
+from dslc.compiler.operations import moments as m
+from dslc.compiler.operations.moments import Moment, RankGroup
 from dslc.compiler.placement.sharding import with_copies
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
@@ -62,8 +57,8 @@ class Coordinate(Staging):
     def complete(self) -> Moment:
         """Where the gradients of a stage are complete; of a micro-batch, if they are not accumulated."""
         if self.schedule and self.sharding.reduces:
-            return REDUCE_GRADIENTS
-        return LAST_WEIGHT_GRADIENTS if self.sharding.accumulate else WEIGHT_GRADIENTS
+            return m.REDUCE_GRADIENTS
+        return m.LAST_WEIGHT_GRADIENTS if self.sharding.accumulate else m.WEIGHT_GRADIENTS
 
     def padded(self, parameter: ParameterNode) -> int:
         """Returns the numbers of a parameter, as the tensor axis leaves it, padded to equal rows on all shards."""

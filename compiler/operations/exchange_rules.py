@@ -20,9 +20,7 @@ from dslc.dsl.record import Record, record
 
 
 class Exchanged(NamedTuple):
-    """A collective: the dtype and bytes of its input, what it carries if that is not what is agreed on, and how often
-    it takes place.
-    """
+    """A collective: dtype and bytes of its input, its content if not what is agreed on, and how often it runs."""
 
     operation: str
     dtype: str
@@ -178,9 +176,7 @@ def _coded(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int
 
 
 def _under_way(sizes: Sequence[int]) -> int:
-    """Returns the most numbers of buckets that are under way at once: one in each of its two collectives, and the one
-    that begins.
-    """
+    """Returns the most numbers of buckets under way: one in each of its two collectives, and the one that begins."""
     return max((sum(sizes[n : n + 3]) for n in range(len(sizes))), default=0)
 
 
@@ -199,9 +195,7 @@ def _in_codes(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> 
 
 
 def _in_signs(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int:
-    """Returns the bytes of momenta laid out in buckets, and of a piece in float32 whose signs are restored, with an
-    index of each byte.
-    """
+    """Returns the bytes of momenta in buckets, and of a piece restored from signs, with an index of each byte."""
     pieces = _pieces(parameters, exchange)
     return 4 * exchange.pieces * _under_way(pieces) + 5 * max(pieces, default=0)
 

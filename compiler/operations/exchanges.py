@@ -13,26 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dslc.compiler.ir.actions import ALWAYS, Among, Cadence, Payload
 from dslc.compiler.ir.records import Weights
+from dslc.compiler.operations import moments as m
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.exchange_rules import RULES
-from dslc.compiler.operations.moments import (
-    AFTER_UPDATE,
-    BEFORE_PASSES,
-    BEFORE_UPDATE,
-    Moment,
-    RankGroup,
-    StepOperation,
-    operation,
-)
+from dslc.compiler.operations.moments import Moment, RankGroup, StepOperation, operation
 from dslc.compiler.placement.buckets import messages
 from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.shares import largest
 
 
 def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
-    """Yields the exchanges of momenta or weights, and the sums of gradients beside them, of ranks that each take a step
-    of their own.
-    """
+    """Yields the exchanges of momenta or weights of ranks that step alone, and their sums of gradients."""
     exchange = place.sharding.exchange
     assert exchange is not None, "ranks that step by themselves exchange something"
     trained = {name: each.trained for name, each in weights.items() if each.trained}
@@ -41,14 +32,14 @@ def local(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOpe
     when = Cadence(every=exchange.every, after=exchange.alone)
     if exchange.alone:
         data = place.along("data")
-        yield operation("all_reduce", Payload.GRADIENTS, data, BEFORE_UPDATE, summed, when=first, weights=trained)
+        yield operation("all_reduce", Payload.GRADIENTS, data, m.BEFORE_UPDATE, summed, when=first, weights=trained)
     if exchange.pieces > 1:
-        yield operation("all_reduce", Payload.GRADIENTS, node, BEFORE_UPDATE, summed, when=later, weights=trained)
+        yield operation("all_reduce", Payload.GRADIENTS, node, m.BEFORE_UPDATE, summed, when=later, weights=trained)
         if not exchange.every:
-            yield operation("all_reduce", Payload.ROUND_END, node, BEFORE_PASSES, [8], when=later)
-    moment = BEFORE_UPDATE
+            yield operation("all_reduce", Payload.ROUND_END, node, m.BEFORE_PASSES, [8], when=later)
+    moment = m.BEFORE_UPDATE
     if exchange.agrees is Payload.WEIGHTS:
-        moment = BEFORE_PASSES if exchange.ahead else AFTER_UPDATE
+        moment = m.BEFORE_PASSES if exchange.ahead else m.AFTER_UPDATE
     pieces = [largest(numbers, exchange.pieces) for numbers in trained.values()]
     yield from _by_rule(exchange, pieces, moment, when, trained)
     if exchange.pieces > 1:
@@ -64,11 +55,11 @@ def exchanged_gradients(exchange: ExchangePolicy, trained: Mapping[str, Weights]
     node, pieces = _node(exchange), [largest(each.trained or 0, exchange.pieces) for each in trained.values()]
     if exchange.pieces > 1:
         sizes = [4 * exchange.pieces * piece for piece in pieces]
-        yield operation("reduce_scatter", Payload.GRADIENTS, node, BEFORE_UPDATE, sizes, weights=trained)
-    yield from _by_rule(exchange, pieces, BEFORE_UPDATE, ALWAYS, trained)
+        yield operation("reduce_scatter", Payload.GRADIENTS, node, m.BEFORE_UPDATE, sizes, weights=trained)
+    yield from _by_rule(exchange, pieces, m.BEFORE_UPDATE, ALWAYS, trained)
     if exchange.pieces > 1:
         sizes = [4 * piece for piece in pieces]
-        yield operation("all_gather", Payload.GRADIENTS, node, BEFORE_UPDATE, sizes, weights=trained)
+        yield operation("all_gather", Payload.GRADIENTS, node, m.BEFORE_UPDATE, sizes, weights=trained)
 
 
 def _by_rule(
@@ -94,7 +85,6 @@ def _by_rule(
 
 
 def _node(exchange: ExchangePolicy) -> RankGroup:
-    """Returns the ranks of a node."""
     return RankGroup(axis="data", ranks=exchange.pieces, stride=1, among="node")
 
 
@@ -112,6 +102,6 @@ def _factors(exchange: ExchangePolicy, trained: Mapping[str, Weights]) -> Iterat
     ]
     second, group = [4 * each.second for each in factors.values()], _members(exchange)
     yield operation(
-        "all_reduce", Payload.GRADIENTS, group, BEFORE_UPDATE, [4 * numbers for numbers in first], weights=trained
+        "all_reduce", Payload.GRADIENTS, group, m.BEFORE_UPDATE, [4 * numbers for numbers in first], weights=trained
     )
-    yield operation("all_reduce", Payload.SECOND_FACTORS, group, BEFORE_UPDATE, second, weights=factors)
+    yield operation("all_reduce", Payload.SECOND_FACTORS, group, m.BEFORE_UPDATE, second, weights=factors)

@@ -19,9 +19,7 @@ from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copi
 
 
 def fsdp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
-    """Yields the gathers of parameters, the sums of gradients over shards and then over replicas, and what a step
-    searches and moves besides.
-    """
+    """Yields the gathers, the sums of gradients over shards and replicas, and what a step searches and moves."""
     sharding, data = place.sharding, place.along("data")
     if sharding.shards > 1:
         yield from _gathers(place, weights)

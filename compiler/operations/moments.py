@@ -7,25 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
-from dslc.compiler.ir.actions import (
-    ALWAYS,
-    Action,
-    Among,
-    Backward,
-    Cadence,
-    Forward,
-    ForwardAhead,
-    InputBackward,
-    Payload,
-    ReduceGradients,
-    StagePass,
-    TrafficNode,
-    Unshard,
-    Update,
-    WeightBackward,
-)
+from dslc.compiler.ir import actions
+from dslc.compiler.ir.actions import ALWAYS, Action, Among, Cadence, Payload, TrafficNode
 from dslc.dsl.record import Record, record
 
 
@@ -39,19 +25,19 @@ class Moment(Record):
 
 
 IN_SCHEDULE = Moment(kinds=())  # an action of its own, which the schedule of a pipeline has already
-BEFORE_PASSES = Moment(kinds=(ForwardAhead, Forward), which="first", after=False)
-BEFORE_USE = Moment(kinds=(ForwardAhead, StagePass), after=False)
-UNSHARD = Moment(kinds=(Unshard,))
-FORWARD = Moment(kinds=(ForwardAhead, Forward))
-BACKWARD = Moment(kinds=(Backward, InputBackward))
-ALL_PASSES = Moment(kinds=(ForwardAhead, Forward, Backward, InputBackward))
-WEIGHT_GRADIENTS = Moment(kinds=(Backward, WeightBackward))
-LAST_WEIGHT_GRADIENTS = Moment(kinds=(Backward, WeightBackward), which="last")
-REDUCE_GRADIENTS = Moment(kinds=(ReduceGradients,))
-LAST_OUTPUT = Moment(kinds=(Forward,), which="last")
-LAST_OUTPUT_AHEAD = Moment(kinds=(ForwardAhead,), which="last")
-BEFORE_UPDATE = Moment(kinds=(Update,), after=False)
-AFTER_UPDATE = Moment(kinds=(Update,))
+BEFORE_PASSES = Moment(kinds=(actions.ForwardAhead, actions.Forward), which="first", after=False)
+BEFORE_USE = Moment(kinds=(actions.ForwardAhead, actions.StagePass), after=False)
+UNSHARD = Moment(kinds=(actions.Unshard,))
+FORWARD = Moment(kinds=(actions.ForwardAhead, actions.Forward))
+BACKWARD = Moment(kinds=(actions.Backward, actions.InputBackward))
+ALL_PASSES = Moment(kinds=(actions.ForwardAhead, actions.Forward, actions.Backward, actions.InputBackward))
+WEIGHT_GRADIENTS = Moment(kinds=(actions.Backward, actions.WeightBackward))
+LAST_WEIGHT_GRADIENTS = Moment(kinds=(actions.Backward, actions.WeightBackward), which="last")
+REDUCE_GRADIENTS = Moment(kinds=(actions.ReduceGradients,))
+LAST_OUTPUT = Moment(kinds=(actions.Forward,), which="last")
+LAST_OUTPUT_AHEAD = Moment(kinds=(actions.ForwardAhead,), which="last")
+BEFORE_UPDATE = Moment(kinds=(actions.Update,), after=False)
+AFTER_UPDATE = Moment(kinds=(actions.Update,))
 
 
 @record
@@ -120,16 +106,8 @@ def traffic(operations: Iterable[StepOperation]) -> tuple[TrafficNode, ...]:
     sums: dict[tuple[object, ...], TrafficNode] = {}
     for each in operations:
         key = each.operation, each.axis, each.what, each.dtype, each.ranks, each.stride, each.among, each.when
-        sums[key] = TrafficNode(
-            operation=each.operation,
-            axis=each.axis,
-            what=each.what,
-            dtype=each.dtype,
-            count=each.count + (sums[key].count if key in sums else 0),
-            bytes=each.bytes + (sums[key].bytes if key in sums else 0),
-            ranks=each.ranks,
-            stride=each.stride,
-            among=each.among,
-            when=each.when,
-        )
+        node = TrafficNode(**{name: getattr(each, name) for name in TrafficNode.record_names})
+        if key in sums:
+            node = replace(node, count=node.count + sums[key].count, bytes=node.bytes + sums[key].bytes)
+        sums[key] = node
     return tuple(sums.values())

@@ -26,9 +26,7 @@ def pipeline_axis(place: Coordinate) -> Iterator[StepOperation]:
 
 
 def _activations(place: Coordinate) -> Iterator[StepOperation]:
-    """Yields the outputs to the next stage and gradients of inputs to the one before, if that is on another rank; and
-    those received.
-    """
+    """Yields the messages to and from stages on other ranks: outputs forward, gradients of inputs back."""
     stages, mine = place.stages, place.mine
     between = messages(place)
     forward = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]  # by the stage that sends forward
@@ -47,9 +45,7 @@ def _activations(place: Coordinate) -> Iterator[StepOperation]:
 
 
 def _shared_gradients(place: Coordinate) -> Iterator[StepOperation]:
-    """Yields the exchanges of gradients of weights that another coordinate has too: each coordinate receives the
-    gradients of all others.
-    """
+    """Yields the exchanges of gradients of shared weights: each coordinate receives those of all others."""
     shared = {
         q.name: (4 * place.padded(q) // place.sharding.shards, len(place.whole.holders[q.name]) - 1)
         for layer in place.layers

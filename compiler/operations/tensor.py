@@ -63,7 +63,6 @@ class _StyledCall(Record):
     """A call of a module with a style: numbers of its input and output per sample, and the bytes of each."""
 
     name: str
-    layer: LayerNode
     takes: int
     gives: int
     takes_low: bool
@@ -196,7 +195,6 @@ class _TensorAxis:
         for n, call in enumerate(calls):
             yield _StyledCall(
                 name=call.module,
-                layer=layer,
                 takes=prod(call.input.shape),
                 gives=prod(call.output.shape),
                 takes_low=False,
@@ -204,30 +202,25 @@ class _TensorAxis:
                 repeated=n + 1 < len(calls),
             )
         if layer.parts and layer.name in self._styles and all(part.name != layer.name for part in layer.parts):
-            yield self._edge(layer)  # `split` and `gather` apply to whole layers
+            yield _StyledCall(  # `split` and `gather` apply to whole layers
+                name=layer.name,
+                takes=prod(layer.input.shape),
+                gives=prod(layer.output.shape),
+                takes_low=layer.parts[0].takes_low,
+                gives_low=layer.low,
+                repeated=False,
+            )
         last = max((n for n, part in enumerate(layer.parts) if part.kind not in _KEEP_NOTHING), default=0)
         for n, part in enumerate(layer.parts):
             if part.name in self._styles:
                 yield _StyledCall(
                     name=part.name,
-                    layer=layer,
                     takes=prod(part.takes),
                     gives=prod(part.gives),
                     takes_low=part.takes_low,
                     gives_low=part.gives_low,
                     repeated=n < last,
                 )
-
-    def _edge(self, layer: LayerNode) -> _StyledCall:
-        return _StyledCall(
-            name=layer.name,
-            layer=layer,
-            takes=prod(layer.input.shape),
-            gives=prod(layer.output.shape),
-            takes_low=layer.parts[0].takes_low,
-            gives_low=layer.low,
-            repeated=False,
-        )
 
     def partial_gradients(self, layers: Sequence[LayerNode]) -> Iterator[int]:
         """Yields the bytes of replicated parameters whose gradients are partial sums over pieces."""

@@ -41,9 +41,7 @@ def _parts(name: str) -> list[tuple[int, str]]:
 
 
 def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
-    """Returns the rows and columns of a gradient of this shape, as (first, rest); None if its factors of this rank
-    would be no fewer numbers than itself.
-    """
+    """Returns the rows and columns (first, rest) of a gradient; None if its factors would be no fewer numbers."""
     if len(shape) < 2:
         return None
     rows, columns = shape[0], prod(shape[1:])

@@ -63,7 +63,7 @@ def exchange_of(job: JobSpec, layout: Layout) -> ExchangePolicy | None:
     if isinstance(optimizer, Compressed):
         call, agrees, every, alone = optimizer, "momenta", 1, optimizer.exact_steps
         nodes_first, gives_up = optimizer.hierarchical, "its momentum is compressed, and its second moment frozen"
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
     elif isinstance(said, Allreduce):
         return None
     else:

@@ -54,9 +54,7 @@ class Issue(NamedTuple):
 
 
 def lowered(table: ScheduleTable) -> tuple[tuple[Issue, ...], ...]:
-    """Returns the rows of `table` with torch's insertions. A table that waits for itself is a bug of its maker:
-    AssertionError.
-    """
+    """Returns the rows of `table` with torch's insertions; AssertionError if the table waits for itself."""
     return _with_messages(table, [row_of(table, rank) for rank in range(table.ranks)])
 
 
@@ -93,9 +91,7 @@ def _gathered(table: ScheduleTable, rank: int) -> list[Issue]:
 
 
 def _next_stages(row: list[Issue]) -> list[list[int]]:
-    """Returns for each entry the stages used from there on, in order of first need: `ACTIVE` of them, and one more if a
-    pair brings in the last two at once.
-    """
+    """Returns for each entry the next `ACTIVE` stages in order of need, and one more if a pair brings in two."""
     found: list[list[int]] = []
     needed: dict[int, int] = {}  # the next use of each stage, the last to be needed first
     for n in range(len(row) - 1, -1, -1):
@@ -148,11 +144,7 @@ def _ready(table: ScheduleTable, part: Issue, there: set[tuple[str, int, int]]) 
 
 
 def _hand_over(
-    table: ScheduleTable,
-    rank: int,
-    part: Issue,
-    made: list[list[Issue]],
-    there: list[set[tuple[str, int, int]]],
+    table: ScheduleTable, rank: int, part: Issue, made: list[list[Issue]], there: list[set[tuple[str, int, int]]]
 ) -> None:
     to = receiver(part.kind, part.stage, table.stages)
     if to is None:

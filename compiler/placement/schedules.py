@@ -16,8 +16,8 @@ gradient of the input (I); nobody waits for the gradient of the weights (W), whi
 | `dualpipev`        | DualPipe, DeepSeek-V3 2024, arXiv:2412.19437, cut in half to a V: forwards overlap backwards  |
 
 Contract. `demands` is complete: if it is empty, torch 2.13's schedule class and schedule runtime accept the same
-numbers. `table` gives the very rows that torch builds, idle slots included (a test checks both). That runtime loads the
-text of `to_csv`. Costs and memory of a table are in compiler/cost/schedule_cost.py.
+numbers. `table` gives the very rows that torch builds, idle slots included (a test checks both). Costs and memory of a
+table are in compiler/cost/schedule_cost.py.
 
 Limits. One rank needs no schedule, and is refused. Idle slots are the schedule's own, drawn for unit costs; they say
 nothing about real time. Torch cannot split the backward of a stage that went through `torch.compile`
@@ -88,9 +88,7 @@ class ScheduleTable(Record):
                 yield from action.parts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a schedule asks for
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- what a schedule asks for
 
 NAMES: Final = SCHEDULES
 SPLITS_BACKWARD: Final = frozenset({"zero_bubble", "zbv", "dualpipev"})
@@ -160,9 +158,7 @@ def _rounds(ranks: int, microbatches: int) -> int:
     return max(1, microbatches // ranks)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Tables
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------------- tables
 
 
 @lru_cache(maxsize=64)
@@ -188,11 +184,6 @@ def placement(name: str, ranks: int, virtual_stages: int) -> tuple[int, ...]:
     if name in _V_SHAPED:
         return (*range(ranks), *reversed(range(ranks)))
     return tuple(range(ranks)) * virtual_stages
-
-
-def to_csv(schedule: ScheduleTable) -> str:
-    """Returns the text that `_PipelineScheduleRuntime._load_csv(format="compute_only")` reads: a line per rank."""
-    return "".join(",".join("" if action is None else str(action) for action in row) + "\n" for row in schedule.rows)
 
 
 def _gpipe(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
@@ -251,9 +242,7 @@ def _zero_bubble(rank: int, ranks: int, microbatches: int, virtual_stages: int) 
 def _depth_first(
     rank: int, ranks: int, microbatches: int, virtual_stages: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Returns (stage, micro-batch) of a rank's forwards and backwards: round by round, within one each stage in
-    turn.
-    """
+    """Returns (stage, micro-batch) of a rank's forwards and backwards: in each round, stage by stage."""
     stages = range(rank, ranks * virtual_stages, ranks)
     size = microbatches // _rounds(ranks, microbatches)
     rounds = [range(start, start + size) for start in range(0, microbatches, size)]
@@ -263,9 +252,7 @@ def _depth_first(
 
 
 def _warmup_forwards(rank: int, ranks: int, microbatches: int, virtual_stages: int, *, per_hop: int) -> int:
-    """Returns the forwards before the first backward: a round through all but the last of the rank's stages, and the
-    way back.
-    """
+    """Returns the forwards before the first backward: a round through all stages but the last, and the way back."""
     size = microbatches // _rounds(ranks, microbatches)
     return min((virtual_stages - 1) * size + per_hop * (ranks - 1 - rank), microbatches * virtual_stages)
 

@@ -157,9 +157,7 @@ def low_precision(job: JobSpec) -> bool:
 
 
 def compiles_loss(job: JobSpec, *, cut: bool) -> bool:
-    """True if torch.compile compiles the loss too: one of the language's own, whose scores the tensor axis does not
-    `cut`.
-    """
+    """True if torch.compile compiles the loss: one of the language, whose scores the tensor axis does not `cut`."""
     return job.train.compile and not cut and isinstance(job.model.loss, CrossEntropy | MSE | L1 | BCE)
 
 
@@ -179,9 +177,7 @@ def autocasts(job: JobSpec) -> bool:
 
 
 def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
-    """Returns a rank's layers; a tied weight whose own layer is on another rank counts as their own, as there is a
-    copy.
-    """
+    """Returns a rank's layers, where a copy of a tied weight from another rank counts as the layer's own."""
     there = {q.name for layer in layers for q in layer.parameters}
 
     def with_own_copy(q: ParameterNode) -> ParameterNode:

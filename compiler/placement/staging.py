@@ -87,9 +87,7 @@ def _names(layer: LayerNode) -> set[str]:
 def stages_with_whole_backward(
     job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
 ) -> list[int]:
-    """Returns the stages after the first whose backward pass is not split: torch cannot, or their inputs need no
-    gradients.
-    """
+    """Returns the stages but the first with a whole backward pass: torch cannot split it, or needs no gradients."""
     if schedule.name not in SPLITS_BACKWARD:
         return []
     untrained = range(1, first_trained_stage(job, model, stages) + 1)
@@ -125,9 +123,7 @@ def holders(model: ModelGraph, stages: Sequence[range], placement: Sequence[int]
 
 
 def boundary_tensors(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
-    """Returns the tensors that a stage ending with layer `last` sends for one sample, in the dtypes in which they are
-    made.
-    """
+    """Returns the tensors of one sample that a stage ending with layer `last` sends, in their own dtypes."""
     if model.traced is not None:
         return model.traced.seams[last].sent
     layer = model.layers[last]

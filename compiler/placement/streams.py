@@ -8,7 +8,6 @@ of samples does not either.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
@@ -130,7 +129,7 @@ def _in_epochs(job: JobSpec) -> Iterator[tuple[str, Span | None]]:
                 yield f"{word}.{declared.name}", block.at(declared.name)
 
 
-def _times(value: Any) -> Iterator[Quantity]:
+def _times(value: object) -> Iterator[Quantity]:
     if isinstance(value, Quantity):
         yield value
     elif isinstance(value, tuple):

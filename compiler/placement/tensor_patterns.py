@@ -208,9 +208,7 @@ def _published(
 
 
 def _beside_adapters(
-    named: dict[str, tuple[TensorStyle, str]],
-    modules: Mapping[str, ModuleFacts],
-    parts_of: dict[str, tuple[int, ...]],
+    named: dict[str, tuple[TensorStyle, str]], modules: Mapping[str, ModuleFacts], parts_of: dict[str, tuple[int, ...]]
 ) -> None:
     """Cuts, in place of a layer with an adapter, what is in it. Of a column the second matrix is one too, and the first
     is whole; of a row the first is one, and the second is whole. Both sums are whole then, and so are their gradients.

@@ -68,9 +68,7 @@ class TensorPlan:
     shares: set[str] = field(default_factory=set)
 
     def local_input_shape(self, layer: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Returns a rank's part of `shape`, the input of `layer` ("": the loss) for each sample; `sizes` are the
-        axes'.
-        """
+        """Returns a rank's part of a sample `shape`, the input of `layer` ("": the loss); `sizes` are the axes'."""
         ranks = sizes["tensor"]
         if sizes["context"] > 1:
             shape = (shape[0] // sizes["context"], *shape[1:])
@@ -89,16 +87,14 @@ class TensorPlan:
         return frozenset(name for name, style in self.styles if style.cut == 1)
 
     def by_style(self, style: TensorStyle) -> list[str]:
-        """Returns the modules of a style."""
         return [name for name, each in self.styles if each is style]
 
     @cached_property
     def by_module(self) -> dict[str, list[TensorStyle]]:
-        """The styles of each module."""
-        found: dict[str, list[TensorStyle]] = {}
+        styles: dict[str, list[TensorStyle]] = {}
         for name, style in self.styles:
-            found.setdefault(name, []).append(style)
-        return found
+            styles.setdefault(name, []).append(style)
+        return styles
 
 
 def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
@@ -148,8 +144,8 @@ def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], t
     def shape(parameter: ParameterNode) -> tuple[int, ...]:
         module, _, name = parameter.name.rpartition(".")
         dim = 0 if module in rows else 1 if module in columns and name == "weight" else None
-        found = parameter.shape
-        return found if dim is None else (*found[:dim], largest(found[dim], ranks), *found[dim + 1 :])
+        full = parameter.shape
+        return full if dim is None else (*full[:dim], largest(full[dim], ranks), *full[dim + 1 :])
 
     return shape
 
@@ -195,9 +191,7 @@ def _leaves(step: ModuleStep, path: str = "") -> Iterator[Leaf]:
 
 
 def _runs(leaves: Sequence[Leaf]) -> list[range]:
-    """Returns the runs of layers that work on pieces of the sequence: those with attention, up to a layer that needs
-    the whole.
-    """
+    """Returns the runs of layers that work on pieces of the sequence: those with attention, up to one that cannot."""
     found, start = [], 0
     fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout", ".GatedMLP") for _, step in leaves]
     while start < len(leaves):

@@ -145,28 +145,26 @@ def _target_bytes(source: SourceFacts) -> int:
 
 
 def _sum(parts: tuple[PartLoad, ...], name: str) -> int | None:
-    found = [getattr(part, name) for part in parts]
-    return None if None in found else sum(found)
+    counts_of_parts = [getattr(part, name) for part in parts]
+    return None if None in counts_of_parts else sum(counts_of_parts)
 
 
 def _parts(job: JobSpec, source: SourceFacts, report: Report) -> tuple[PartLoad, ...]:
-    """Returns the work of each source of a mixture. What is held out is held out of each that brings no validation set
-    of its own.
-    """
+    """Returns the work of each source of a mixture. One with its own validation set holds nothing else out."""
     mixture, none = job.data.source, {"validation": 0.0, "test": 0.0}
     if not isinstance(mixture, c.Mixture):
         return ()
     given = [facts.validation_samples is not None for facts in source.parts]
-    found = []
+    loads = []
     for n, (facts, own) in enumerate(zip(source.parts, given, strict=True)):
         wanted = _shares(job) if not own or (all(given) and n == 0) else none  # E0306 once, if it is out of place
         (train, validation, test), split = _split(job, facts, wanted, report)
-        found.append(PartLoad(train=train, validation=validation, test=test, split=split))
-    sizes = [part.train for part in found if part.train]
-    if len(sizes) < len(found) or len(mixture.weights or sizes) != len(sizes):
-        return tuple(found)
+        loads.append(PartLoad(train=train, validation=validation, test=test, split=split))
+    sizes = [part.train for part in loads if part.train]
+    if len(sizes) < len(loads) or len(mixture.weights or sizes) != len(sizes):
+        return tuple(loads)
     visited = counts(mixture, sizes)
-    return tuple(replace(part, visited=count) for part, count in zip(found, visited, strict=True))
+    return tuple(replace(part, visited=count) for part, count in zip(loads, visited, strict=True))
 
 
 def _visited(job: JobSpec, train: int | None) -> int | None:
@@ -231,8 +229,8 @@ def steps_of(time: Quantity, workload: Workload) -> int | None:
 def _missing(job: JobSpec, source: SourceFacts, report: Report) -> None:
     if source.missing:
         elsewhere = source.code in ("E0309", "E0803")  # another machine may have it
-        found = Diagnostic(code=source.code, message=source.missing, span=job.data.at("source"), help=source.help)
-        report.extend([found.as_warning() if elsewhere else found])
+        fault = Diagnostic(code=source.code, message=source.missing, span=job.data.at("source"), help=source.help)
+        report.extend([fault.as_warning() if elsewhere else fault])
 
 
 def _report_share(job: JobSpec, epoch: Epoch, report: Report) -> None:
@@ -275,9 +273,7 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) ->
 
 
 def fitting_pieces(job: JobSpec, layout: Layout) -> list[int]:
-    """Returns the numbers of micro-batches nearest to the job's, at most two, that divide its shares and suit its
-    schedule.
-    """
+    """Returns the two numbers of micro-batches nearest to the job's that divide its shares and suit its schedule."""
     share, stages = job.data.batch // layout.sizes["data"], layout.sizes["pipeline"]
     schedule = (job.parallelism.schedule, stages)
 

@@ -24,11 +24,10 @@ from dslc.compiler.placement.layout import Layout, lay_out
 from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
-from dslc.compiler.placement.workload import Workload, measure_out
+from dslc.compiler.placement.workload import measure_out
 from dslc.compiler.rules import rule_table
 from dslc.compiler.rules.analysis import Analysis, PipelinePlan
-from dslc.compiler.rules.hosts import check_hosts, check_launch_texts
-from dslc.compiler.rules.job_rules import check_supported
+from dslc.compiler.rules.job_rules import check_hosts, check_launch_texts, check_supported
 from dslc.compiler.rules.memory import check_memory, check_promises
 from dslc.compiler.rules.parallelism import pipeline as pipeline_rules
 from dslc.compiler.rules.parallelism.exchange_cost import check_network
@@ -38,7 +37,6 @@ from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 
 
 def analyse(
@@ -63,7 +61,7 @@ def analyse(
         check_supported(job, report)
         return None
     layout, workload, model, cuts = known.layout, known.workload, known.model, known.cuts
-    pipeline = _pipeline(job, layout, workload, model, cuts, facts, reuse, report) if layout and model else None
+    pipeline = _pipeline(known, reuse, report)
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         check_supported(job, report)
@@ -133,8 +131,8 @@ def _check(known: KnownFacts, report: Report) -> bool:
     shared = all(check_rules(rule_table.SHARING, known, report))
     check_rules(rule_table.JOB, known if shared else replace(known, layout=None), report)
     check_rules(rule_table.USER_CODE, known, report)
-    made = known.facts.made
-    uncalled = opaque(made, known.job.model, known.source, report) if made is not None else None
+    network = known.facts.made
+    uncalled = opaque(network, known.job.model, known.source, report) if network is not None else None
     check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled), report)
     return shared
 
@@ -149,25 +147,25 @@ class _Trials:
         self.all = True  # false if some were not made
 
     def __call__(self, job: JobSpec, report: Report) -> Analysis | None:
-        for tried, analysis, told in self._made:
+        for tried, analysis, findings in self._made:
             if tried == job:
-                report.extend(told.found)
+                report.extend(findings.found)
                 return analysis
         layout = lay_out(job, Report())
         if layout is not None and self._reuse.spent + layout.work(self._layers) > self._until:
             self.all = False
             return None
-        told = Report()
-        analysis = analyse(job, self._facts, told, limits=False, reuse=self._reuse)
-        self._made.append((job, analysis, told))
-        report.extend(told.found)
+        findings = Report()
+        analysis = analyse(job, self._facts, findings, limits=False, reuse=self._reuse)
+        self._made.append((job, analysis, findings))
+        report.extend(findings.found)
         return analysis
 
 
 def context_of(job: JobSpec) -> int | None:
     """Returns the length of a sequence: the source's own, else the model's."""
-    told = (getattr(source, "context", None) for source in parts_of(job.data.source))
-    written = next((context for context in told if context is not None), None)
+    contexts = (getattr(source, "context", None) for source in parts_of(job.data.source))
+    written = next((context for context in contexts if context is not None), None)
     network = job.model.network
     return written if written is not None else getattr(network, "context", None)
 
@@ -176,8 +174,8 @@ def _model(
     job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, reuse: Reuse, report: Report
 ) -> tuple[ModelGraph | None, TensorPlan | None]:
     """Returns the model, with each layer as on one rank, and the plan of its cuts over the tensor axis."""
-    network = job.model.network
-    if isinstance(network, PythonNetwork | TransformersNetwork):
+    ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
+    if job.model.has_user_network:
         if facts.model is None:
             return None, None
         graph = opaque(facts.model, job.model, source, report)
@@ -187,8 +185,6 @@ def _model(
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
         if graph is None:
             return None, None
-        ranks = layout.sizes["tensor"] if layout else 1
-        pieces = layout.sizes["context"] if layout else 1
         cuts = tensor_plan(job, ranks, graph)
         if ranks * pieces > 1:
             graph = share_out_traced(graph, cuts, ranks, pieces)
@@ -197,7 +193,6 @@ def _model(
     if (own and source.input is None) or isinstance(job.model.loss, NetworkLoss):
         return None, None
     graph = reuse.build(job.model, source, context_of(job), report)
-    ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
     if graph is None:
         return None, None
     cuts = tensor_plan(job, ranks, graph)
@@ -206,16 +201,11 @@ def _model(
     return graph, cuts
 
 
-def _pipeline(
-    job: JobSpec,
-    layout: Layout,
-    workload: Workload | None,
-    model: ModelGraph,
-    cuts: TensorPlan | None,
-    facts: Facts,
-    reuse: Reuse,
-    report: Report,
-) -> PipelinePlan | None:
+def _pipeline(known: KnownFacts, reuse: Reuse, report: Report) -> PipelinePlan | None:
+    """Returns the stages and their schedule, or None with the reason in the report, or without a layout or a model."""
+    job, layout, model = known.job, known.layout, known.model
+    if layout is None or model is None:
+        return None
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
     if not pipeline_rules.check_size(job, layout, len(model.layers), report):
         return None
@@ -227,7 +217,7 @@ def _pipeline(
     fine = pipeline_rules.check_schedule(job, layout, report)
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
-    stages = cut(job, layout, model, report, workload, schedule, cuts, reuse, facts.optimizer)
+    stages = cut(job, layout, model, report, known.workload, schedule, known.cuts, reuse, known.facts.optimizer)
     if stages is None or schedule is None:
         return None
     pipeline_rules.check_stages(job, layout, model, stages, schedule, report)

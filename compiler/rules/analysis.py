@@ -31,9 +31,7 @@ class PipelinePlan(Record):
 
 @record
 class Analysis(Record):
-    """All facts derived from a job. `model` and the facts that need it are None for a user's own network that was not
-    traced.
-    """
+    """All facts derived from a job. `model`, and what needs it, is None for an untraced network of the user's."""
 
     job: JobSpec
     source: SourceFacts

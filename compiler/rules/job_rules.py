@@ -23,7 +23,8 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
-from dslc.dsl.language.registry import Quantity
+from dslc.dsl.language.registry import Quantity, fields
+from dslc.dsl.plain import plain
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -74,8 +75,8 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None,
         return
     check_warmup(job, workload.steps, report)
     parts = {"warmup": "a warm-up", "rise": "a rise", "decay": "a fall"}
-    found = {name: getattr(train.lr_schedule, name, None) for name in parts}
-    spans = {name: steps_of(value, workload) or 0 for name, value in found.items() if isinstance(value, Quantity)}
+    times = {name: getattr(train.lr_schedule, name, None) for name in parts}
+    spans = {name: steps_of(value, workload) or 0 for name, value in times.items() if isinstance(value, Quantity)}
     if sum(spans.values()) > workload.steps:
         longest = max(spans, key=lambda name: spans[name])
         long = [f"{parts[name]} of {plural(steps, 'step')}" for name, steps in spans.items() if steps]
@@ -207,6 +208,47 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, r
             job.model.at("network"),
             help="leave `sync` out for statistics over all ranks",
         )
+
+
+# ------------------------------------------------------------------------------------------------------- launching
+
+
+def check_launch_texts(job: JobSpec, report: Report) -> None:
+    """Reports control characters in a text of `launch.with`.
+
+    A second line of a partition would be a command in SLURM's script, and other launchers pass texts on likewise.
+    """
+    call = job.launch.with_
+    for field in fields(type(call)):
+        value = getattr(call, field.name)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and plain(text) != text:
+                report.add(
+                    "E0835",
+                    f"`{call.word}` would pass on `{plain(text)}`, which has control characters in it",
+                    call.at(field.name),
+                    help="one line of plain text; several options are several texts of the list",
+                )
+                break
+
+
+def check_hosts(job: JobSpec, layout: Layout, report: Report) -> None:
+    """Reports hosts that are not one for each node, or that `ssh` would not take for a host."""
+    call = job.launch.with_
+    if not isinstance(call, c.SSH):
+        return
+    odd = [host for host in call.hosts if not host or host.startswith("-") or any(map(str.isspace, host))]
+    if odd:
+        what, remedy = f"`{odd[0]}` is no host", 'a name or an address, as `"host1"` or `"user@host1"`'
+    elif len(set(call.hosts)) < len(call.hosts):
+        twice = next(host for n, host in enumerate(call.hosts) if host in call.hosts[:n])
+        what, remedy = f"`{twice}` is named twice, and a host is one node", "each host once"
+    elif layout.nodes != len(call.hosts):
+        what = f"`ssh` reaches {plural(len(call.hosts), 'host')}, and the job takes {plural(layout.nodes, 'node')}"
+        remedy = f"`devices {{ nodes = {len(call.hosts)} }}`" if call.hosts else "a host for each node"
+    else:
+        return
+    report.add("E0823", what, call.at("hosts"), help=remedy)
 
 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801

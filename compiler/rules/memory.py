@@ -45,9 +45,7 @@ class Reanalysis(Protocol):
 
 
 def check_memory(analysis: Analysis, again: Reanalysis, report: Report) -> None:
-    """Checks the peak against `memory.limit`, or the device's memory. `again` analyses a job that differs from this
-    one.
-    """
+    """Checks the peak against `memory.limit` or the device's memory. `again` analyses a changed job."""
     job, layout = analysis.job, analysis.layout
     limit = job.memory.limit or layout.hardware.memory
     if not analysis.costs or limit is None or _peak(analysis) <= limit:
@@ -162,10 +160,10 @@ def _combined_remedy(
 
 
 def _none(best: _Remedy | None, again: Reanalysis) -> str:
-    said = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or combined"
+    text = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or combined"
     if not again.all:
-        said = "the job is too large to try all changes, and none of those tried makes it fit"
-    return f"{said}: with {_changes_text(best.changes)} it is {byte_text(_peak(best.found))}" if best else said
+        text = "the job is too large to try all changes, and none of those tried makes it fit"
+    return f"{text}: with {_changes_text(best.changes)} it is {byte_text(_peak(best.found))}" if best else text
 
 
 def _cheapest_by_kind(remedies: list[_Remedy]) -> list[_Remedy]:

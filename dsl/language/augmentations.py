@@ -15,7 +15,6 @@ _CHANCE = Float(min=0, max=1)
 _CHANCE_DOC = "the share of pictures that it changes"
 _AMOUNT = either(ListOf(Float(min=0), length=2), Float(min=0))
 _ANGLES = either(ListOf(Float(), length=2), Float(min=0))
-_PAIR = ListOf(Float(), length=2)
 _SHARES = ListOf(Float(min=0, max=1), length=2)
 _POSITIVE = ListOf(Float(above=0), length=2)
 _BYTE = Int(min=0, max=255)

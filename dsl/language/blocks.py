@@ -8,7 +8,7 @@ from dslc.dsl.bounds import PATTERNS
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce, Exchange
 from dslc.dsl.language.goals import EarlyStopping, Goal
-from dslc.dsl.language.layers import Layers
+from dslc.dsl.language.layers import Layers, PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.metrics import LossMetric
 from dslc.dsl.language.optimizers import Optimizer
@@ -33,6 +33,7 @@ from dslc.dsl.language.registry import (
     word,
 )
 from dslc.dsl.language.samplers import Balanced, ByLength, Weighted
+from dslc.dsl.source import Span
 
 _COUNT = Int(min=1)
 _PATTERNS = c.PATTERN_LIST
@@ -59,6 +60,21 @@ class ModelSpec(Block):
     adapter: c.Lora | None = arg(
         calls("adapter"), "small matrices that train in place of the weights: `lora(…)`", default=None, shown="none"
     )
+
+    @property
+    def has_user_network(self) -> bool:
+        """True if a function or `transformers` makes the network, so that only tracing knows its layers."""
+        return isinstance(self.network, PythonNetwork | TransformersNetwork)
+
+    @property
+    def network_span(self) -> Span | None:
+        """The place of the call that makes the network, or of the list of layers."""
+        return self.network.span if isinstance(self.network, Call) else self.at("network")
+
+    @property
+    def loss_span(self) -> Span | None:
+        """The place of the call of the loss."""
+        return self.loss.span or self.at("loss")
 
     @property
     def start(self) -> c.Pretrained | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from dslc.dsl.bounds import PATTERN, PATTERNS
-from dslc.dsl.language.augmentations import AUGMENT, AUGMENT_DOC, NORMALIZE, NORMALIZE_DOC
+from dslc.dsl.language.augmentations import AUGMENT, AUGMENT_DOC, NORMALIZE, NORMALIZE_DOC, Augmentation, Normalize
 from dslc.dsl.language.registry import (
     AnyValue,
     Bool,
     Call,
     Float,
     Int,
+    Kind,
     ListOf,
     Path,
     Quantity,
@@ -31,6 +32,8 @@ PATTERN_LIST = ListOf(Str(max_length=PATTERN.most), max_length=PATTERNS.most)
 FUNCTION = Str(r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+", '"module:function"')
 FUNCTION_DOC = "where it is; the folder of the job is searched first, or with `folder/module:function` that one"
 _ARGUMENTS_DOC = "the arguments of the call"
+_TRANSFORM_DOC = "a transform of yours for training pictures, before `normalize`"
+Arguments: TypeAlias = tuple[tuple[str, object], ...]  # of a function or library, by name
 
 
 @record
@@ -38,7 +41,7 @@ class PythonCall(Call):
     """A function of the user's: `python("module:function", …)`, whose further arguments are the function's."""
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
-    arguments: tuple[tuple[str, Any], ...] = arg(AnyValue(), _ARGUMENTS_DOC, default=())
+    arguments: Arguments = arg(AnyValue(), _ARGUMENTS_DOC, default=())
 
 
 # ------------------------------------------------------------------------------------------------ initial weights
@@ -73,10 +76,7 @@ class Pretrained(Call):
         shown="none",
     )
     allow_unused: tuple[str, ...] = arg(
-        PATTERN_LIST,
-        "patterns of tensors in the file for which the network has no use",
-        default=(),
-        shown="none",
+        PATTERN_LIST, "patterns of tensors in the file for which the network has no use", default=(), shown="none"
     )
 
 
@@ -188,17 +188,8 @@ class PythonTransform(PythonCall):
 _EXCLUSIVE = (("augment", "transform"),)  # of sources of pictures
 
 
-def _augment() -> Any:
-    return arg(AUGMENT, AUGMENT_DOC, default=None, shown="none")
-
-
-def _transform() -> Any:
-    doc = "a transform of yours for training pictures, before `normalize`"
-    return arg(calls("transform"), doc, default=None, shown="none")
-
-
-def _normalize() -> Any:
-    return arg(NORMALIZE, NORMALIZE_DOC, default=None, shown="none")
+def _optional(kind: Kind, doc: str) -> Any:
+    return arg(kind, doc, default=None, shown="none")
 
 
 @call("source")
@@ -243,9 +234,9 @@ class Images(Call):
         default=None,
         shown="`size`",
     )
-    augment: tuple[Call, ...] | None = _augment()
-    transform: Call | None = _transform()
-    normalize: str | Call | None = _normalize()
+    augment: tuple[Augmentation, ...] | None = _optional(AUGMENT, AUGMENT_DOC)
+    transform: Call | None = _optional(calls("transform"), _TRANSFORM_DOC)
+    normalize: str | Normalize | None = _optional(NORMALIZE, NORMALIZE_DOC)
 
 
 @call("source", "mnist")
@@ -255,9 +246,9 @@ class MNIST(Call):
     exclusive: ClassVar = _EXCLUSIVE
 
     dir: str = arg(Path("read"), "the folder of the four files")
-    augment: tuple[Call, ...] | None = _augment()
-    transform: Call | None = _transform()
-    normalize: str | Call | None = _normalize()
+    augment: tuple[Augmentation, ...] | None = _optional(AUGMENT, AUGMENT_DOC)
+    transform: Call | None = _optional(calls("transform"), _TRANSFORM_DOC)
+    normalize: str | Normalize | None = _optional(NORMALIZE, NORMALIZE_DOC)
 
 
 @call("source", "cifar10")
@@ -267,9 +258,9 @@ class CIFAR10(Call):
     exclusive: ClassVar = _EXCLUSIVE
 
     dir: str = arg(Path("read"), "the folder of the batches")
-    augment: tuple[Call, ...] | None = _augment()
-    transform: Call | None = _transform()
-    normalize: str | Call | None = _normalize()
+    augment: tuple[Augmentation, ...] | None = _optional(AUGMENT, AUGMENT_DOC)
+    transform: Call | None = _optional(calls("transform"), _TRANSFORM_DOC)
+    normalize: str | Normalize | None = _optional(NORMALIZE, NORMALIZE_DOC)
 
 
 @call("source")
@@ -291,9 +282,9 @@ class Parquet(Call):
     input: tuple[str, ...] = arg(_COLUMNS, "the column of the inputs, or several of one number each", default=("x",))
     target: tuple[str, ...] = arg(_COLUMNS, "the column of the targets, or several of one number each", default=("y",))
     size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
-    augment: tuple[Call, ...] | None = _augment()
-    transform: Call | None = _transform()
-    normalize: str | Call | None = _normalize()
+    augment: tuple[Augmentation, ...] | None = _optional(AUGMENT, AUGMENT_DOC)
+    transform: Call | None = _optional(calls("transform"), _TRANSFORM_DOC)
+    normalize: str | Normalize | None = _optional(NORMALIZE, NORMALIZE_DOC)
 
 
 @call("source", open=True)
@@ -314,10 +305,10 @@ class Datasets(Call):
         _COLUMNS, "the column of the targets, or several of one number each", default=None, shown="the second of two"
     )
     size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
-    augment: tuple[Call, ...] | None = _augment()
-    transform: Call | None = _transform()
-    normalize: str | Call | None = _normalize()
-    arguments: tuple[tuple[str, Any], ...] = arg(AnyValue(), "further arguments of `load_dataset`", default=())
+    augment: tuple[Augmentation, ...] | None = _optional(AUGMENT, AUGMENT_DOC)
+    transform: Call | None = _optional(calls("transform"), _TRANSFORM_DOC)
+    normalize: str | Normalize | None = _optional(NORMALIZE, NORMALIZE_DOC)
+    arguments: Arguments = arg(AnyValue(), "further arguments of `load_dataset`", default=())
 
 
 @call("source")
@@ -578,4 +569,4 @@ class Kubernetes(Call):
     )
 
 
-PICTURES = (Images, MNIST, CIFAR10, Parquet, Datasets)  # sources that may hold pictures
+PictureSource: TypeAlias = Images | MNIST | CIFAR10 | Parquet | Datasets  # sources that may hold pictures

@@ -39,12 +39,12 @@ class Exchange(Call):
     @property
     def step_interval(self) -> int:
         """The steps from one exchange to the next; 0 if the clock decides."""
-        return 1
+        return int(getattr(self, "period", getattr(self, "interval", 1)))
 
     @property
     def exact_steps(self) -> int:
         """The first steps, in which gradients are summed exactly instead."""
-        return 0
+        return int(getattr(self, "warmup", 0))
 
 
 @call("gradients")
@@ -98,10 +98,6 @@ class Decentralized(Exchange):
     interval: int = arg(_INTERVAL, "steps from one average to the next", default=1)
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
 
-    @property
-    def step_interval(self) -> int:
-        return self.interval
-
 
 @call("gradients")
 class LowPrecisionDecentralized(Exchange):
@@ -112,10 +108,6 @@ class LowPrecisionDecentralized(Exchange):
 
     interval: int = arg(_INTERVAL, "steps from one exchange to the next", default=1)
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
-
-    @property
-    def step_interval(self) -> int:
-        return self.interval
 
 
 @call("gradients")
@@ -133,10 +125,6 @@ class AsyncAverage(Exchange):
     def step_interval(self) -> int:
         return 0
 
-    @property
-    def exact_steps(self) -> int:
-        return self.warmup
-
 
 @call("gradients", "local_sgd")
 class LocalSGD(Exchange):
@@ -147,10 +135,6 @@ class LocalSGD(Exchange):
 
     period: int = arg(measure("steps", min=1), "steps from one average to the next", default=8)
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
-
-    @property
-    def step_interval(self) -> int:
-        return self.period
 
 
 @call("gradients", "diloco")
@@ -166,7 +150,3 @@ class DiLoCo(Exchange):
     lr: float = arg(Float(above=0), "the outer learning rate", default=0.7)
     momentum: float = arg(Float(min=0, below=1), "the outer momentum", default=0.9)
     hierarchical: bool = arg(Bool(), HIERARCHICAL, default=True)
-
-    @property
-    def step_interval(self) -> int:
-        return self.period

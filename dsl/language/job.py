@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
-from typing import Any
 
-from dslc.dsl.language.blocks import (
-    CheckpointSpec,
-    DataSpec,
-    DevicesSpec,
-    EvaluateSpec,
-    LaunchSpec,
-    LogSpec,
-    MemorySpec,
-    ModelSpec,
-    ParallelismSpec,
-    TrainSpec,
-)
+from dslc.dsl.language import blocks
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.goals import Goal
 from dslc.dsl.language.lr_schedules import Plateau
@@ -47,16 +35,16 @@ class JobSpec(Record):
     name: str  # of the file, without `.plt`
     folder: str  # the folder of the file, absolute: first on sys.path for `python(…)`
     source: Source = field(compare=False, repr=False)
-    model: ModelSpec
-    data: DataSpec
-    devices: DevicesSpec
-    parallelism: ParallelismSpec
-    memory: MemorySpec
-    train: TrainSpec
-    evaluate: EvaluateSpec
-    checkpoint: CheckpointSpec
-    launch: LaunchSpec
-    log: LogSpec
+    model: blocks.ModelSpec
+    data: blocks.DataSpec
+    devices: blocks.DevicesSpec
+    parallelism: blocks.ParallelismSpec
+    memory: blocks.MemorySpec
+    train: blocks.TrainSpec
+    evaluate: blocks.EvaluateSpec
+    checkpoint: blocks.CheckpointSpec
+    launch: blocks.LaunchSpec
+    log: blocks.LogSpec
     expect: tuple[Promise, ...] = ()
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -69,7 +57,7 @@ def python_calls(job: JobSpec) -> Iterator[PythonCall]:
             yield from _python_calls(getattr(block, declared.name))
 
 
-def _python_calls(value: Any) -> Iterator[PythonCall]:
+def _python_calls(value: object) -> Iterator[PythonCall]:
     if isinstance(value, tuple):
         for each in value:
             yield from _python_calls(each)
@@ -92,7 +80,7 @@ def goals_of(job: JobSpec) -> Iterator[tuple[str, Goal | Plateau]]:
 def with_calls(job: JobSpec, change: Callable[[Call], Call]) -> JobSpec:
     """Returns the job with `change` applied to each call in it, but not to those within another, as in `repeat(…)`."""
 
-    def changed(value: Any) -> Any:
+    def changed(value: object) -> object:
         if isinstance(value, tuple):
             return tuple(changed(each) for each in value)
         return change(value) if isinstance(value, Call) else value

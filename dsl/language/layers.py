@@ -7,9 +7,7 @@ channels first: `(channels, height, width)`; sequences are `(length, width)`. Th
 
 from __future__ import annotations
 
-from typing import Any
-
-from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.calls import Arguments, PythonCall
 from dslc.dsl.language.registry import AnyValue, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
 
 _SIZE = Int(min=1)
@@ -467,6 +465,4 @@ class TransformersNetwork(Call):
     task: str | None = arg(
         word(*TASKS), "the head, `AutoModelFor…`", default=None, shown="the data's, else the configuration's"
     )
-    arguments: tuple[tuple[str, Any], ...] = arg(
-        AnyValue(), "values that override those of the configuration", default=()
-    )
+    arguments: Arguments = arg(AnyValue(), "values that override those of the configuration", default=())

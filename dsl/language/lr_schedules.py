@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.goals import METRIC_DOC
-from dslc.dsl.language.registry import Call, Float, Int, ListOf, Measure, Name, Quantity, arg, call, measure, word
+from dslc.dsl.language.registry import Call, Float, Int, ListOf, Name, Quantity, arg, call, measure, word
 from dslc.dsl.record import record
 
-_WARMUP = Measure(("steps", "epochs", "ratio"), min=0)
+_WARMUP = measure("steps", "epochs", "ratio", min=0)
 _WARMUP_DOC = "rises over this: steps, epochs, or a share of the training"
 _FROM = Float(min=0, max=1)
 _FROM_DOC = (
@@ -94,7 +94,7 @@ class WarmupStableDecay(Schedule):
 
     warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
     decay: Quantity = arg(
-        Measure(("steps", "epochs", "ratio"), above=0),
+        measure("steps", "epochs", "ratio", above=0),
         "falls over this at the end: steps, epochs, or a share of the training",
         default=Quantity(0.1, "ratio"),
         shown="10%",
@@ -111,7 +111,7 @@ class OneCycle(Schedule):
     curve: ClassVar = "one_cycle"
 
     rise: Quantity = arg(
-        Measure(("steps", "epochs", "ratio"), above=0),
+        measure("steps", "epochs", "ratio", above=0),
         "how long it rises: steps, epochs, or a share of the training",
         default=Quantity(0.3, "ratio"),
         shown="30%",

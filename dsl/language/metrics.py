@@ -1,6 +1,4 @@
-"""The metrics of an evaluation: ratios of sums, which the runtime counts itself; metrics of the library `torchmetrics`;
-and a user's own.
-"""
+"""The metrics of an evaluation: ratios of sums that the runtime counts, `torchmetrics`, and a user's own."""
 
 from __future__ import annotations
 
@@ -59,44 +57,42 @@ class TorchMetric(Metric):
     torch_class: ClassVar[str]
 
 
-_AVERAGE = word("macro", "micro", "weighted", "each")
 _AVERAGE_DOC = "over the classes; `each`: a list of one number for each"
 
 
+@record
+class ClassMetric(TorchMetric):
+    """A metric with a number for each class, and a mean over the classes."""
+
+    average: str = arg(word("macro", "micro", "weighted", "each"), _AVERAGE_DOC, default="macro")
+
+
 @call("metric", "f1")
-class F1(TorchMetric):
+class F1(ClassMetric):
     """The harmonic mean of precision and recall."""
 
     torch_class: ClassVar = "F1Score"
 
-    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
-
 
 @call("metric")
-class Precision(TorchMetric):
+class Precision(ClassMetric):
     """The share of what was taken for a class that is of it."""
 
     torch_class: ClassVar = "Precision"
 
-    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
-
 
 @call("metric")
-class Recall(TorchMetric):
+class Recall(ClassMetric):
     """The share of a class that was taken for it."""
 
     torch_class: ClassVar = "Recall"
 
-    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
-
 
 @call("metric", "iou")
-class IoU(TorchMetric):
+class IoU(ClassMetric):
     """Intersection over union (Jaccard index)."""
 
     torch_class: ClassVar = "JaccardIndex"
-
-    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
 
 
 @call("metric", "auroc")

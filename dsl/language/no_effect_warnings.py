@@ -14,7 +14,7 @@ from typing import Any
 
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.layers import Llama, PythonNetwork, TransformersNetwork
+from dslc.dsl.language.layers import Llama
 from dslc.dsl.language.lr_schedules import Multistep, Plateau, Step
 from dslc.dsl.language.optimizers import SGD, Optimizer
 from dslc.dsl.language.registry import Block, Node, Quantity, fields
@@ -67,7 +67,7 @@ def plan_or_sequence(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.tensor == 1 or broken & {"parallelism.tensor", "model.network"}:
         return
-    if isinstance(blocks["model"].network, PythonNetwork | TransformersNetwork):
+    if blocks["model"].has_user_network:
         yield from _field_warnings(
             parallelism, ("sequence",), "a network that a function makes works on whole sequences"
         )
@@ -117,8 +117,8 @@ def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     """Reports goals of a job that evaluates once, at the end. E0317 is about jobs that never do."""
     if blocks["evaluate"].every is None and "evaluate.every" not in broken and _held_out(blocks):
         plateau = isinstance(blocks["train"].lr_schedule, Plateau)
-        found = (("train", ("early_stopping", *["lr_schedule"] * plateau)), ("checkpoint", ("best",)))
-        for block, names in found:
+        goals = (("train", ("early_stopping", *["lr_schedule"] * plateau)), ("checkpoint", ("best",)))
+        for block, names in goals:
             yield from _field_warnings(
                 blocks[block], names, "the only evaluation is at the end", "set `evaluate.every`"
             )

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.exchanges import HIERARCHICAL
-from dslc.dsl.language.registry import CALLS, Bool, Call, Float, ListOf, Measure, arg, call
+from dslc.dsl.language.registry import CALLS, Bool, Call, Float, ListOf, arg, call, measure
 from dslc.dsl.record import record
 
 Device = Literal["cpu", "cuda"]
@@ -64,17 +64,15 @@ class Optimizer(Call):
         return {}
 
     def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
-        """Returns the devices on which the fused kernel is used, given whether parameters are DTensors and steps, or
-        parameters in them, may be skipped.
-        """
+        """Returns the devices that use the fused kernel, if parameters are DTensors, or steps may be skipped."""
         fits = (self.fused_takes_shards or not shards) and (self.fused_skips or not skipping)
         return self.fused if fits else ()
 
 
 def torch_optimizer(name: str) -> type[Optimizer]:
     """The declaration of a class, by its name in a program."""
-    found = (each for each in CALLS["optimizer"].values() if issubclass(each, Optimizer))
-    return next(each for each in found if name in (each.torch_class, each.__name__))
+    declarations = (each for each in CALLS["optimizer"].values() if issubclass(each, Optimizer))
+    return next(each for each in declarations if name in (each.torch_class, each.__name__))
 
 
 @call("optimizer", "sgd")
@@ -242,26 +240,18 @@ class Compressed(Optimizer):
     @property
     def exact_steps(self) -> int:
         """The first steps, which are plain Adam's."""
-        return 0
+        return int(getattr(self, "warmup", getattr(self, "freeze", 0)))
 
 
 @call("optimizer", "qadam")
 class QAdam(Compressed):
     """Adam whose momentum is exchanged in 8 bits after a warm-up (Bagua)."""
 
-    warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
-
-    @property
-    def exact_steps(self) -> int:
-        return self.warmup
+    warmup: int = arg(measure("steps", min=1), "steps of plain Adam first", default=100)
 
 
 @call("optimizer")
 class OnebitAdam(Compressed):
     """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
 
-    freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
-
-    @property
-    def exact_steps(self) -> int:
-        return self.freeze
+    freeze: int = arg(measure("steps", min=1), "steps of plain Adam first", default=100)

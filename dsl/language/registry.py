@@ -68,20 +68,32 @@ class Kind(Record):
 
 
 @positional
-class Int(Kind):
-    min: int | None = None
-    max: int | None = None
-    choices: tuple[int, ...] = ()
-
-
-@positional
-class Float(Kind):
-    """A number; `above` and `below` are exclusive limits."""
+class NumberKind(Kind):
+    """Numbers within limits, of which `above` and `below` are exclusive."""
 
     min: float | None = None
     max: float | None = None
     above: float | None = None
     below: float | None = None
+
+    def allows(self, number: float) -> bool:
+        """True if the number is within the limits."""
+        return (
+            (self.min is None or number >= self.min)
+            and (self.max is None or number <= self.max)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+
+@positional
+class Int(NumberKind):
+    choices: tuple[int, ...] = ()
+
+
+@positional
+class Float(NumberKind):
+    pass
 
 
 @positional
@@ -91,9 +103,7 @@ class Bool(Kind):
 
 @positional
 class Str(Kind):
-    """Text in quotes. `pattern` is a regular expression it must match, `hint` describes it in words; `max_length` is in
-    characters.
-    """
+    """Text in quotes, of `max_length` characters. `pattern` is a regular expression for it, `hint` says it in words."""
 
     pattern: str = ""
     hint: str = ""
@@ -125,14 +135,10 @@ class Name(Kind):
 
 
 @positional
-class Measure(Kind):
+class Measure(NumberKind):
     """A quantity of one of these dimensions. If there is only one (steps, epochs, ratio), a bare number will do."""
 
-    dimensions: tuple[Dimension, ...]
-    min: float | None = None
-    max: float | None = None
-    above: float | None = None
-    below: float | None = None
+    dimensions: tuple[Dimension, ...] = ()
 
 
 @positional
@@ -178,7 +184,7 @@ def word(*choices: str) -> Word:
 
 
 def measure(*dimensions: Dimension, **limits: float) -> Measure:
-    return Measure(dimensions, **limits)
+    return Measure(dimensions=dimensions, **limits)
 
 
 def calls(*categories: str) -> CallOf:
@@ -218,9 +224,7 @@ class Node(Record):
     places: Mapping[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def at(self, name: str) -> Span | None:
-        """Returns the span of the entry `name`'s value if the user wrote one, else of the block's header or the
-        call.
-        """
+        """Returns the span of the value of `name` if the user wrote one, else of the block's header or the call."""
         place = self.places.get(name)
         return place.value if place else self.span
 
@@ -253,10 +257,10 @@ CALLS: dict[str, dict[str, type[Call]]] = {}
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(arg,))
 def block(cls: type[T]) -> type[T]:
     """Declares a block; its word is the class's name without `Spec`, in lower case, its doc the class's docstring."""
-    made: Any = record(cls)
-    made.word = cls.__name__.removesuffix("Spec").lower()
-    made.doc = " ".join((cls.__doc__ or "").split())
-    BLOCKS[made.word] = made
+    declared: Any = record(cls)
+    declared.word = cls.__name__.removesuffix("Spec").lower()
+    declared.doc = " ".join((cls.__doc__ or "").split())
+    BLOCKS[declared.word] = declared
     return cls
 
 
@@ -265,11 +269,11 @@ def call(category: str, word: str = "", *, open: bool = False) -> Callable[[type
     """Declares a call of a category; its word is the class's name in snake case unless given."""
 
     def declare(cls: type[T]) -> type[T]:
-        made: Any = record(cls)
-        made.word = word or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        made.doc = " ".join((cls.__doc__ or "").split())
-        made.category, made.open = category, open
-        CALLS.setdefault(category, {})[made.word] = made
+        declared: Any = record(cls)
+        declared.word = word or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        declared.doc = " ".join((cls.__doc__ or "").split())
+        declared.category, declared.open = category, open
+        CALLS.setdefault(category, {})[declared.word] = declared
         return cls
 
     return declare
@@ -300,11 +304,11 @@ _FIELDS: dict[type[Node], tuple[Field, ...]] = {}  # filled on demand
 
 def fields(declaration: type[Node]) -> tuple[Field, ...]:
     """Returns the declared fields in order; a call's positional arguments follow this order."""
-    found = _FIELDS.get(declaration)
-    if found is None:
-        found = _FIELDS[declaration] = tuple(
+    declared = _FIELDS.get(declaration)
+    if declared is None:
+        declared = _FIELDS[declaration] = tuple(
             Field(f.name, f.metadata["kind"], f.metadata["doc"], f.default, f.metadata["shown"])
             for f in dataclasses.fields(declaration)
             if "kind" in f.metadata
         )
-    return found
+    return declared

@@ -41,7 +41,6 @@ def unary(operator: str, operand: Amount) -> Amount:
 
 
 def binary(operator: str, left: Amount, right: Amount) -> Amount:
-    """Returns the result of `left operator right`."""
     try:
         return finite(_binary(operator, left, right))
     except OverflowError:

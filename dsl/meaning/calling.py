@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dslc.dsl.diagnostics import Note
+from dslc.dsl.language.calls import Arguments
 from dslc.dsl.language.registry import CALLS, AnyValue, Bool, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, words_of
 from dslc.dsl.meaning.describe import CATEGORIES, category, describe, form
@@ -33,8 +34,8 @@ def call(ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Map
         return unknown_call(ev, expr, name, name_span, kind, path)
     settings, extra, sound = _arguments(ev, declaration, written)
     sound = _override(ev, declaration, settings, extra, overrides) and sound
-    made = build(ev, declaration, settings, path, expr.span, sound, extra)
-    return made if isinstance(made, Call) else BAD
+    node = build(ev, declaration, settings, path, expr.span, sound, extra)
+    return node if isinstance(node, Call) else BAD
 
 
 def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: CallOf, path: str) -> BadValue:
@@ -73,7 +74,8 @@ def _arguments(
             if position >= len(declared):
                 sound = _too_many(ev, declaration, declared, argument)
                 continue
-            if position and _is_size(argument.value) and isinstance(declared[position].kind, Bool):
+            is_size = isinstance(argument.value, tree.Number) and argument.value.value > 1
+            if position and is_size and isinstance(declared[position].kind, Bool):
                 sound = _second_size(ev, declaration, declared, argument)
                 continue
             name, name_span = declared[position].word, argument.span
@@ -106,10 +108,6 @@ def _too_many(ev: Evaluator, declaration: type[Call], declared: list[Field], arg
     return False
 
 
-def _is_size(value: tree.Expr) -> bool:
-    return isinstance(value, tree.Number) and value.value > 1
-
-
 def _second_size(ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument) -> bool:
     """Reports `linear(64, 10)`, torch's form."""
     ev.fail(
@@ -126,10 +124,10 @@ def _unknown_argument(ev: Evaluator, declaration: type[Call], name: str, span: S
     if name in RESERVED:
         ev.fail("E0108", f"`{name}` is reserved for a later version of the language", span)
         return False
-    found = for_argument(name, own)
+    nearest = for_argument(name, own)
     having = [word for word, other in CALLS[declaration.category].items() if name in words_of(other)]
-    if found:
-        help = f"did you mean `{found}`?"
+    if nearest:
+        help = f"did you mean `{nearest}`?"
     elif having:
         help = f"{listed(having)} has one; `{declaration.word}` has {listed(own) if own else 'none'}"
     else:
@@ -198,26 +196,24 @@ def build(
     return declaration(**values, span=span, places=places) if complete else BAD
 
 
-def _extra(ev: Evaluator, extra: Mapping[str, Setting], path: str, places: dict[str, Place]) -> tuple[Any, ...]:
-    found = []
+def _extra(ev: Evaluator, extra: Mapping[str, Setting], path: str, places: dict[str, Place]) -> Arguments:
+    arguments = []
     for name, setting in extra.items():
         value = ev.value(setting.value, AnyValue(), f"{path}.{name}")
         if isinstance(value, BadValue):
             ev.broken.add(f"{path}.{name}")
             continue
-        found.append((name, value))
+        arguments.append((name, value))
         places.setdefault(name, place(setting))
         ev.origins[f"{path}.{name}"] = origin(setting.name)
-    return tuple(found)
+    return tuple(arguments)
 
 
 def _check_groups(
-    ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], values: Mapping[str, Any], path: str,
+    ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], values: Mapping[str, object], path: str,
     span: Span | None,
 ) -> bool:  # fmt: skip
-    """True if one of each group is given, and exclusive arguments are apart; layering.py has checked this for
-    fields.
-    """
+    """True if one of each group is given, and no exclusive arguments; layering.py has checked this for fields."""
     sound = True
     if issubclass(declaration, Call):
         for a, b in declaration.exclusive:
@@ -246,8 +242,8 @@ def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: 
         message = f"{noun} `{what}` needs `{name}`"
     else:
         message = f"`{what}` needs `{name}`"
-    found = next((f for f in fields(declaration) if f.word == name.partition("`")[0]), None)
-    help = f"`{found.word}`: {found.doc}" if found else ""
+    field = next((f for f in fields(declaration) if f.word == name.partition("`")[0]), None)
+    help = f"`{field.word}`: {field.doc}" if field else ""
     if span is None:
         span = end_of(ev)
     ev.fail("E0109", message, span, help=help)
@@ -260,7 +256,7 @@ def end_of(ev: Evaluator) -> Span:
     return Span(source, end, end)
 
 
-def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> Any:
+def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> object:
     """Returns a call in which later layers set arguments: `--set train.optimizer.lr=0.1`."""
     expr = ev.behind(setting.value)
     if isinstance(expr, tree.UnreadValue) or ev.is_lost(setting.value):

@@ -2,28 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dslc.dsl.language import units
-from dslc.dsl.language.registry import (
-    AnyValue,
-    Bool,
-    Call,
-    CallOf,
-    Either,
-    Float,
-    Int,
-    IntRange,
-    Kind,
-    ListOf,
-    Measure,
-    Name,
-    Path,
-    Quantity,
-    Range,
-    Str,
-    Word,
-)
+from dslc.dsl.language import registry, units
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import article, listed, quoted
 
@@ -46,55 +25,55 @@ def category(name: str) -> str:
     return article(CATEGORIES.get(name, name.replace("_", " ")))
 
 
-def describe(kind: Kind) -> str:  # noqa: C901 - one case for each kind
+def describe(kind: registry.Kind) -> str:  # noqa: C901 - one case for each kind
     """Describes the values that the kind takes: `a whole number of at least 1`."""
     match kind:
-        case Int():
+        case registry.Int():
             if kind.choices:
                 return " or ".join([", ".join(map(str, kind.choices[:-1])), str(kind.choices[-1])])
-            return "a whole number" + limits(kind.min, kind.max, None, None)
-        case Float():
-            return "a number" + limits(kind.min, kind.max, kind.above, kind.below)
-        case Bool():
+            return "a whole number" + limits(kind)
+        case registry.Float():
+            return "a number" + limits(kind)
+        case registry.Bool():
             return "`true` or `false`"
-        case Path(name=True):
+        case registry.Path(name=True):
             return "a name, or a path that begins with `./`, in quotes"
-        case Path():
+        case registry.Path():
             return "the path of a file or folder, in quotes" + (", where `*` stands for anything" if kind.glob else "")
-        case Str():
+        case registry.Str():
             return f"text in quotes, {kind.hint}" if kind.hint else "text in quotes"
-        case Name():
+        case registry.Name():
             return "a name"
-        case Word():
+        case registry.Word():
             return listed(kind.choices)
-        case Measure():
+        case registry.Measure():
             return measure_in_words(kind)
-        case IntRange():
+        case registry.IntRange():
             return "a range of whole numbers such as `1..4`"
-        case ListOf():
+        case registry.ListOf():
             return list_in_words(kind)
-        case CallOf():
+        case registry.CallOf():
             return " or ".join(category(c) for c in kind.categories)
-        case Either():
+        case registry.Either():
             return kind.words or ", or ".join(describe(inner) for inner in kind.kinds)
-        case AnyValue():
+        case registry.AnyValue():
             return "a plain value: number, text, truth value, `none` or a list of them"
         case _:
             raise AssertionError(kind)
 
 
-def measure_in_words(kind: Measure) -> str:
+def measure_in_words(kind: registry.Measure) -> str:
     names = [units.NAMES[d] for d in kind.dimensions]
     joined = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     shown = units.EXAMPLES[kind.dimensions[0]]
     if len(kind.dimensions) > 1:
         return f"{joined}, such as `{shown}`"
     numeral = "a whole number of " if joined in ("steps", "epochs") else ""
-    return numeral + joined + limits(kind.min, kind.max, kind.above, kind.below) + f", such as `{shown}`"
+    return numeral + joined + limits(kind) + f", such as `{shown}`"
 
 
-def list_in_words(kind: ListOf) -> str:
-    if isinstance(kind.item, CallOf):
+def list_in_words(kind: registry.ListOf) -> str:
+    if isinstance(kind.item, registry.CallOf):
         items = " or ".join(CATEGORIES.get(c, c) for c in kind.item.categories)
         items = items if items.endswith("s") else items + "s"
     else:
@@ -106,18 +85,18 @@ def list_in_words(kind: ListOf) -> str:
     return f"a list of one or more {items}" if kind.min_length == 1 else f"a list of {items}"
 
 
-def limits(low: float | None, high: float | None, above: float | None, below: float | None) -> str:
-    if low is not None and high is not None:
-        return f" from {units.number(low)} to {units.number(high)}"
+def limits(kind: registry.NumberKind) -> str:
+    if kind.min is not None and kind.max is not None:
+        return f" from {units.number(kind.min)} to {units.number(kind.max)}"
     parts = []
-    if low is not None:
-        parts.append(f"of at least {units.number(low)}")
-    if above is not None:
-        parts.append(f"above {units.number(above)}")
-    if high is not None:
-        parts.append(f"of at most {units.number(high)}")
-    if below is not None:
-        parts.append(f"below {units.number(below)}")
+    if kind.min is not None:
+        parts.append(f"of at least {units.number(kind.min)}")
+    if kind.above is not None:
+        parts.append(f"above {units.number(kind.above)}")
+    if kind.max is not None:
+        parts.append(f"of at most {units.number(kind.max)}")
+    if kind.below is not None:
+        parts.append(f"below {units.number(kind.below)}")
     return " " + " and ".join(parts) if parts else ""
 
 
@@ -129,8 +108,8 @@ def form(expr: tree.Expr) -> str:
         case tree.Number():
             return "a number" if isinstance(expr.value, int) else f"the number {expr.text}"
         case tree.NumberWithUnit():
-            found = units.in_base_units(1, expr.unit)
-            return units.NAMES[found.dimension] if found else "a quantity"
+            quantity = units.in_base_units(1, expr.unit)
+            return units.NAMES[quantity.dimension] if quantity else "a quantity"
         case tree.Text():
             return "text"
         case tree.Boolean():
@@ -149,24 +128,24 @@ def form(expr: tree.Expr) -> str:
             return "a calculation"
 
 
-def value(found: Any) -> str:
+def value(resolved: object) -> str:
     """Writes a resolved value in the language."""
-    match found:
+    match resolved:
         case None:
             return "none"
         case bool():
-            return "true" if found else "false"
+            return "true" if resolved else "false"
         case int() | float():
-            return units.number(found)
+            return units.number(resolved)
         case str():
-            return quoted(found)
-        case Quantity():
-            return units.write(found.value, found.dimension)
-        case Range():
-            return f"{found.first}..{found.last}"
+            return quoted(resolved)
+        case registry.Quantity():
+            return units.write(resolved.value, resolved.dimension)
+        case registry.Range():
+            return f"{resolved.first}..{resolved.last}"
         case tuple() | list():
-            return f"[{', '.join(map(value, found))}]"
-        case Call():
-            return f"{found.word}(…)"
+            return f"[{', '.join(map(value, resolved))}]"
+        case registry.Call():
+            return f"{resolved.word}(…)"
         case _:
-            raise AssertionError(found)
+            raise AssertionError(resolved)

@@ -19,34 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from dslc.dsl.bounds import OPENED, VALUES
 from dslc.dsl.diagnostics import Note, Report, TooManyErrors
-from dslc.dsl.language import units
-from dslc.dsl.language.registry import (
-    AnyValue,
-    Bool,
-    CallOf,
-    Either,
-    Float,
-    Int,
-    IntRange,
-    Kind,
-    ListOf,
-    Measure,
-    Name,
-    Path,
-    Quantity,
-    Range,
-    Str,
-    Word,
-)
-from dslc.dsl.language.suggest import (
-    RESERVED,
-    can_be_none,
-    did_you_mean,
-    for_word,
-    function_meant,
-    meaning,
-    nearest_choice,
-)
+from dslc.dsl.language import registry, suggest, units
 from dslc.dsl.meaning import arithmetic
 from dslc.dsl.meaning.arithmetic import Amount, Impossible
 from dslc.dsl.meaning.describe import describe, form, limits
@@ -71,7 +44,7 @@ BAD: Final = BadValue()
 
 
 N = TypeVar("N", int, float)
-Calling: TypeAlias = "Callable[[Evaluator, tree.Expr, CallOf, str, Mapping[str, Setting]], Any]"
+Calling: TypeAlias = "Callable[[Evaluator, tree.Expr, registry.CallOf, str, Mapping[str, Setting]], object]"
 
 
 class Evaluator:
@@ -98,7 +71,7 @@ class Evaluator:
         self.report.add(code, message, span, label=label, help=help, notes=[*notes, *used])
         return BAD
 
-    def mismatch(self, expr: tree.Expr, kind: Kind, path: str, help: str = "") -> BadValue:
+    def mismatch(self, expr: tree.Expr, kind: registry.Kind, path: str, help: str = "") -> BadValue:
         """Reports a value of another form than the field takes."""
         inner = inside(expr)
         if isinstance(inner, tree.Name) and not rewrite(inner, kind):
@@ -106,29 +79,29 @@ class Evaluator:
         if isinstance(inner, tree.CallOf) and inner.name in self.params:
             return self.fail("E0121", f"`{inner.name}` is a param and cannot be called", inner.span)
         help = help or rewrite(inner, kind)
-        if not help and isinstance(kind, CallOf):
+        if not help and isinstance(kind, registry.CallOf):
             help = f"there is {listed(words_in(kind), 12)}"
         if '"' in help and expr.span.source.name.startswith("<"):  # a shell removes quotes
             help = f"write `--set '{path}={help.split('`')[1]}'`"
         return self.fail("E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help)
 
-    def unknown_name(self, name: tree.Name, kind: Kind, path: str) -> BadValue:
+    def unknown_name(self, name: tree.Name, kind: registry.Kind, path: str) -> BadValue:
         word = name.name
-        if word in RESERVED:
+        if word in suggest.RESERVED:
             return self.fail("E0108", f"`{word}` is reserved for a later version of the language", name.span)
         literal = {"True": "true", "False": "false", "None": "none", "yes": "true", "no": "false", "on": "true",
                    "off": "false", "null": "none"}.get(word)  # fmt: skip
-        if literal and (literal == "none" or accepts(kind, Bool)):
+        if literal and (literal == "none" or accepts(kind, registry.Bool)):
             return self.fail("E0120", f"there is no `{word}`", name.span, help=f"write `{literal}`")
         words = words_in(kind)
-        found = for_word(word, [*words, *self.params])
+        nearest = suggest.for_word(word, [*words, *self.params])
         wants = f"`{path}` takes {listed(words) if words else describe(kind)}"
-        if not found and accepts(kind, Str, Path, AnyValue):
+        if not nearest and accepts(kind, registry.Str, registry.Path, registry.AnyValue):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
                              help=f'write `"{word}"` if it is text')  # fmt: skip
         return self.fail(
             "E0120", f"there is no `{word}` here", name.span, label=wants,
-            help=f"did you mean `{found}`?" if found else "",
+            help=f"did you mean `{nearest}`?" if nearest else "",
         )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- params
@@ -142,15 +115,15 @@ class Evaluator:
             chain: dict[str, Span] = {}
             left: list[Iterator[tree.Name]] = [iter([tree.Name(span=param.declared, name=name)])]
             while left:
-                found = next(left[-1], None)
-                if found is None:
+                reference = next(left[-1], None)
+                if reference is None:
                     left.pop()
                     done.update(chain.popitem()[:1] if chain else ())
-                elif found.name in chain:
-                    lost.update(self._circle(chain, found))
-                elif found.name in self.params and found.name not in done:
-                    chain[found.name] = found.span
-                    left.append(self._named_by(found.name, lost))
+                elif reference.name in chain:
+                    lost.update(self._circle(chain, reference))
+                elif reference.name in self.params and reference.name not in done:
+                    chain[reference.name] = reference.span
+                    left.append(self._named_by(reference.name, lost))
         return lost
 
     def _named_by(self, param: str, lost: set[str]) -> Iterator[tree.Name]:
@@ -224,7 +197,7 @@ class Evaluator:
 
     # --------------------------------------------------------------------------------------------------- values
 
-    def value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:
+    def value(self, expr: tree.Expr, kind: registry.Kind, path: str) -> Any:
         """Returns the expression's value of this kind, or BAD."""
         if not self.enter(expr):
             return BAD
@@ -233,7 +206,7 @@ class Evaluator:
         finally:
             self.depth -= 1
 
-    def _value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:  # noqa: C901 - one case for each kind
+    def _value(self, expr: tree.Expr, kind: registry.Kind, path: str) -> Any:  # noqa: C901 - one case for each kind
         if isinstance(expr, tree.UnreadValue):
             return BAD
         if isinstance(expr, tree.Group):
@@ -246,42 +219,42 @@ class Evaluator:
             with self.opened(expr) as inner:
                 return BAD if inner is None else self.value(inner, kind, path)
         match kind:
-            case Either():
+            case registry.Either():
                 chosen = self.choose(expr, kind)
                 return self.mismatch(expr, kind, path) if chosen is None else self._value(expr, chosen, path)
-            case Int():
+            case registry.Int():
                 return self.integer(expr, kind, path)
-            case Float():
+            case registry.Float():
                 return self.real(expr, kind, path)
-            case Measure():
+            case registry.Measure():
                 return self.measure(expr, kind, path)
-            case Bool():
+            case registry.Bool():
                 return expr.value if isinstance(expr, tree.Boolean) else self.mismatch(expr, kind, path)
-            case Path():
+            case registry.Path():
                 return self.file(expr, kind, path)
-            case Str():
+            case registry.Str():
                 return self.text(expr, kind, path)
-            case Word() | Name():
+            case registry.Word() | registry.Name():
                 return self.word(expr, kind, path)
-            case IntRange():
+            case registry.IntRange():
                 return self.range(expr, kind, path)
-            case ListOf():
+            case registry.ListOf():
                 return self.list(expr, kind, path)
-            case CallOf():
+            case registry.CallOf():
                 return self._call(self, expr, kind, path, {})
-            case AnyValue():
+            case registry.AnyValue():
                 return self.plain_value(expr, path)
             case _:
                 raise AssertionError(kind)
 
-    def choose(self, expr: tree.Expr, kind: Either) -> Kind | None:
+    def choose(self, expr: tree.Expr, kind: registry.Either) -> registry.Kind | None:
         """Returns the first of the kinds that fits the form of the value."""
         inner = self.behind(expr)
         if isinstance(inner, tree.UnreadValue) or self.is_lost(inner):
             return kind.kinds[0]
         return next((k for k in kind.kinds if fits(inner, k)), None)
 
-    def _shadow(self, name: tree.Name, kind: Kind) -> None:
+    def _shadow(self, name: tree.Name, kind: registry.Kind) -> None:
         if name.name in words_in(kind):
             param = self.params[name.name]
             self.report.add(
@@ -314,7 +287,7 @@ class Evaluator:
                     return BAD if inner is None else self.amount(inner)
             case tree.Name():
                 return self.fail("E0120", f"there is no param `{expr.name}`", expr.span,
-                                 help=did_you_mean(expr.name, self.params))  # fmt: skip
+                                 help=suggest.did_you_mean(expr.name, self.params))  # fmt: skip
             case tree.Unary():
                 operand = self.amount(expr.operand)
                 return operand if isinstance(operand, BadValue) else arithmetic.unary(expr.operator, operand)
@@ -337,112 +310,101 @@ class Evaluator:
     def _quantity(self, expr: tree.NumberWithUnit) -> Amount | BadValue:
         try:
             arithmetic.finite(expr.value)
-            found = units.in_base_units(expr.value, expr.unit)
-            if found is not None:
-                return arithmetic.finite(found)
+            quantity = units.in_base_units(expr.value, expr.unit)
+            if quantity is not None:
+                return arithmetic.finite(quantity)
         except (Impossible, OverflowError):
             return self.fail("E0126", "this number is too large", expr.span)
         same = next((unit for unit in units.UNITS if unit.lower() == expr.unit.lower()), None)
-        meant = units.SPELT.get(expr.unit) or same or nearest_choice(expr.unit, units.UNITS)
+        meant = units.SPELT.get(expr.unit) or same or suggest.nearest_choice(expr.unit, units.UNITS)
         return self.fail(
             "E0123", f"there is no unit `{expr.unit}`", expr.unit_span,
             label="units are case-sensitive" if same else "",
             help=f"did you mean `{meant}`?" if meant else f"the units are {', '.join(units.UNITS)}",
         )  # fmt: skip
 
-    def amount_for(self, expr: tree.Expr, kind: Kind, path: str) -> Amount | BadValue:
+    def amount_for(self, expr: tree.Expr, kind: registry.Kind, path: str) -> Amount | BadValue:
         """Returns the number or quantity of a field that takes one."""
         return self.amount(expr) if numeric(expr) else self.mismatch(expr, kind, path)
 
-    def number_for(self, expr: tree.Expr, kind: Int | Float, path: str) -> int | float | BadValue:
+    def number_for(self, expr: tree.Expr, kind: registry.Int | registry.Float, path: str) -> int | float | BadValue:
         """Returns the number of a field that takes one without a unit."""
-        found = self.amount_for(expr, kind, path)
-        return self.wrong_dimension(expr, found, kind, path) if isinstance(found, Quantity) else found
+        amount = self.amount_for(expr, kind, path)
+        return self.wrong_dimension(expr, amount, kind, path) if isinstance(amount, registry.Quantity) else amount
 
-    def integer(self, expr: tree.Expr, kind: Int, path: str) -> int | BadValue:
-        found = self.number_for(expr, kind, path)
-        if isinstance(found, BadValue):
+    def integer(self, expr: tree.Expr, kind: registry.Int, path: str) -> int | BadValue:
+        number = self.number_for(expr, kind, path)
+        if isinstance(number, BadValue):
             return BAD
-        if isinstance(found, float):
-            if found != int(found) or not isinstance(inside(expr), tree.Binary):
-                return self.fail(
-                    "E0121", f"`{path}` takes {describe(kind)}, not {units.number(found)}", expr.span,
-                    help=f"write `{units.number(int(found))}`" if found == int(found) and abs(found) < 2**63 else "",
-                )  # fmt: skip
-            found = int(found)
-            if abs(found) > arithmetic.LARGEST:
+        if isinstance(number, float):
+            if number != int(number) or not isinstance(inside(expr), tree.Binary):
+                is_whole = number == int(number) and abs(number) < 2**63
+                help = f"write `{units.number(int(number))}`" if is_whole else ""
+                message = f"`{path}` takes {describe(kind)}, not {units.number(number)}"
+                return self.fail("E0121", message, expr.span, help=help)
+            number = int(number)
+            if abs(number) > arithmetic.LARGEST:
                 return self.fail("E0126", "this number is too large", expr.span)
-        if kind.choices and found not in kind.choices:
-            return self.fail("E0125", f"`{path}` is {describe(kind)}, not {found}", expr.span)
-        return self.within(expr, found, kind.min, kind.max, None, None, units.number(found), path)
+        if kind.choices and number not in kind.choices:
+            return self.fail("E0125", f"`{path}` is {describe(kind)}, not {number}", expr.span)
+        return self.within(expr, number, kind, units.number(number), path)
 
-    def real(self, expr: tree.Expr, kind: Float, path: str) -> float | BadValue:
-        found = self.number_for(expr, kind, path)
-        if isinstance(found, BadValue):
+    def real(self, expr: tree.Expr, kind: registry.Float, path: str) -> float | BadValue:
+        number = self.number_for(expr, kind, path)
+        if isinstance(number, BadValue):
             return BAD
-        return self.within(expr, float(found), kind.min, kind.max, kind.above, kind.below, units.number(found), path)
+        return self.within(expr, float(number), kind, units.number(number), path)
 
-    def measure(self, expr: tree.Expr, kind: Measure, path: str) -> Any:
-        found = self.amount_for(expr, kind, path)
-        if isinstance(found, BadValue):
+    def measure(self, expr: tree.Expr, kind: registry.Measure, path: str) -> float | registry.Quantity | BadValue:
+        amount = self.amount_for(expr, kind, path)
+        if isinstance(amount, BadValue):
             return BAD
         first = kind.dimensions[0]
-        bare = not isinstance(found, Quantity)
-        if not isinstance(found, Quantity):
+        bare = not isinstance(amount, registry.Quantity)
+        if not isinstance(amount, registry.Quantity):
             if len(kind.dimensions) > 1 or first not in units.BARE:
                 return self.fail(
                     "E0124", f"`{path}` needs a unit: {describe(kind)}", expr.span,
-                    help=f"write {with_unit(found, kind)}",
+                    help=f"write {with_unit(amount, kind)}",
                 )  # fmt: skip
-            found = Quantity(found, first)
-        if found.dimension not in kind.dimensions:
-            return self.wrong_dimension(expr, found, kind, path)
-        shown = units.number(found.value) if bare else units.write(found.value, found.dimension)
-        percent = f"write `{shown}%`" if bare and first == "ratio" and 1 < found.value <= 100 else ""
-        number = self.within(expr, found.value, kind.min, kind.max, kind.above, kind.below, shown, path, percent)
+            amount = registry.Quantity(amount, first)
+        if amount.dimension not in kind.dimensions:
+            return self.wrong_dimension(expr, amount, kind, path)
+        shown = units.number(amount.value) if bare else units.write(amount.value, amount.dimension)
+        percent = f"write `{shown}%`" if bare and first == "ratio" and 1 < amount.value <= 100 else ""
+        number = self.within(expr, amount.value, kind, shown, path, percent)
         if isinstance(number, BadValue):
             return BAD
-        whole = found.dimension in ("bytes", "steps") or (found.dimension == "epochs" and len(kind.dimensions) == 1)
+        whole = amount.dimension in ("bytes", "steps") or (amount.dimension == "epochs" and len(kind.dimensions) == 1)
         if not whole:
             # Epochs of a field that also takes steps may be fractional; they count exactly.
-            number = number if found.dimension == "epochs" and number == int(number) else float(number)
-            number = int(number) if found.dimension == "epochs" and number == int(number) else number
+            number = number if amount.dimension == "epochs" and number == int(number) else float(number)
+            number = int(number) if amount.dimension == "epochs" and number == int(number) else number
         elif number != int(number):
-            return self.fail("E0121", f"`{path}` takes whole {units.NAMES[found.dimension]}, not {shown}", expr.span)
+            return self.fail("E0121", f"`{path}` takes whole {units.NAMES[amount.dimension]}, not {shown}", expr.span)
         else:
             number = int(number)
-        return number if len(kind.dimensions) == 1 else Quantity(number, found.dimension)
+        return number if len(kind.dimensions) == 1 else registry.Quantity(number, amount.dimension)
 
     def within(
-        self, expr: tree.Expr, found: N, low: float | None, high: float | None, above: float | None,
-        below: float | None, shown: str, path: str, help: str = "",
-    ) -> N | BadValue:  # fmt: skip
+        self, expr: tree.Expr, number: N, kind: registry.NumberKind, shown: str, path: str, help: str = ""
+    ) -> N | BadValue:
         """Returns the number itself if it is within the limits."""
+        if kind.allows(number):
+            return number
+        if not help and number < 0 and kind.allows(-number):
+            help = f"did you mean `{shown.removeprefix('-')}`?"
+        if number == 0 and suggest.can_be_none(path):
+            help = "leave it out for none"
+        if not help and (says := suggest.meaning(path)):
+            help = f"`{path}` means: {says}"
+        must = limits(kind).strip().removeprefix("of ")
+        return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)
 
-        def outside(number: float) -> bool:
-            return (
-                (low is not None and number < low)
-                or (high is not None and number > high)
-                or (above is not None and number <= above)
-                or (below is not None and number >= below)
-            )
-
-        if outside(found):
-            if not help and found < 0 and not outside(-found):
-                help = f"did you mean `{shown.removeprefix('-')}`?"
-            must = limits(low, high, above, below).strip()
-            must = must.removeprefix("of ")
-            if found == 0 and can_be_none(path):
-                help = "leave it out for none"
-            if not help and (says := meaning(path)):
-                help = f"`{path}` means: {says}"
-            return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)
-        return found
-
-    def wrong_dimension(self, expr: tree.Expr, found: Quantity, kind: Kind, path: str) -> BadValue:
+    def wrong_dimension(self, expr: tree.Expr, found: registry.Quantity, kind: registry.Kind, path: str) -> BadValue:
         shown = units.write(found.value, found.dimension)
         help = ""
-        if isinstance(kind, Int | Float):
+        if isinstance(kind, registry.Int | registry.Float):
             help = f"write `{units.number(found.value)}`"
         return self.fail(
             "E0122", f"`{path}` takes {describe(kind)}, not {units.NAMES[found.dimension]}", expr.span,
@@ -451,24 +413,22 @@ class Evaluator:
 
     # ----------------------------------------------------------------------------------------------- other kinds
 
-    def text(self, expr: tree.Expr, kind: Str, path: str) -> str | BadValue:
+    def text(self, expr: tree.Expr, kind: registry.Str, path: str) -> str | BadValue:
         if not isinstance(expr, tree.Text):
             return self.mismatch(expr, kind, path)
         if kind.max_length is not None and len(expr.value) > kind.max_length:
             return self.fail("E0135", f"`{path}` takes at most {kind.max_length} characters", expr.span,
                              label=f"here are {len(expr.value):,}")  # fmt: skip
         if kind.pattern and not re.fullmatch(kind.pattern, expr.value):
-            meant = function_meant(expr.value)
+            meant = suggest.function_meant(expr.value)
             help = f'did you mean `"{meant}"`?' if re.fullmatch(kind.pattern, meant) else ""
             return self.fail(
                 "E0135", f"`{path}` takes {describe(kind)}", expr.span, label="has another form", help=help
             )
         return expr.value
 
-    def file(self, expr: tree.Expr, kind: Path, path: str) -> str | BadValue:
-        """Returns an absolute path: a file to read is relative to the file that names it, a file to write to the
-        current folder.
-        """
+    def file(self, expr: tree.Expr, kind: registry.Path, path: str) -> str | BadValue:
+        """Returns an absolute path: a file to read starts beside the file that names it, one to write in the cwd."""
         if not isinstance(expr, tree.Text):
             return self.mismatch(expr, kind, path)
         if not expr.value.strip() or "\0" in expr.value:
@@ -477,36 +437,36 @@ class Evaluator:
             return expr.value
         folder = self.merged.folders.get(id(expr.span.source), "") if kind.use == "read" else ""
         full = os.path.normpath(os.path.join(folder or os.getcwd(), os.path.expanduser(expr.value)))
-        found = ResolvedPath(full, expr.value)
-        self.paths[expr.span] = found
-        return found
+        resolved = ResolvedPath(full, expr.value)
+        self.paths[expr.span] = resolved
+        return resolved
 
-    def word(self, expr: tree.Expr, kind: Word | Name, path: str) -> str | BadValue:
+    def word(self, expr: tree.Expr, kind: registry.Word | registry.Name, path: str) -> str | BadValue:
         word = spelt(expr)
-        if isinstance(kind, Name):
+        if isinstance(kind, registry.Name):
             name = expr.value if isinstance(expr, tree.Text) else word
             return name if name else self.mismatch(expr, kind, path)
         if word in kind.choices:
             return word
         if isinstance(expr, tree.Text) and expr.value in kind.choices:
             return self.fail("E0121", f"`{path}` takes a word, without quotes", expr.span, help=f"write `{expr.value}`")
-        if isinstance(expr, tree.NumberWithUnit) and expr.joined and (found := for_word(word, kind.choices)):
+        if isinstance(expr, tree.NumberWithUnit) and expr.joined and (nearest := suggest.for_word(word, kind.choices)):
             return self.fail("E0120", f"there is no `{word}` here", expr.span,
-                             label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{found}`?")  # fmt: skip
+                             label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{nearest}`?")  # fmt: skip
         return self.mismatch(expr, kind, path)
 
-    def range(self, expr: tree.Expr, kind: IntRange, path: str) -> Range | BadValue:
+    def range(self, expr: tree.Expr, kind: registry.IntRange, path: str) -> registry.Range | BadValue:
         if not isinstance(expr, tree.RangeOf):
             return self.mismatch(expr, kind, path)
-        first = self.value(expr.first, Int(min=kind.min), path)
-        last = self.value(expr.last, Int(min=kind.min), path)
+        first = self.value(expr.first, registry.Int(min=kind.min), path)
+        last = self.value(expr.last, registry.Int(min=kind.min), path)
         if isinstance(first, BadValue) or isinstance(last, BadValue):
             return BAD
         if first > last:
             return self.fail("E0137", f"the range {first}..{last} is empty", expr.span, help=f"write `{last}..{first}`")
-        return Range(first, last)
+        return registry.Range(first, last)
 
-    def list(self, expr: tree.Expr, kind: ListOf, path: str) -> tuple[Any, ...] | BadValue:
+    def list(self, expr: tree.Expr, kind: registry.ListOf, path: str) -> tuple[object, ...] | BadValue:
         if kind.single and fits(expr, kind.item):
             item = self.value(expr, kind.item, path)
             return BAD if isinstance(item, BadValue) else (item,)
@@ -521,14 +481,14 @@ class Evaluator:
             what = f"`{path}` takes {kind.length} values, not {count}"
             return self.fail("E0136", what, expr.span, help=_change_of(kind.length - count))
         if count < kind.min_length:
-            found = f"not {count:,}" if count else "and the list is empty"
-            what = f"`{path}` takes at least {kind.min_length}, {found}"
+            shortfall = f"not {count:,}" if count else "and the list is empty"
+            what = f"`{path}` takes at least {kind.min_length}, {shortfall}"
             return self.fail("E0136", what, expr.span, help=_change_of(kind.min_length - count))
         return BAD if any(isinstance(item, BadValue) for item in items) else tuple(items)
 
-    def plain_value(self, expr: tree.Expr, path: str) -> Any:
+    def plain_value(self, expr: tree.Expr, path: str) -> object:
         """Returns a plain value, for a function of the user's."""
-        kind = AnyValue()
+        kind = registry.AnyValue()
         match expr:
             case tree.Text() | tree.Boolean():
                 return expr.value
@@ -539,7 +499,7 @@ class Evaluator:
                 return BAD if any(isinstance(item, BadValue) for item in items) else items
             case tree.Name() | tree.CallOf() | tree.RangeOf():
                 return self.mismatch(expr, kind, path)
-        found = self.amount(expr)
-        if isinstance(found, Quantity):
-            return self.wrong_dimension(expr, found, kind, path)
-        return found
+        amount = self.amount(expr)
+        if isinstance(amount, registry.Quantity):
+            return self.wrong_dimension(expr, amount, kind, path)
+        return amount

@@ -7,23 +7,7 @@ from __future__ import annotations
 
 import re
 
-from dslc.dsl.language import units
-from dslc.dsl.language.registry import (
-    CALLS,
-    Bool,
-    CallOf,
-    Either,
-    Float,
-    Int,
-    IntRange,
-    Kind,
-    ListOf,
-    Measure,
-    Name,
-    Path,
-    Str,
-    Word,
-)
+from dslc.dsl.language import registry, units
 from dslc.dsl.language.suggest import translated_choice
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import quoted
@@ -47,56 +31,56 @@ def numeric(expr: tree.Expr) -> bool:
     return isinstance(expr, tree.Number | tree.NumberWithUnit | tree.Unary | tree.Binary | tree.Group)
 
 
-def fits(expr: tree.Expr, kind: Kind) -> bool:
+def fits(expr: tree.Expr, kind: registry.Kind) -> bool:
     """True if the kind takes a value of this form; callers remove params and parentheses first."""
     match kind:
-        case Int() | Float() | Measure():
+        case registry.Int() | registry.Float() | registry.Measure():
             return numeric(expr)
-        case Bool():
+        case registry.Bool():
             return isinstance(expr, tree.Boolean)
-        case Str() | Path():
+        case registry.Str() | registry.Path():
             return isinstance(expr, tree.Text)
-        case Word():
+        case registry.Word():
             return spelt(expr) in kind.choices
-        case Name():
+        case registry.Name():
             return isinstance(expr, tree.Text) or bool(spelt(expr))
-        case IntRange():
+        case registry.IntRange():
             return isinstance(expr, tree.RangeOf)
-        case ListOf():
+        case registry.ListOf():
             return isinstance(expr, tree.List) or (kind.single and fits(expr, kind.item))
-        case CallOf():
+        case registry.CallOf():
             if isinstance(expr, tree.CallOf):
                 return True
             return isinstance(expr, tree.Name) and expr.name in words_in(kind)
-        case Either():
+        case registry.Either():
             return any(fits(expr, inner) for inner in kind.kinds)
     return True
 
 
-def words_in(kind: Kind) -> list[str]:
+def words_in(kind: registry.Kind) -> list[str]:
     """Returns the words, and the names of calls, that a value of this kind may be."""
     match kind:
-        case Word():
+        case registry.Word():
             return list(kind.choices)
-        case CallOf():
-            return [word for category in kind.categories for word in CALLS[category]]
-        case Either():
+        case registry.CallOf():
+            return [word for category in kind.categories for word in registry.CALLS[category]]
+        case registry.Either():
             return [word for inner in kind.kinds for word in words_in(inner)]
-        case ListOf() if kind.single:
+        case registry.ListOf() if kind.single:
             return words_in(kind.item)
     return []
 
 
-def bare_words(kind: Kind) -> list[str]:
+def bare_words(kind: registry.Kind) -> list[str]:
     """Returns the words that are no calls."""
-    if isinstance(kind, Either):
+    if isinstance(kind, registry.Either):
         return [word for inner in kind.kinds for word in bare_words(inner)]
-    if isinstance(kind, ListOf) and kind.single:
+    if isinstance(kind, registry.ListOf) and kind.single:
         return bare_words(kind.item)
-    return list(kind.choices) if isinstance(kind, Word) else []
+    return list(kind.choices) if isinstance(kind, registry.Word) else []
 
 
-def with_unit(found: int | float, kind: Measure) -> str:
+def with_unit(found: int | float, kind: registry.Measure) -> str:
     """Returns the bare number with the units that may have been meant."""
     written = units.number(found)
     if "ratio" in kind.dimensions and 0 < found < 1:
@@ -113,8 +97,8 @@ def with_unit(found: int | float, kind: Measure) -> str:
             return f"it as `{units.EXAMPLES[dimension]}` is written"
 
 
-def accepts(kind: Kind, *types: type[Kind]) -> bool:
-    if isinstance(kind, Either):
+def accepts(kind: registry.Kind, *types: type[registry.Kind]) -> bool:
+    if isinstance(kind, registry.Either):
         return any(accepts(inner, *types) for inner in kind.kinds)
     return isinstance(kind, types)
 
@@ -125,14 +109,14 @@ def inside(expr: tree.Expr) -> tree.Expr:
     return expr
 
 
-def rewrite(expr: tree.Expr, kind: Kind) -> str:
+def rewrite(expr: tree.Expr, kind: registry.Kind) -> str:
     """Returns a likely rewriting of the expression as this kind."""
-    if isinstance(kind, Either):
+    if isinstance(kind, registry.Either):
         return next((help for inner in kind.kinds if (help := rewrite(expr, inner))), "")
     text = quoted(expr.value) if isinstance(expr, tree.Text) else expr.span.text()
     if len(text) > 60 or "\n" in text:
         return ""
-    if isinstance(kind, ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
+    if isinstance(kind, registry.ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
         more = ", …" if (kind.length or kind.min_length) > 1 else ""
         return f"write `[{text}{more}]`"
     if not isinstance(expr, tree.Name) and (meant := translated_choice(text.strip('"'), words_in(kind))):
@@ -141,19 +125,19 @@ def rewrite(expr: tree.Expr, kind: Kind) -> str:
         return f"write `{expr.items[0].span.text()}`"
     if isinstance(expr, tree.Text):
         inner = expr.value
-        if isinstance(kind, Int) and re.fullmatch(r"-?\d+", inner):
+        if isinstance(kind, registry.Int) and re.fullmatch(r"-?\d+", inner):
             return f"write `{inner}`, without quotes"
-        if isinstance(kind, Float) and re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", inner):
+        if isinstance(kind, registry.Float) and re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", inner):
             return f"write `{inner}`, without quotes"
-        if isinstance(kind, Bool) and inner.lower() in ("true", "false"):
+        if isinstance(kind, registry.Bool) and inner.lower() in ("true", "false"):
             return f"write `{inner.lower()}`, without quotes"
         if inner in words_in(kind):
             return f"write `{inner}`, without quotes"
-        if isinstance(kind, CallOf) and (call := as_call(inner, kind)):
+        if isinstance(kind, registry.CallOf) and (call := as_call(inner, kind)):
             return f"write `{call}`"
-    if isinstance(kind, Bool) and isinstance(expr, tree.Number) and expr.value in (0, 1):
+    if isinstance(kind, registry.Bool) and isinstance(expr, tree.Number) and expr.value in (0, 1):
         return f"write `{'true' if expr.value else 'false'}`"
-    if isinstance(kind, Str | Path) and numeric(expr):
+    if isinstance(kind, registry.Str | registry.Path) and numeric(expr):
         return f'write `"{text}"`'
     return ""
 
@@ -163,7 +147,7 @@ _OPENS = {".txt": "text", ".bin": "tokens", ".npz": "arrays", ".parquet": "parqu
 _READS = {".csv": "csv", ".json": "json", ".jsonl": "json"}
 
 
-def as_call(text: str, kind: CallOf) -> str:
+def as_call(text: str, kind: registry.CallOf) -> str:
     """Returns the call for which a path or a name, written in its place, is probably an argument; "" for none."""
     words, ending = words_in(kind), text[text.rfind(".") :] if "." in text else ""
     if "python" in words and re.fullmatch(r"(.*/)?[\w.]+:[\w.]+", text):

@@ -11,7 +11,7 @@ A `Merged` holds the result. Sweeps stay apart until resolve.py tries their alte
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.registry import BLOCKS
@@ -23,9 +23,7 @@ from dslc.dsl.syntax import tree
 
 @record
 class Setting(Record):
-    """One value, and the place that set it. If the value is a call, `arguments` are the arguments that later layers set
-    in it.
-    """
+    """One value, and its place. `arguments` are the arguments that later layers set in the value, a call."""
 
     name: Span
     value: tree.Expr
@@ -44,9 +42,7 @@ class ParamSetting(Record):
 
 @dataclass(kw_only=True)
 class Merged:
-    """The result of all layers. Fields are keyed by block and field; `headers` is the place where a block was last
-    opened.
-    """
+    """The result of all layers. Fields are keyed by block and field; `headers` has the last place of each block."""
 
     main: tree.Document
     folders: dict[int, str]  # by the id of a source: the base folder of its relative paths
@@ -61,10 +57,9 @@ class Merged:
 
     def copy(self) -> Merged:
         """A copy that settings may be laid over."""
-        return Merged(
-            main=self.main, folders=self.folders, params=dict(self.params), fields=dict(self.fields),
-            headers=dict(self.headers), promises=dict(self.promises), sweeps=dict(self.sweeps), spoken=set(self.spoken),
-            complete=self.complete, words=self.words,
+        return replace(
+            self, params=dict(self.params), fields=dict(self.fields), headers=dict(self.headers),
+            promises=dict(self.promises), sweeps=dict(self.sweeps), spoken=set(self.spoken),
         )  # fmt: skip
 
 
@@ -165,9 +160,7 @@ def unknown_top(name: str, span: Span, report: Report) -> None:
 
 
 def block_meant(name: str, span: Span, report: Report) -> str:
-    """Returns the block that a name stands for. A misspelt one is reported and taken for the suggested one, so that its
-    entries are read and not reported as missing.
-    """
+    """Returns the block that a name stands for. A misspelt one is reported, and its entries are read all the same."""
     if name in BLOCKS or name in ("expect", "sweep"):
         return name
     unknown_top(name, span, report)
@@ -248,14 +241,14 @@ def partners(merged: Merged, block: str, name: str) -> list[str]:
     declaration = BLOCKS.get(block)
     if declaration is None:
         return []
-    found = [a if b == name else b for a, b in declaration.exclusive if name in (a, b)]
+    names = [a if b == name else b for a, b in declaration.exclusive if name in (a, b)]
     if name == declaration.whole:
-        found += [f for b, f in merged.fields if b == block and f != name]
+        names += [f for b, f in merged.fields if b == block and f != name]
     elif declaration.whole:
-        found.append(declaration.whole)
+        names.append(declaration.whole)
     return [
         other
-        for other in found
+        for other in names
         if (block, other) in merged.fields and not isinstance(merged.fields[block, other].value, tree.NoneLiteral)
     ]
 
@@ -267,9 +260,7 @@ def _put_sweep(merged: Merged, path: tuple[str, ...], setting: Setting) -> None:
 
 
 def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report) -> bool:
-    """Lays one value over the merged ones: a `--set`, or one alternative of a sweep. Returns false if it does not
-    fit.
-    """
+    """Lays a `--set`, or one alternative of a sweep, over the merged values. Returns false if it does not fit."""
     if len(path) == 1:
         return _put_alone(merged, path[0], setting, report)
     if path[0] == "sweep":

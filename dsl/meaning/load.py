@@ -441,15 +441,13 @@ def _is_text(merged: Merged, path: tuple[str, ...], value: tree.Expr | None, tex
     """
     if isinstance(value, tree.Name):
         return value.name not in merged.params and not _is_word(merged, path, value) and _takes_text(merged, path)
-    if value is not None and not (_computes(value) and any(n.name not in merged.params for n in names_in(value))):
+    if value is not None and not (
+        isinstance(value, tree.Binary | tree.Unary) and any(n.name not in merged.params for n in names_in(value))
+    ):
         return False
     if _takes_text(merged, path) or (value is None and _names_nothing(merged, path)):
         return True
     return bool(_BARE.fullmatch(text)) and any(accepts(kind, CallOf, ListOf) for kind in _targets(merged, path))
-
-
-def _computes(value: tree.Expr) -> bool:
-    return isinstance(value, tree.Binary | tree.Unary)
 
 
 def _names_nothing(merged: Merged, path: tuple[str, ...]) -> bool:
@@ -471,9 +469,7 @@ def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:
     if len(path) == 1:
         # A param without a value may stand for a word as well as for text: `--set mode=bf16`.
         param = merged.params.get(path[0])
-        return param is None or (param.default is None and _some_word(name.name))
+        if param is None or param.default is not None:
+            return param is None
+        return any(name.name in words_in(f.kind) for block in BLOCKS.values() for f in fields(block))
     return any(name.name in words_in(kind) or isinstance(kind, ListOf) for kind in kinds)
-
-
-def _some_word(name: str) -> bool:
-    return any(name in words_in(f.kind) for block in BLOCKS.values() for f in fields(block))

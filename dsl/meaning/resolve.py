@@ -18,7 +18,7 @@ from dslc.dsl.diagnostics import Report, TooManyErrors
 from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.no_effect_warnings import EFFECTS
-from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, Measure, fields
+from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, fields, measure
 from dslc.dsl.language.registry import Float as FloatKind
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
 from dslc.dsl.meaning.calling import build, call, end_of, origin
@@ -96,7 +96,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     paths = {span: path for attempt in attempts for span, path in attempt.evaluator.paths.items()}
     texts = {".".join(path): tuple(_text(item, paths) for item in items) for path, items in lists.items()}
     job = None
-    if all(not isinstance(made, BadValue) for made in base.blocks.values()):
+    if all(not isinstance(block, BadValue) for block in base.blocks.values()):
         job = JobSpec(name=name, folder=folder, source=merged.main.source, **base.blocks, expect=base.promises,
                       sweep=texts)  # fmt: skip
         checkpoint = job.checkpoint
@@ -124,13 +124,13 @@ def _too_many(
     if 0 < count <= LOOKS.most and count * each <= WORDS_LOOKED_AT.most:
         return False
     if 0 < count <= LOOKS.most:
-        said, most = f"{count:,} combinations of a job of {each:,} words and values", WORDS_LOOKED_AT.most // each
+        size, most = f"{count:,} combinations of a job of {each:,} words and values", WORDS_LOOKED_AT.most // each
     else:
         huge = not 0 < count < 10**12
-        said = f"{len(lists):,} paths, of up to {longest:,} alternatives" if huge else f"{count:,} combinations"
+        size = f"{len(lists):,} paths, of up to {longest:,} alternatives" if huge else f"{count:,} combinations"
         most = LOOKS.most
     span = merged.sweeps[next(iter(lists))].name
-    message = f"the sweep has {said}, and {most:,} combinations are the most"
+    message = f"the sweep has {size}, and {most:,} combinations are the most"
     report.add(LOOKS.code, message, span, help="sweep fewer paths at once")
     return True
 
@@ -139,21 +139,21 @@ def _attempt(merged: Merged) -> _Attempt:
     """Resolves as much of the job as possible; after too many mistakes, returns the part made so far."""
     report = Report()
     evaluator = Evaluator(merged, report, call)
-    made: dict[str, Any] = {}
+    block_of: dict[str, Any] = {}
     promises: tuple[Promise, ...] = ()
     try:
-        _blocks(evaluator, report, made)
+        _blocks(evaluator, report, block_of)
         promises = _promises(evaluator)
-        if not any(isinstance(block, BadValue) for block in made.values()):
+        if not any(isinstance(block, BadValue) for block in block_of.values()):
             for effect in EFFECTS:
-                report.extend(effect(made, evaluator.broken))
+                report.extend(effect(block_of, evaluator.broken))
     except TooManyErrors:
-        made = dict.fromkeys(BLOCKS, BadValue())
-    return _Attempt(blocks=made, promises=promises, evaluator=evaluator, report=report)
+        block_of = dict.fromkeys(BLOCKS, BadValue())
+    return _Attempt(blocks=block_of, promises=promises, evaluator=evaluator, report=report)
 
 
-def _blocks(evaluator: Evaluator, report: Report, made: dict[str, Any]) -> None:
-    """Puts each block of the job into `made`; `BadValue` if it cannot be made."""
+def _blocks(evaluator: Evaluator, report: Report, block_of: dict[str, Any]) -> None:
+    """Puts each block of the job into `block_of`; `BadValue` if it cannot be made."""
     merged = evaluator.merged
     _unknown(evaluator, report)
     for word, declaration in BLOCKS.items():
@@ -162,8 +162,8 @@ def _blocks(evaluator: Evaluator, report: Report, made: dict[str, Any]) -> None:
         whole = declaration.whole
         if whole in settings:
             chosen = settings.pop(whole)
-            given: dict[str, Any] = {whole: True}
-            made[word] = declaration(**given, span=chosen.name)
+            values: dict[str, Any] = {whole: True}
+            block_of[word] = declaration(**values, span=chosen.name)
             evaluator.origins[f"{word}.{whole}"] = origin(chosen.name)
             continue
         settings = {name: setting for name, setting in settings.items() if name in known}
@@ -171,9 +171,9 @@ def _blocks(evaluator: Evaluator, report: Report, made: dict[str, Any]) -> None:
         if word not in merged.headers and required:
             if not all(f"{word}.{name}" in evaluator.broken for group in required for name in group.split("` or `")):
                 _missing_block(evaluator, word, required)
-            made[word] = BadValue()
+            block_of[word] = BadValue()
             continue
-        made[word] = build(evaluator, declaration, settings, word, merged.headers.get(word))
+        block_of[word] = build(evaluator, declaration, settings, word, merged.headers.get(word))
 
 
 def _missing_block(evaluator: Evaluator, word: str, required: list[str]) -> None:
@@ -228,7 +228,7 @@ def _unused(merged: Merged, report: Report) -> None:
 
 
 def _promises(evaluator: Evaluator) -> tuple[Promise, ...]:
-    found = []
+    promises = []
     for name, comparisons in evaluator.merged.promises.items():
         for comparison in comparisons:
             if name not in PROMISES:
@@ -239,16 +239,16 @@ def _promises(evaluator: Evaluator) -> tuple[Promise, ...]:
                 )  # fmt: skip
                 continue
             dimension = PROMISES[name]
-            kind: Kind = FloatKind() if dimension is None else Measure((dimension,))
+            kind: Kind = FloatKind() if dimension is None else measure(dimension)
             value = _promised(evaluator, comparison.value, kind, f"expect.{name}")
             if not isinstance(value, BadValue):
                 evaluator.origins[f"expect.{name}"] = origin(comparison.name_span)
-                found.append(Promise(name=name, operator=comparison.operator, value=value, span=comparison.span))
-    return tuple(found)
+                promises.append(Promise(name=name, operator=comparison.operator, value=value, span=comparison.span))
+    return tuple(promises)
 
 
-def _promised(evaluator: Evaluator, expr: tree.Expr, kind: Kind, path: str) -> Any:
-    value = evaluator.value(expr, kind, path)
+def _promised(evaluator: Evaluator, expr: tree.Expr, kind: Kind, path: str) -> float | BadValue:
+    value: float | BadValue = evaluator.value(expr, kind, path)
     if isinstance(kind, FloatKind) and isinstance(value, float) and value == int(value):
         return int(value)
     return value
@@ -260,7 +260,7 @@ def _promised(evaluator: Evaluator, expr: tree.Expr, kind: Kind, path: str) -> A
 def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple[tree.Expr, ...]]:
     """Returns the alternatives of each swept path that exists."""
     evaluator = Evaluator(merged, Report(), call)
-    found = {}
+    alternatives = {}
     for path, setting in merged.sweeps.items():
         shown = ".".join(path)
         problem = _no_path(merged, path)
@@ -278,8 +278,8 @@ def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple
         elif not value.items:
             report.add("E0142", f"the sweep of `{shown}` has no alternatives", setting.value.span)
         else:
-            found[path] = value.items
-    return found
+            alternatives[path] = value.items
+    return alternatives
 
 
 def _no_path(merged: Merged, path: tuple[str, ...]) -> str:
@@ -305,10 +305,10 @@ def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:
     """Yields every combination, the last path varying fastest; nothing without a sweep."""
     if not texts:
         return []
-    found: list[Combination] = [()]
+    combinations: list[Combination] = [()]
     for path, alternatives in texts.items():
-        found = [(*before, (path, text)) for before in found for text in alternatives]
-    return found
+        combinations = [(*before, (path, text)) for before in combinations for text in alternatives]
+    return combinations
 
 
 # -------------------------------------------------------------------------------------------------------- origins
@@ -316,11 +316,11 @@ def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:
 
 def _origins(merged: Merged, attempt: _Attempt) -> dict[str, str]:
     """Returns the origin of every param, every field, and every written argument."""
-    found = {name: origin(param.setting.name) for name, param in merged.params.items() if param.setting is not None}
+    origins = {name: origin(param.setting.name) for name, param in merged.params.items() if param.setting is not None}
     for word, declaration in BLOCKS.items():
         for f in fields(declaration):
             if f.name == declaration.whole and f"{word}.{f.word}" not in attempt.evaluator.origins:
                 continue
             path = f"{word}.{f.word}"
-            found[path] = attempt.evaluator.origins.get(path, "default")
-    return found | attempt.evaluator.origins
+            origins[path] = attempt.evaluator.origins.get(path, "default")
+    return origins | attempt.evaluator.origins

@@ -13,29 +13,7 @@ from collections.abc import Mapping
 
 from dslc.dsl.bounds import ALL
 from dslc.dsl.json_value import Json
-from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
-from dslc.dsl.language.registry import (
-    BLOCKS,
-    CALLS,
-    AnyValue,
-    Bool,
-    Call,
-    CallOf,
-    Either,
-    Field,
-    Float,
-    Int,
-    IntRange,
-    Kind,
-    ListOf,
-    Measure,
-    Name,
-    Node,
-    Path,
-    Str,
-    Word,
-    fields,
-)
+from dslc.dsl.language import blocks, registry, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.language.suggest import RESERVED
 from dslc.dsl.meaning.describe import CATEGORIES, describe
 from dslc.dsl.meaning.resolve import PROMISE_DOCS, PROMISES
@@ -47,9 +25,9 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 def schema() -> dict[str, Json]:
     """Returns the JSON schema (draft 2020-12) of a job."""
     properties: dict[str, Json] = {"language": {"const": 1, "description": "the version of the language"}}
-    for word, declaration in BLOCKS.items():
-        made = _object(declaration)
-        properties[word] = {"anyOf": [{"const": declaration.whole}, made]} if declaration.whole else made
+    for word, declaration in registry.BLOCKS.items():
+        block = _object(declaration)
+        properties[word] = {"anyOf": [{"const": declaration.whole}, block]} if declaration.whole else block
     properties["expect"] = {
         "type": "object",
         "description": "promises checked at compile time: an operator and a value for each name",
@@ -68,29 +46,31 @@ def schema() -> dict[str, Json]:
         "properties": properties,
         "required": ["model", "data", "train"],
         "additionalProperties": False,
-        "$defs": {category: {"anyOf": [_call(call) for call in calls.values()]} for category, calls in CALLS.items()},
+        "$defs": {
+            category: {"anyOf": [_call(call) for call in calls.values()]} for category, calls in registry.CALLS.items()
+        },
     }
 
 
-def _object(declaration: type[Node]) -> dict[str, Json]:
+def _object(declaration: type[registry.Node]) -> dict[str, Json]:
     shown = _visible_fields(declaration)
-    made: dict[str, Json] = {
+    form: dict[str, Json] = {
         "type": "object",
         "description": declaration.doc,
         "properties": {f.word: {**fragment(f.kind), "description": f.doc} for f in shown},
-        "additionalProperties": issubclass(declaration, Call) and declaration.open,
+        "additionalProperties": issubclass(declaration, registry.Call) and declaration.open,
     }
     required = [f.word for f in shown if f.required]
     if required:
-        made["required"] = required
+        form["required"] = required
     if declaration.one_of:
-        made["allOf"] = [{"anyOf": [{"required": [name]} for name in group]} for group in declaration.one_of]
+        form["allOf"] = [{"anyOf": [{"required": [name]} for name in group]} for group in declaration.one_of]
     if declaration.exclusive:
-        made["not"] = {"anyOf": [{"required": list(pair)} for pair in declaration.exclusive]}
-    return made
+        form["not"] = {"anyOf": [{"required": list(pair)} for pair in declaration.exclusive]}
+    return form
 
 
-def _call(call: type[Call]) -> dict[str, Json]:
+def _call(call: type[registry.Call]) -> dict[str, Json]:
     required = any(f.required for f in _visible_fields(call)) or bool(call.one_of)
     whole: dict[str, Json] = {
         "type": "object",
@@ -102,31 +82,31 @@ def _call(call: type[Call]) -> dict[str, Json]:
     return whole if required else {"anyOf": [{"const": call.word}, whole]}
 
 
-def fragment(kind: Kind) -> dict[str, Json]:  # noqa: C901 - one case for each kind
+def fragment(kind: registry.Kind) -> dict[str, Json]:  # noqa: C901 - one case for each kind
     """Returns the schema of the values that a kind takes."""
     match kind:
-        case Int():
+        case registry.Int():
             if kind.choices:
                 return {"enum": list(kind.choices)}
-            return _limited({"type": "integer"}, kind.min, kind.max, None, None)
-        case Float():
-            return _limited({"type": "number"}, kind.min, kind.max, kind.above, kind.below)
-        case Bool():
+            return _limited({"type": "integer"}, kind)
+        case registry.Float():
+            return _limited({"type": "number"}, kind)
+        case registry.Bool():
             return {"type": "boolean"}
-        case Str():
+        case registry.Str():
             text: dict[str, Json] = {"type": "string"}
             if kind.pattern:
                 text["pattern"] = f"^({kind.pattern})$"
             return text if kind.max_length is None else text | {"maxLength": kind.max_length}
-        case Path() | Name():
+        case registry.Path() | registry.Name():
             return {"type": "string"}
-        case Word():
+        case registry.Word():
             return {"enum": list(kind.choices)}
-        case Measure():
+        case registry.Measure():
             return _quantity(kind)
-        case IntRange():
+        case registry.IntRange():
             return {"type": "string", "pattern": r"^\d+\.\.\d+$"}
-        case ListOf():
+        case registry.ListOf():
             sized: dict[str, Json] = {"type": "array", "items": fragment(kind.item)}
             if kind.length is not None:
                 sized |= {"minItems": kind.length, "maxItems": kind.length}
@@ -135,29 +115,29 @@ def fragment(kind: Kind) -> dict[str, Json]:  # noqa: C901 - one case for each k
             if kind.max_length is not None:
                 sized["maxItems"] = kind.max_length
             return {"anyOf": [sized, fragment(kind.item)]} if kind.single else sized
-        case CallOf():
-            found: list[dict[str, Json]] = [{"$ref": f"#/$defs/{category}"} for category in kind.categories]
-            return found[0] if len(found) == 1 else {"anyOf": found}
-        case Either():
+        case registry.CallOf():
+            references: list[dict[str, Json]] = [{"$ref": f"#/$defs/{category}"} for category in kind.categories]
+            return references[0] if len(references) == 1 else {"anyOf": references}
+        case registry.Either():
             return {"anyOf": [fragment(inner) for inner in kind.kinds]}
-        case AnyValue():
+        case registry.AnyValue():
             return {"type": ["number", "string", "boolean", "null", "array"]}
     raise AssertionError(kind)
 
 
-def _limited(
-    made: dict[str, Json], low: float | None, high: float | None, above: float | None, below: float | None
-) -> dict[str, Json]:
-    limits = {"minimum": low, "maximum": high, "exclusiveMinimum": above, "exclusiveMaximum": below}
-    return made | {name: limit for name, limit in limits.items() if limit is not None}
+def _limited(form: dict[str, Json], kind: registry.NumberKind) -> dict[str, Json]:
+    limits = {
+        "minimum": kind.min, "maximum": kind.max, "exclusiveMinimum": kind.above, "exclusiveMaximum": kind.below,
+    }  # fmt: skip
+    return form | {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _quantity(kind: Measure) -> dict[str, Json]:
+def _quantity(kind: registry.Measure) -> dict[str, Json]:
     known = [unit for unit, (dimension, _, _) in units.UNITS.items() if dimension in kind.dimensions]
     measured: dict[str, Json] = {"type": "string", "pattern": rf"^[0-9._eE+-]+ ?({'|'.join(known)})$"}
     if len(kind.dimensions) == 1 and kind.dimensions[0] in units.BARE:
         whole: dict[str, Json] = {"type": "number" if kind.dimensions[0] == "ratio" else "integer"}
-        return {"anyOf": [_limited(whole, kind.min, kind.max, kind.above, kind.below), measured]}
+        return {"anyOf": [_limited(whole, kind), measured]}
     return measured
 
 
@@ -187,7 +167,7 @@ these bounds, which are far above what a training needs, a check takes less than
 def reference() -> str:
     """Returns the reference page, in Markdown."""
     parts = [_INTRODUCTION, "## Blocks\n"]
-    for word, declaration in BLOCKS.items():
+    for word, declaration in registry.BLOCKS.items():
         parts.append(f"### `{word}`\n\n{declaration.doc}\n")
         if declaration.whole:
             parts.append(f"`{word} = {declaration.whole}` leaves the whole block to the compiler.\n")
@@ -196,7 +176,7 @@ def reference() -> str:
     parts.append(_SWEEP)
     parts.append("## Calls\n")
     for category, name in CATEGORIES.items():
-        parts.append(f"### {name[0].upper()}{name[1:]}\n\n{_calls(CALLS[category])}")
+        parts.append(f"### {name[0].upper()}{name[1:]}\n\n{_calls(registry.CALLS[category])}")
     parts.append(_units())
     parts.append(_bounds())
     parts.append(f"## Reserved\n\n{', '.join(f'`{word}`' for word in sorted(RESERVED))}: for later versions.\n")
@@ -208,14 +188,14 @@ def _bounds() -> str:
     return "\n".join(["## Bounds\n", _BOUNDS, "| at most | of | else |", "| ---: | --- | --- |", *rows]) + "\n"
 
 
-def _visible_fields(declaration: type[Node]) -> list[Field]:
+def _visible_fields(declaration: type[registry.Node]) -> list[registry.Field]:
     hidden = {getattr(declaration, "whole", "")}
-    if issubclass(declaration, Call) and declaration.open:
+    if issubclass(declaration, registry.Call) and declaration.open:
         hidden.add("arguments")
-    return [f for f in fields(declaration) if f.name not in hidden]
+    return [f for f in registry.fields(declaration) if f.name not in hidden]
 
 
-def _table(declaration: type[Node]) -> str:
+def _table(declaration: type[registry.Node]) -> str:
     rows = ["| field | takes | default | means |", "| --- | --- | --- | --- |"]
     for f in _visible_fields(declaration):
         required = f.required or any(f.name in group for group in declaration.one_of)
@@ -225,27 +205,25 @@ def _table(declaration: type[Node]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _notes(declaration: type[Node]) -> str:
-    said = [f"One of {_either(group)} must be given." for group in declaration.one_of]
-    said += [f"{_either(pair, 'and')} exclude each other." for pair in declaration.exclusive]
-    return " ".join(said) + "\n\n" if said else ""
+def _notes(declaration: type[registry.Node]) -> str:
+    sentences = [f"One of {_either(group)} must be given." for group in declaration.one_of]
+    sentences += [f"{_either(pair, 'and')} exclude each other." for pair in declaration.exclusive]
+    return " ".join(sentences) + "\n\n" if sentences else ""
 
 
 def _either(names: tuple[str, ...], word: str = "or") -> str:
     return f" {word} ".join(f"`{name}`" for name in names)
 
 
-def _calls(calls: Mapping[str, type[Call]]) -> str:
-    """Returns one table for the calls of a category: a row for each call, and below it one for each of its
-    arguments.
-    """
+def _calls(calls: Mapping[str, type[registry.Call]]) -> str:
+    """Returns one table for the calls of a category: a row for each call, and below it for each argument."""
     rows = ["| call | argument | takes | default | means |", "| --- | --- | --- | --- | --- |"]
     for call in calls.values():
-        said = [call.doc, _notes(call).strip()]
+        sentences = [call.doc, _notes(call).strip()]
         if call.open:
-            further = next(f.doc for f in fields(call) if f.name == "arguments")
-            said.append(f"Further arguments, by name: {further}.")
-        rows.append(f"| **`{call.word}`** | | | | {_cell(' '.join(filter(None, said)))} |")
+            further = next(f.doc for f in registry.fields(call) if f.name == "arguments")
+            sentences.append(f"Further arguments, by name: {further}.")
+        rows.append(f"| **`{call.word}`** | | | | {_cell(' '.join(filter(None, sentences)))} |")
         for f in _visible_fields(call):
             default = "required" if f.required else _default(f)
             cells = (f"`{f.word}`", describe(f.kind), default, f.doc)
@@ -253,7 +231,7 @@ def _calls(calls: Mapping[str, type[Call]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _default(field: Field) -> str:
+def _default(field: registry.Field) -> str:
     if field.shown:
         return field.shown
     return "none" if field.default is None else f"`{value_text(field.default, field.kind)}`"

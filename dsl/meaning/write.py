@@ -17,29 +17,10 @@ import re
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dslc.dsl.language import units
+from dslc.dsl.language import registry, units
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.job import JobSpec, with_calls
 from dslc.dsl.language.layers import TransformersNetwork
-from dslc.dsl.language.registry import (
-    BLOCKS,
-    AnyValue,
-    Block,
-    Call,
-    CallOf,
-    Either,
-    IntRange,
-    Kind,
-    ListOf,
-    Measure,
-    Name,
-    Path,
-    Quantity,
-    Range,
-    Str,
-    Word,
-    fields,
-)
 from dslc.dsl.meaning.describe import value as plain
 from dslc.dsl.meaning.resolve import PROMISES
 from dslc.dsl.words import quoted
@@ -53,7 +34,7 @@ _PLAIN = frozenset({"metric", "lr_schedule", "precision"})  # these read better 
 def write(job: JobSpec) -> str:
     """Returns the text of a job file for the job, all defaults included."""
     parts = ["language = 1\n"]
-    parts.extend(_block(getattr(job, word)) for word in BLOCKS)
+    parts.extend(_block(getattr(job, word)) for word in registry.BLOCKS)
     if job.expect:
         promises = []
         for promise in job.expect:
@@ -65,14 +46,12 @@ def write(job: JobSpec) -> str:
 
 
 def anchored(job: JobSpec) -> JobSpec:
-    """Returns the job for a file outside the job's folder: user functions and `transformers(…)` configurations in that
-    folder are named with it.
-    """
+    """Returns the job for a file elsewhere: functions and configurations beside the job get its folder."""
 
     def absolute_path(name: str) -> str:
         return os.path.normpath(os.path.join(job.folder, os.path.expanduser(name)))
 
-    def with_absolute_paths(call: Call) -> Call:
+    def with_absolute_paths(call: registry.Call) -> registry.Call:
         if isinstance(call, TransformersNetwork) and os.path.exists(absolute_path(call.path)):
             return replace(call, path=absolute_path(call.path))
         if not isinstance(call, PythonCall):
@@ -99,48 +78,48 @@ def _laid_out(text: str) -> str:
     return format_document(document)
 
 
-def _block(block: Block) -> str:
+def _block(block: registry.Block) -> str:
     declaration = type(block)
     if declaration.whole and getattr(block, declaration.whole):
         return f"{declaration.word} = {declaration.whole}\n"
     lines = []
-    for field in fields(declaration):
+    for field in registry.fields(declaration):
         value = getattr(block, field.name)
         if value is not None and field.name != declaration.whole:
             lines.append(f"  {field.word} = {value_text(value, field.kind)}\n")
     return f"{declaration.word} {{\n{''.join(lines)}}}\n"
 
 
-def value_text(value: Any, kind: Kind) -> str:
+def value_text(value: Any, kind: registry.Kind) -> str:
     """Writes a value of this kind in the language."""
     match kind:
-        case Either():
+        case registry.Either():
             return value_text(value, next(inner for inner in kind.kinds if _holds(inner, value)))
-        case Measure():
-            if isinstance(value, Quantity):
+        case registry.Measure():
+            if isinstance(value, registry.Quantity):
                 return units.write(value.value, value.dimension)
             return units.write(value, kind.dimensions[0])
-        case Word():
+        case registry.Word():
             return str(value)
-        case Name():
+        case registry.Name():
             return value if re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) and value not in _WORDS else quoted(value)
-        case ListOf():
+        case registry.ListOf():
             items = [value_text(item, kind.item) for item in value]
-            if value and isinstance(value[0], Call) and value[0].category == "layer":
+            if value and isinstance(value[0], registry.Call) and value[0].category == "layer":
                 return "[\n" + "".join(f"    {item},\n" for item in items) + "  ]"
             return f"[{', '.join(items)}]"
-        case CallOf():
+        case registry.CallOf():
             return _call(value)
         case _:
             return plain(value)
 
 
-def _call(call: Call) -> str:
+def _call(call: registry.Call) -> str:
     arguments: list[str] = []
-    for field in fields(type(call)):
+    for field in registry.fields(type(call)):
         value = getattr(call, field.name)
         if call.open and field.name == "arguments":
-            arguments.extend(f"{name} = {value_text(given, AnyValue())}" for name, given in value)
+            arguments.extend(f"{name} = {value_text(argument, registry.AnyValue())}" for name, argument in value)
         elif value is not None:
             arguments.append(f"{field.word} = {value_text(value, field.kind)}")
     if not arguments and call.category in _PLAIN:
@@ -148,18 +127,18 @@ def _call(call: Call) -> str:
     return f"{call.word}({', '.join(arguments)})"
 
 
-def _holds(kind: Kind, value: Any) -> bool:
+def _holds(kind: registry.Kind, value: object) -> bool:
     """True if a resolved value came from this kind."""
     match kind:
-        case Word():
+        case registry.Word():
             return isinstance(value, str) and value in kind.choices
-        case Str() | Path() | Name():
+        case registry.Str() | registry.Path() | registry.Name():
             return isinstance(value, str)
-        case ListOf():
+        case registry.ListOf():
             return isinstance(value, tuple)
-        case CallOf():
-            return isinstance(value, Call) and value.category in kind.categories
-        case IntRange():
-            return isinstance(value, Range)
+        case registry.CallOf():
+            return isinstance(value, registry.Call) and value.category in kind.categories
+        case registry.IntRange():
+            return isinstance(value, registry.Range)
         case _:
-            return isinstance(value, int | float | Quantity) and not isinstance(value, bool)
+            return isinstance(value, int | float | registry.Quantity) and not isinstance(value, bool)

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.syntax.lexer import UNREAD
-from dslc.dsl.syntax.mistakes import COMPARISONS, ENDS_VALUE, Mistakes, ParseAbortedError, Token
+from dslc.dsl.syntax.mistakes import COMPARISONS, ENDS_VALUE, OPENERS, PAIRS, Mistakes, ParseAbortedError, Token
 
-PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
-OPENERS = {closer: opener for opener, closer in PAIRS.items()}
 # Tokens that may end a line whose value continues.
 GOES_ON = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "RANGE", "_NL", *PAIRS})
 
@@ -49,9 +47,7 @@ class Open(NamedTuple):
 
 
 def lay_out(read: list[Token], mistakes: Mistakes, *, one_value: bool = False) -> BracketLayout:
-    """Matches brackets and finds the units. `one_value`: the text is one expression, in which line ends do not
-    count.
-    """
+    """Matches brackets and finds the units. `one_value`: one expression, in which line ends do not count."""
     layout = _BracketMatcher(read, mistakes, one_value)
     layout.run()
     units, unit_of = _units(layout.kept)
@@ -142,8 +138,7 @@ class _BracketMatcher:
             self.mistakes.add(
                 "E0017",
                 f"two entries on one line: `{token.text}` begins the next",
-                before.end,
-                before.end,
+                (before.end, before.end),
                 help="write a comma between them, or begin a new line",
             )
         self.kept.append(Token("COMMA", ",", before.end, before.end))
@@ -181,15 +176,11 @@ class _BracketMatcher:
             self.complete = False
             return at + 1
         message = f"nothing is open that this `{token.text}` could close"
-        self.mistakes.add(
-            "E0011", message, token.start, token.end, help=f"remove it, or write the `{_sign(wanted)}` it belongs to"
-        )
+        self.mistakes.add("E0011", message, token, help=f"remove it, or write the `{_sign(wanted)}` it belongs to")
         return at + 1
 
     def is_consequence(self, closer: Token) -> bool:
-        """True if a closer with nothing to close is a consequence of an earlier mistake, in its block or on its
-        line.
-        """
+        """True if a closer with nothing to close follows from an earlier mistake in its block or on its line."""
         if closer.kind == "RBRACE" and self.ended_early:
             self.ended_early = False
             return True
@@ -209,8 +200,7 @@ class _BracketMatcher:
         self.mistakes.add(
             "E0019",
             f"`{{` is missing after `{name.text}`",
-            name.end,
-            name.end,
+            (name.end, name.end),
             help=f"write `{name.text} {{`",
             notes=[Note(message="the block is closed here", span=self.mistakes.span(closer.start, closer.end))],
         )
@@ -245,8 +235,7 @@ class _BracketMatcher:
             self.mistakes.add(
                 "E0012",
                 f"`{opener.text}` is closed by `{token.text}`",
-                token.start,
-                token.end,
+                token,
                 label=f"expected `{right}`",
                 notes=[Note(message="it is opened here", span=self.mistakes.span(opener.start, opener.end))],
             )
@@ -255,9 +244,9 @@ class _BracketMatcher:
     def unclosed(self, entries: list[Open], at: int, noticed: Token | None) -> int:
         """Reports openers that are never closed, skips their value, and returns the index to continue at."""
         for entry in entries:
-            said = f"this `{self.source_text(noticed)}` comes first" if noticed else ""
+            note = f"this `{self.source_text(noticed)}` comes first" if noticed else ""
             where = f"write `{_sign(PAIRS[entry.token.kind])}` where it ends"
-            self.never_closed(entry.token, noticed, said, where)
+            self.never_closed(entry.token, noticed, note, where)
         self.ended_early = self.ended_early or (noticed is not None and noticed.kind == "RBRACE")
         first = entries[0]
         stop = self.value_end(first.read, at)
@@ -268,9 +257,7 @@ class _BracketMatcher:
         return stop
 
     def value_end(self, opener: int, limit: int) -> int:
-        """Returns the likely end of a value that begins with the unclosed bracket at `opener`: before a line that looks
-        like the next entry, at the latest at `limit`.
-        """
+        """Returns the likely end of the value that an unclosed bracket begins: before the next entry, or at `limit`."""
         for at in range(opener + 1, limit):
             if self.read[at].kind == "_NL" and self.read[at - 1].kind not in GOES_ON and self.begins_entry(at + 1):
                 return at
@@ -315,9 +302,7 @@ class _BracketMatcher:
         return at + 1
 
     def header(self, at: int) -> int | None:
-        """Returns the index of the name of the block whose `{` is at `at`: alone before it, at the start of a line or
-        entry.
-        """
+        """Returns the index of the name of the block that `{` at `at` opens: at the start of a line or entry."""
         name = at - 1
         while name >= 0 and self.read[name].kind == "_NL":
             name -= 1
@@ -334,8 +319,7 @@ class _BracketMatcher:
             self.mistakes.add(
                 "E0002",
                 "this looks like JSON and not like a job",
-                self.read[at].start,
-                self.read[at].end,
+                self.read[at],
                 label="a job is a list of blocks, `name { … }`",
             )
             raise ParseAbortedError
@@ -343,11 +327,7 @@ class _BracketMatcher:
             sign = self.kept.pop()
             block = self.source_text(self.kept[-1])
             self.mistakes.add(
-                "E0019",
-                f"a block has no `{sign.text}` before its brace",
-                sign.start,
-                sign.end,
-                help=f"write `{block} {{`",
+                "E0019", f"a block has no `{sign.text}` before its brace", sign, help=f"write `{block} {{`"
             )
             name = at
         if name is None:  # the token before the brace is no name: the block is left out
@@ -373,13 +353,12 @@ class _BracketMatcher:
         inner, outer = self.kept.pop(), self.kept[self.open[0].kept - 1]
         if self.kept[-1].kind not in ("LBRACE", "COMMA"):
             self.kept.append(Token("_NL", "", inner.start, inner.start))
-        said, around = self.source_text(inner), self.source_text(outer)
+        name_text, around = self.source_text(inner), self.source_text(outer)
         self.mistakes.add(
             "E0018",
-            f"`{said}` is a block inside the block `{around}`: blocks do not nest",
-            inner.start,
-            inner.end,
-            help=f"close `{around}` first, or write a value: `{said} = …`",
+            f"`{name_text}` is a block inside the block `{around}`: blocks do not nest",
+            inner,
+            help=f"close `{around}` first, or write a value: `{name_text} = …`",
         )
         self.complete = False
         after = self.after_brace(at)
@@ -390,8 +369,7 @@ class _BracketMatcher:
         self.mistakes.add(
             "E0019",
             "braces hold the entries of a block and are not a value",
-            token.start,
-            token.end,
+            token,
             help="a list is written `[a, b]`, named values are a call's: `name(a = 1, b = 2)`",
         )
         after = self.after_brace(at)
@@ -413,8 +391,7 @@ class _BracketMatcher:
         self.mistakes.add(
             "E0010",
             f"this `{opener.text}` is never closed",
-            opener.start,
-            opener.end,
+            opener,
             label="opened here",
             notes=[Note(message=said, span=self.mistakes.span(noticed.start, noticed.end))] if noticed else [],
             help=help,
@@ -422,8 +399,8 @@ class _BracketMatcher:
 
     def unclosed_brace(self, noticed: Token | None) -> None:
         opener = self.open.pop().token
-        said = f"`{self.source_text(noticed)}` begins here, still inside of it" if noticed else ""
-        self.never_closed(opener, noticed, said, "write `}` after the last entry of the block")
+        note = f"`{self.source_text(noticed)}` begins here, still inside of it" if noticed else ""
+        self.never_closed(opener, noticed, note, "write `}` after the last entry of the block")
         where = noticed.start if noticed else self.end
         if self.kept and self.kept[-1].kind not in ("_NL", "LBRACE"):
             self.kept.append(Token("_NL", "", where, where))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import lark
 
@@ -20,6 +20,7 @@ from dslc.dsl.syntax.mistakes import ENVIRONMENT, OTHER_LITERALS, Mistakes, Toke
 ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
 NESTS = frozenset({"binary", "call", "group", "list", "range", "unary"})  # rules whose values contain values
 SETS = frozenset({"comparison", "entry", "param", "setting"})
+Children: TypeAlias = list[Any]  # tokens and nodes, as the rule of the grammar has them
 VALUES = NESTS | {"boolean", "measured", "name", "nothing", "number", "text"}
 
 
@@ -57,8 +58,8 @@ class Builder:
             return ParsedItem(tree.UnreadValue(span=span), start, end, 0)
         if depth >= NESTING.most and rule in NESTS:
             return ParsedItem(self.too_deep(span), start, end, 0)
-        made = getattr(self, f"make_{rule}")([part.what for part in parts], span)
-        return ParsedItem(made, start, end, depth + 1)
+        node = getattr(self, f"make_{rule}")([part.what for part in parts], span)
+        return ParsedItem(node, start, end, depth + 1)
 
     def token_span(self, token: Token) -> Span:
         return self.mistakes.span(token.start, token.end)
@@ -78,16 +79,16 @@ class Builder:
 
     # ---------------------------------------------------------------------------------------------- statements
 
-    def make_start(self, children: list[Any], span: Span) -> list[Any]:
+    def make_start(self, children: Children, span: Span) -> list[tree.Node]:
         return [child for child in children if isinstance(child, tree.Node)]
 
-    def make_block(self, children: list[Any], span: Span) -> tree.Block | None:
+    def make_block(self, children: Children, span: Span) -> tree.Block | None:
         if self.unread(children[0].text):
             return None
         entries = tuple(child for child in children if isinstance(child, tree.Entry | tree.Comparison))
         return tree.Block(span=span, name=children[0].text, name_span=self.token_span(children[0]), entries=entries)
 
-    def make_setting(self, children: list[Any], span: Span) -> tree.Statement | None:
+    def make_setting(self, children: Children, span: Span) -> tree.Statement | None:
         name, _, value = children
         if self.unread(name.text):
             return None
@@ -96,7 +97,7 @@ class Builder:
             return tree.Language(span=span, value=self.value(value, named, span))
         return tree.BlockValue(span=span, name=name.text, name_span=named, value=self.value(value, named, span))
 
-    def make_param(self, children: list[Any], span: Span) -> tree.Param | None:
+    def make_param(self, children: Children, span: Span) -> tree.Param | None:
         name = children[1]
         if self.unread(name.text):
             return None
@@ -104,20 +105,20 @@ class Builder:
         value = self.value(children[3], named, span) if len(children) > 2 else None
         return tree.Param(span=span, name=name.text, name_span=named, value=value)
 
-    def make_import(self, children: list[Any], span: Span) -> tree.Import | None:
+    def make_import(self, children: Children, span: Span) -> tree.Import | None:
         if self.dropping or self.mistakes.within(span.start, span.end):
             self.complete = False
             return None
         return tree.Import(span=span, path=unescaped(children[1].text), path_span=self.token_span(children[1]))
 
-    def make_entry(self, children: list[Any], span: Span) -> tree.Entry | None:
+    def make_entry(self, children: Children, span: Span) -> tree.Entry | None:
         path, _, value = children
         names, name_span = path_of(path)
         if self.unread(*names):
             return None
         return tree.Entry(span=span, path=names, name_span=name_span, value=self.value(value, name_span, span))
 
-    def make_comparison(self, children: list[Any], span: Span) -> tree.Comparison | None:
+    def make_comparison(self, children: Children, span: Span) -> tree.Comparison | None:
         name, operator, value = children
         if self.unread(name.text):
             return None
@@ -125,7 +126,7 @@ class Builder:
         value = self.value(value, named, span)
         return tree.Comparison(span=span, name=name.text, name_span=named, operator=operator.text, value=value)
 
-    def make_path(self, children: list[Any], span: Span) -> tree.List:
+    def make_path(self, children: Children, span: Span) -> tree.List:
         # A list of names, taken apart by the entry: the tree itself has no node for a path.
         names = [child for child in children if child.kind == "NAME" and child.text]  # no text: `a. = 1` is mended
         items = tuple(tree.Name(span=self.token_span(name), name=name.text) for name in names)
@@ -133,15 +134,15 @@ class Builder:
 
     # --------------------------------------------------------------------------------------------- expressions
 
-    def make_number(self, children: list[Any], span: Span) -> tree.Number:
+    def make_number(self, children: Children, span: Span) -> tree.Number:
         text = children[0].text
         return tree.Number(span=span, value=number(text), text=text)
 
-    def make_measured(self, children: list[Any], span: Span) -> tree.NumberWithUnit:
+    def make_measured(self, children: Children, span: Span) -> tree.NumberWithUnit:
         token = children[0]
-        found = NUMBER_PART.match(token.text)
-        assert found
-        text, rest = found.group(), token.text[found.end() :]
+        match = NUMBER_PART.match(token.text)
+        assert match
+        text, rest = match.group(), token.text[match.end() :]
         unit = rest.lstrip(" ")
         return tree.NumberWithUnit(
             span=span,
@@ -152,57 +153,55 @@ class Builder:
             unit_span=self.mistakes.span(token.end - len(unit), token.end),
         )
 
-    def make_text(self, children: list[Any], span: Span) -> tree.Text:
+    def make_text(self, children: Children, span: Span) -> tree.Text:
         return tree.Text(span=span, value=unescaped(children[0].text))
 
-    def make_boolean(self, children: list[Any], span: Span) -> tree.Boolean:
+    def make_boolean(self, children: Children, span: Span) -> tree.Boolean:
         return tree.Boolean(span=span, value=children[0].kind == "TRUE")
 
-    def make_nothing(self, children: list[Any], span: Span) -> tree.NoneLiteral:
+    def make_nothing(self, children: Children, span: Span) -> tree.NoneLiteral:
         return tree.NoneLiteral(span=span)
 
-    def make_name(self, children: list[Any], span: Span) -> tree.Name:
+    def make_name(self, children: Children, span: Span) -> tree.Name:
         name = children[0].text
         if name in OTHER_LITERALS:
             ours = OTHER_LITERALS[name]
-            self.mistakes.add(
-                "E0025", f"`{name}` is written `{ours}` here", span.start, span.end, help=f"write `{ours}`"
-            )
+            self.mistakes.add("E0025", f"`{name}` is written `{ours}` here", span, help=f"write `{ours}`")
         return tree.Name(span=span, name=name)
 
-    def make_call(self, children: list[Any], span: Span) -> tree.CallOf:
+    def make_call(self, children: Children, span: Span) -> tree.CallOf:
         name = children[0]
         if name.text in ENVIRONMENT:
             message = f"there is no `{name.text}`: a job does not look into the environment"
             help_text = "write a `param` and give it with `--set`"
-            self.mistakes.add("E0020", message, name.start, name.end, help=help_text)
+            self.mistakes.add("E0020", message, name, help=help_text)
         arguments = tuple(child for child in children if isinstance(child, tree.Argument))
         return tree.CallOf(span=span, name=name.text, name_span=self.token_span(name), arguments=arguments)
 
-    def make_argument(self, children: list[Any], span: Span) -> tree.Argument:
+    def make_argument(self, children: Children, span: Span) -> tree.Argument:
         if len(children) == 1:
             return tree.Argument(span=span, name=None, name_span=None, value=children[0])
         name, _, value = children
         return tree.Argument(span=span, name=name.text, name_span=self.token_span(name), value=value)
 
-    def make_list(self, children: list[Any], span: Span) -> tree.List:
+    def make_list(self, children: Children, span: Span) -> tree.List:
         return tree.List(span=span, items=tuple(child for child in children if not isinstance(child, Token)))
 
-    def make_group(self, children: list[Any], span: Span) -> tree.Group:
+    def make_group(self, children: Children, span: Span) -> tree.Group:
         return tree.Group(span=span, inner=children[1])
 
-    def make_range(self, children: list[Any], span: Span) -> tree.RangeOf:
+    def make_range(self, children: Children, span: Span) -> tree.RangeOf:
         return tree.RangeOf(span=span, first=children[0], last=children[2])
 
-    def make_unary(self, children: list[Any], span: Span) -> tree.Unary:
+    def make_unary(self, children: Children, span: Span) -> tree.Unary:
         return tree.Unary(span=span, operator=children[0].text, operand=children[1])
 
-    def make_binary(self, children: list[Any], span: Span) -> tree.Binary:
+    def make_binary(self, children: Children, span: Span) -> tree.Binary:
         return tree.Binary(span=span, operator=children[1].text, left=children[0], right=children[2])
 
     def too_deep(self, span: Span) -> tree.UnreadValue:
         message = f"this value is nested more than {NESTING.most} deep"
-        self.mistakes.add("E0028", message, span.start, span.start, help="take parts of it out into a `param`")
+        self.mistakes.add("E0028", message, (span.start, span.start), help="take parts of it out into a `param`")
         return tree.UnreadValue(span=span)
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 # Makes the result of a rule from its name and its children: tokens, and earlier results.
 Make = Callable[[str, list[Any]], T]
 
-_make: ContextVar[Make[Any]] = ContextVar("make")  # for the text being read
+_make: ContextVar[Make[object]] = ContextVar("make")  # for the text being read
 
 
 class Words:
@@ -59,7 +59,7 @@ class _TokenReader(Lexer):
 class _Rules(lark.Transformer[lark.Token, object]):
     """Calls the `Make` of the text being read, for every rule with a result."""
 
-    def __getattr__(self, rule: str) -> Callable[[list[Any]], object]:
+    def __getattr__(self, rule: str) -> Callable[[list[object]], object]:
         if rule.startswith("_") or not rule.islower():
             raise AttributeError(rule)
         return lambda children: _make.get()(rule, children)

@@ -89,8 +89,8 @@ class _Lexer:
         if text.startswith("\ufeff", at):
             at += 1
         while at < len(text):
-            found = self.match(text, at)
-            at = self.take_unknown_text(at) if found is None else self.take_known_token(found)
+            match = self.match(text, at)
+            at = self.take_unknown_text(at) if match is None else self.take_known_token(match)
             if len(self.tokens) + len(self.comments) > words:
                 self.too_many(at)
         return Lexed(self.tokens, self.comments)
@@ -99,8 +99,7 @@ class _Lexer:
         self.mistakes.add(
             WORDS.code,
             f"the job is too long: more than {WORDS.most:,} words and signs, with all that it imports",
-            at - 1,
-            at,
+            (at - 1, at),
             label="up to here",
             help="a generated list belongs in a file that a `python(…)` source reads",
         )
@@ -162,19 +161,19 @@ class _Lexer:
         following = self.text[end : end + 1]
         if following > "\x7f" and following.isalnum() and written.end() <= end:
             return self.odd_word(end, substitute=("NUMBER", start))
-        said = ""
+        reason = ""
         if self.text[start] == "0" and _rare(OTHER_BASE).fullmatch(written.group()):
-            said = "numbers are written in base ten"
+            reason = "numbers are written in base ten"
         elif written.end() > end:
-            said = _bad_number(written.group())
+            reason = _bad_number(written.group())
         elif sum(map(str.isdigit, part.group())) > MAX_DIGITS or float(part.group().replace("_", "")) == float("inf"):
-            said = "no number can be this large"
+            reason = "no number can be this large"
             end = part.end()
-        if not said:
+        if not reason:
             return self.take(kind, start, end)
         stop = max(end, written.end()) if kind == "NUMBER" else written.end()
         shown = self.text[start:stop] if stop - start <= 40 else self.text[start : start + 40] + "…"
-        self.mistakes.add("E0007", f"`{shown}` is not a number", start, stop, label=said)
+        self.mistakes.add("E0007", f"`{shown}` is not a number", (start, stop), label=reason)
         return self.take("NUMBER", start, stop, "0")
 
     def leading_dot(self, start: int, end: int) -> int:
@@ -184,8 +183,7 @@ class _Lexer:
         self.mistakes.add(
             "E0007",
             f"`{shown}` is not a number",
-            start,
-            part.end(),
+            (start, part.end()),
             label="a number begins with a digit",
             help=f"write `0{shown}`",
         )
@@ -201,24 +199,23 @@ class _Lexer:
                 self.mistakes.add(
                     "E0005",
                     f"`{escape.group()}` is not an escape",
-                    *escape.span(),
+                    escape.span(),
                     label='the escapes of a string are `\\"`, `\\\\`, `\\n` and `\\t`',
                     help=f"for a backslash itself write `\\\\{escape.group(1)}`",
                 )
         return self.take("STRING", start, end)
 
     def triple_quoted(self, start: int) -> int:
-        found = _rare(TRIPLE_QUOTED).match(self.text, start)
-        assert found
+        match = _rare(TRIPLE_QUOTED).match(self.text, start)
+        assert match
         self.mistakes.add(
             "E0006",
             'a string stands between single `"` and on one line',
-            start,
-            start + 3,
+            (start, start + 3),
             label="three quotes have no meaning here",
             help="write a line end inside a string as `\\n`",
         )
-        return self.take("STRING", start, found.end(), '""')
+        return self.take("STRING", start, match.end(), '""')
 
     # ---------------------------------------------------------------------------- what the grammar does not know
 
@@ -230,8 +227,7 @@ class _Lexer:
             self.mistakes.add(
                 "E0003",
                 f"{SPACES[char]} ({_code_point(char)}) between words",
-                at,
-                at + 1,
+                (at, at + 1),
                 label="this looks like a space but is not one",
                 help="write a plain space instead, or nothing",
             )
@@ -241,8 +237,7 @@ class _Lexer:
             self.mistakes.add(
                 "E0026",
                 "`\\` does not continue a line",
-                at,
-                at + 1,
+                (at, at + 1),
                 help="a value may continue over several lines inside `( )` and `[ ]`",
             )
             return continued.end()
@@ -256,25 +251,24 @@ class _Lexer:
     def other_quotes(self, at: int) -> int:
         if self.text.startswith("'''", at):
             return self.triple_quoted(at)
-        found = _rare(SINGLE_QUOTED if self.text[at] == "'" else SMART_QUOTED).match(self.text, at)
-        if self.text[at] != '"' and found:
-            inner = found.group()[1:-1]
+        match = _rare(SINGLE_QUOTED if self.text[at] == "'" else SMART_QUOTED).match(self.text, at)
+        if self.text[at] != '"' and match:
+            inner = match.group()[1:-1]
             which = "single" if self.text[at] == "'" else "typographic"
             plain = inner.replace('"', '\\"')
             self.mistakes.add(
                 "E0006",
                 f'a string is written between `"`, not between {which} quotes',
-                *found.span(),
+                match.span(),
                 help=f'write `"{plain}"`',
             )
-            return self.take("STRING", at, found.end(), '""')
+            return self.take("STRING", at, match.end(), '""')
         if self.text[at] in SMART_QUOTES:
             return self.odd_character(at)
         self.mistakes.add(
             "E0004",
             f"this string is never closed: `{self.text[at]}` opens it and the line ends",
-            at,
-            at + 1,
+            (at, at + 1),
             label="opened here",
             help='write `"` where it ends; a line end inside a string is written `\\n`',
         )
@@ -283,11 +277,11 @@ class _Lexer:
         return self.take("STRING", at, at + 1 + len(line.rstrip(")]}, \t\r")), '""')
 
     def other_comment(self, start: int) -> int:
-        found = _rare(OTHER_COMMENT).match(self.text, start)
-        assert found
-        mark = found.group()[:2]
-        self.mistakes.add("E0009", f"a comment begins with `#`, not with `{mark}`", found.start(), found.start() + 2)
-        return found.end()
+        match = _rare(OTHER_COMMENT).match(self.text, start)
+        assert match
+        mark = match.group()[:2]
+        self.mistakes.add("E0009", f"a comment begins with `#`, not with `{mark}`", (match.start(), match.start() + 2))
+        return match.end()
 
     def odd_word(self, at: int, substitute: tuple[str, int] | None = None) -> int:
         """Reports a word with letters that are not ASCII and names them, as they may look like ASCII letters."""
@@ -299,8 +293,7 @@ class _Lexer:
         self.mistakes.add(
             "E0003",
             f"`{char}` ({_code_point(char)}{_name(char)}) cannot stand in a name, a number or a unit",
-            odd,
-            odd + 1,
+            (odd, odd + 1),
             label="letters are `a` to `z`, digits `0` to `9`",
             help=f"write `{plain}`" if plain else "",
         )
@@ -312,12 +305,12 @@ class _Lexer:
     def odd_character(self, at: int) -> int:
         char = self.text[at]
         plain = LOOK_ALIKES.get(char) or _plain(char)
-        found = self.match(plain) if plain else None
+        match = self.match(plain) if plain else None
         shown = f"`{char}` " if char.isprintable() else ""
         message = f"the character {shown}({_code_point(char)}{_name(char)}) has no meaning here"
-        self.mistakes.add("E0003", message, at, at + 1, help=f"write `{plain}`" if plain else "")
-        if found and found.end() == len(plain) and found.lastgroup:
-            return self.take(found.lastgroup, at, at + 1, plain)
+        self.mistakes.add("E0003", message, (at, at + 1), help=f"write `{plain}`" if plain else "")
+        if match and match.end() == len(plain) and match.lastgroup:
+            return self.take(match.lastgroup, at, at + 1, plain)
         sequence = _rare(CONTROL_SEQUENCE).match(self.text, at)
         return sequence.end() if sequence else at + 1
 

@@ -1,4 +1,4 @@
-"""Syntax mistakes and their places, used by explain.py and explain_values.py.
+"""Syntax mistakes and their places, used by explain.py.
 
 `Mistakes` collects the reports on one text, so that further mistakes in the same entry count as consequences and are
 not reported. `ParserPosition` is the point where the parser stopped, with its surroundings.
@@ -17,24 +17,16 @@ MAX_MISTAKES = 50  # of one text; nobody reads more
 # Strings and brackets that are not closed correctly: the text after them is probably read at the wrong depth.
 TANGLES = frozenset({"E0004", "E0010", "E0011", "E0012"})
 
+PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+OPENERS = {closer: opener for opener, closer in PAIRS.items()}
 OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "DOUBLE_STAR", "RANGE"})
 COMPARISONS = frozenset({"LESS", "AT_MOST", "EQUALS", "AT_LEAST", "MORE"})
 KEYWORDS = frozenset({"PARAM", "IMPORT", "TRUE", "FALSE", "NONE"})
 BEGINS_VALUE = frozenset({"NUMBER", "QUANTITY", "STRING", "NAME", "LPAR", "LSQB", "TRUE", "FALSE", "NONE"})
 ENDS_VALUE = frozenset({"NUMBER", "QUANTITY", "STRING", "NAME", "RPAR", "RSQB", "TRUE", "FALSE", "NONE"})
 ENDS = frozenset({"_NL", "COMMA", "RBRACE", "RPAR", "RSQB", "$END"})
-CONTROL = frozenset(
-    ("if", "elif", "else", "unless", "when", "for", "foreach", "while", "match", "switch", "case", "endif", "end")
-    + ("def", "class", "function", "fn", "lambda", "return", "try")
-)
 ENVIRONMENT = frozenset({"env", "getenv", "environ", "ENV"})
-DECLARES = frozenset({"let", "const", "var", "val", "local", "variable", "set", "parameter"})
 OTHER_LITERALS = {"True": "true", "False": "false", "None": "none", "null": "none", "nil": "none", "NULL": "none"}
-# Only for guesses: dsl/language/units.py defines the units.
-UNITS = frozenset(
-    ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "us", "ms", "s", "min", "h", "d")
-    + ("step", "steps", "epoch", "epochs", "Gbps", "GBps", "TFLOPS")
-)
 
 
 class Token(NamedTuple):
@@ -47,9 +39,7 @@ class Token(NamedTuple):
 
 
 class ParseAbortedError(Exception):
-    """The text is no job, or has more mistakes than anyone would read; the rest is not read. The mistakes are
-    reported.
-    """
+    """The text is no job, or has too many mistakes, which are reported; the rest is not read."""
 
 
 class Mistakes:
@@ -61,18 +51,13 @@ class Mistakes:
         self.tangles: list[int] = []
 
     def add(
-        self,
-        code: str,
-        message: str,
-        start: int,
-        end: int,
-        *,
-        label: str = "",
-        notes: Iterable[Note] = (),
-        help: str = "",
-    ) -> None:
+        self, code: str, message: str, where: Token | Span | tuple[int, int], *, label: str = "",
+        notes: Iterable[Note] = (), help: str = "",
+    ) -> None:  # fmt: skip
+        """Reports a mistake at a token or span, or from the first to the second offset."""
         if len(self.offsets) == MAX_MISTAKES:
             raise ParseAbortedError
+        start, end = (where.start, where.end) if isinstance(where, Token | Span) else where
         self.report.add(code, message, self.span(start, end), label=label, notes=notes, help=help)
         self.offsets.append(start)
         if code in TANGLES:
@@ -91,6 +76,17 @@ class Mistakes:
     def tangled(self, start: int, end: int) -> bool:
         """True if a mistake lies there after which brackets cannot be trusted."""
         return any(start <= offset <= end for offset in self.tangles)
+
+
+def open_brackets(tokens: list[Token]) -> list[Token]:
+    """Returns the brackets that are opened among these tokens and not closed."""
+    brackets: list[Token] = []
+    for token in tokens:
+        if token.kind in PAIRS:
+            brackets.append(token)
+        elif token.kind in OPENERS and brackets:
+            brackets.pop()
+    return brackets
 
 
 class ParserPosition(NamedTuple):
@@ -121,12 +117,8 @@ class ParserPosition(NamedTuple):
 
     def bracket(self) -> Token | None:
         """The innermost bracket of the unit that is open here."""
-        depth = 0
-        for token in reversed(self.tokens[self.start : self.at]):
-            depth += (token.kind in ("RPAR", "RSQB")) - (token.kind in ("LPAR", "LSQB"))
-            if depth < 0:
-                return token
-        return None
+        brackets = open_brackets(self.tokens[self.start : self.at])
+        return brackets[-1] if brackets else None
 
     def path_end(self) -> int:
         """The index after the name or path with which the unit begins."""
@@ -144,29 +136,10 @@ class ParserPosition(NamedTuple):
         return self.previous_token is not None and self.previous_token.end == self.token.start
 
     def report(self, code: str, message: str, where: Token, *, label: str = "", help: str = "") -> bool:
-        self.mistakes.add(code, message, where.start, where.end, label=label, help=help)
+        self.mistakes.add(code, message, where, label=label, help=help)
         return True
 
     def report_after(self, code: str, message: str, where: Token, *, label: str = "", help: str = "") -> bool:
         """Reports something missing after a token."""
-        self.mistakes.add(code, message, where.end, where.end, label=label, help=help)
+        self.mistakes.add(code, message, (where.end, where.end), label=label, help=help)
         return True
-
-
-def token_text(token: Token) -> str:
-    """Returns a token as messages name it."""
-    if token.kind == "$END":
-        return "the end"
-    if token.kind == "_NL":
-        return "the end of the line"
-    return f"`{token.text}`" if len(token.text) <= 40 else f"`{token.text[:40]}…`"
-
-
-def reserved(place: ParserPosition, token: Token) -> bool:
-    if token.kind in ("PARAM", "IMPORT") and place.in_body:
-        message = f"`{token.text}` stands outside of blocks"
-        return place.report(
-            "E0022", message, token, help=f"move it before the block; a field cannot be called `{token.text}`"
-        )
-    message = f"`{token.text}` is a word of the language and cannot be a name"
-    return place.report("E0021", message, token, help="choose another name")

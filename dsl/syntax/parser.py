@@ -60,13 +60,13 @@ def parse(source: Source, report: Report, words: int = WORDS.most) -> tree.Docum
 def _document(source: Source, mistakes: Mistakes, words: int) -> tree.Document | None:
     if "\0" in source.text:
         at = source.text.index("\0")
-        mistakes.add("E0001", "this is not a text file", at, at + 1, label="this is a zero byte")
+        mistakes.add("E0001", "this is not a text file", (at, at + 1), label="this is a zero byte")
         return None
     lexed = lex(source, mistakes, words=words)
     if not any(token.kind != "_NL" for token in lexed.tokens):
         if not mistakes.offsets:
             what = "nothing but comments" if lexed.comments else "empty"
-            mistakes.add("E0001", f"the file is {what}", 0, 0, help="`dslc new NAME` writes a job to start from")
+            mistakes.add("E0001", f"the file is {what}", (0, 0), help="`dslc new NAME` writes a job to start from")
         return None
     if other_format(lexed.tokens, mistakes):
         return None
@@ -90,14 +90,12 @@ def _document(source: Source, mistakes: Mistakes, words: int) -> tree.Document |
 def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Expr | None:
     """Returns the value that `source` has from `start` on, or None with the reason in `report`."""
     mistakes = Mistakes(source, report, start)
-    made = _one(source, mistakes, "value", start)
-    return None if mistakes.offsets else made
+    value = _one(source, mistakes, "value", start)
+    return None if mistakes.offsets else value
 
 
 def parse_setting(source: Source, report: Report) -> SettingText | None:
-    """Returns one `--set`: its path, and the value right of the first `=`; None if the path is none, with the reason in
-    `report`.
-    """
+    """Returns one `--set`: its path and its value; None if the path is none, with the reason in `report`."""
     text = source.text
     equals = text.find("=")
     mistakes = Mistakes(source, report)
@@ -106,14 +104,13 @@ def parse_setting(source: Source, report: Report) -> SettingText | None:
         mistakes.add(
             "E0013",
             "`--set` takes `name=value`, and there is no `=` here",
-            0,
-            len(text),
+            (0, len(text)),
             help=f"write `{name.strip() or 'name'}={meant.strip() or '…'}`",
         )
         return None
     left = Source(source.name, text[:equals])
     if not left.text.strip():
-        mistakes.add("E0021", "no name stands before this `=`", equals, equals + 1)
+        mistakes.add("E0021", "no name stands before this `=`", (equals, equals + 1))
         return None
     path = _one(left, Mistakes(left, Report()), "path", 0)
     if path is None:
@@ -122,23 +119,22 @@ def parse_setting(source: Source, report: Report) -> SettingText | None:
         mistakes.add(
             "E0021",
             f"`{shown}` names nothing that could be set",
-            start,
-            start + len(shown),
+            (start, start + len(shown)),
             help="write the name of a `param`, `block.field`, or `block.field.argument`",
         )
         return None
     right = text[equals + 1 :]
     text_start = equals + 1 + len(right) - len(right.lstrip())
-    found = Report()
+    value_report = Report()
     names, span = path_of(path)
-    value = parse_expression(source, found, equals + 1)
+    value = parse_expression(source, value_report, equals + 1)
     return SettingText(
         path=names,
         path_span=Span(source, span.start, span.end),
         value=value,
         text=right.strip(),
         text_span=Span(source, text_start, text_start + len(right.strip())),
-        mistakes=found,
+        mistakes=value_report,
     )
 
 
@@ -147,7 +143,7 @@ def _one(source: Source, mistakes: Mistakes, start_rule: str, start: int) -> Any
     try:
         laid = lay_out(lex(source, mistakes, start).tokens, mistakes, one_value=True)
         recovery = Recovery(laid, mistakes, None)
-        made = run(recovery.words, start_rule, Builder(mistakes).make, recovery).what
+        node = run(recovery.words, start_rule, Builder(mistakes).make, recovery).what
     except (ParseAbortedError, UnexpectedInput):
         return None
-    return None if mistakes.offsets else made
+    return None if mistakes.offsets else node

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from lark import UnexpectedToken
 
-from dslc.dsl.syntax.bracket_matching import OPENERS, PAIRS, BracketLayout, TokenRange
+from dslc.dsl.syntax.bracket_matching import BracketLayout, TokenRange
 from dslc.dsl.syntax.builder import Builder
 from dslc.dsl.syntax.explain import explain
 from dslc.dsl.syntax.grammar import Words, lark_token
-from dslc.dsl.syntax.mistakes import COMPARISONS, Mistakes, ParserPosition, Token
+from dslc.dsl.syntax.mistakes import COMPARISONS, PAIRS, Mistakes, ParserPosition, Token, open_brackets
 
 if TYPE_CHECKING:
     from lark import UnexpectedInput
@@ -37,9 +37,7 @@ class Recovery:
         self.tangled: set[int] = set()  # units that begin with a value: the next such one is part of the same mistake
 
     def __call__(self, error: UnexpectedInput) -> bool:
-        """Explains why the current token cannot follow, and moves Lark behind its unit; returns False to stop
-        reading.
-        """
+        """Explains why the current token cannot follow, and moves Lark behind its unit; False stops reading."""
         assert isinstance(error, UnexpectedToken)
         at = len(self.laid.tokens) - 1 if error.token.type == "$END" else self.words.at
         number = self.laid.unit_of[at]
@@ -62,7 +60,8 @@ class Recovery:
         tokens = self.laid.tokens
         where = tokens[unit.end - 1].end
         header = tokens[unit.end].kind == "LBRACE"
-        ends = [Token(PAIRS[opener.kind], "", where, where) for opener in reversed(_open(tokens[unit.start : at]))]
+        brackets = open_brackets(tokens[unit.start : at])
+        ends = [Token(PAIRS[bracket.kind], "", where, where) for bracket in reversed(brackets)]
         ends.append(Token("_NL", "", where, where) if header else tokens[unit.end])
         while kind := _missing(parser, ends[0].kind):
             parser.feed_token(lark_token(Token(kind, "", where, where)))
@@ -118,17 +117,6 @@ class Recovery:
         return kinds[:1] in (["PARAM"], ["IMPORT"]) or (
             kinds[:1] == ["NAME"] and kinds[1] in ("EQUAL", "LBRACE", "FOREIGN", *COMPARISONS)
         )
-
-
-def _open(tokens: list[Token]) -> list[Token]:
-    """Returns the brackets that are opened among these tokens and not closed."""
-    found: list[Token] = []
-    for token in tokens:
-        if token.kind in PAIRS:
-            found.append(token)
-        elif token.kind in OPENERS:
-            found.pop()
-    return found
 
 
 def _missing(parser: InteractiveParser, end: str) -> str | None:

@@ -48,7 +48,6 @@ def wrap(
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         wrapped = DistributedDataParallel(
             model,
-            bucket_cap_mb=job.gradients.bucket_megabytes,
             gradient_as_bucket_view=True,
             static_graph=job.gradients.static_graph,
             # Where numbers decide, each step finds out by itself (unused_parameters.py): DDP takes all that an output

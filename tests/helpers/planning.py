@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.facts import Facts
+from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -22,3 +23,8 @@ def compiled(path: Path, *settings: str, facts: Facts = Facts()) -> Compiled:  #
     analysis = analyse(loaded.job, facts, report)
     assert analysis is not None and not report.errors, report.errors
     return compile_plan(analysis)
+
+
+def schedule_csv(schedule: ScheduleTable) -> str:
+    """Returns the text that `_PipelineScheduleRuntime._load_csv(format="compute_only")` reads: a line per rank."""
+    return "".join(",".join("" if action is None else str(action) for action in row) + "\n" for row in schedule.rows)

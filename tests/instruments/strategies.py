@@ -67,8 +67,8 @@ def values(kind: Kind, depth: int = 0) -> st.SearchStrategy[str]:
         case Int():
             if kind.choices:
                 return st.sampled_from(kind.choices).map(str)
-            low = kind.min if kind.min is not None else -50
-            high = kind.max if kind.max is not None else low + 99
+            low = int(kind.min) if kind.min is not None else -50
+            high = int(kind.max) if kind.max is not None else low + 99
             return st.integers(low, high).map(units.number)
         case Float():
             return _numbers(kind).map(units.number)
@@ -177,7 +177,11 @@ def calls(draw: st.DrawFn, declaration: type[Call], depth: int = 0) -> str:
 def promises(draw: st.DrawFn) -> str:
     name = draw(st.sampled_from(list(PROMISES)))
     dimension = PROMISES[name]
-    value = str(draw(st.integers(0, 99))) if dimension is None else draw(_quantity(Measure((dimension,)), dimension))
+    value = (
+        str(draw(st.integers(0, 99)))
+        if dimension is None
+        else draw(_quantity(Measure(dimensions=(dimension,)), dimension))
+    )
     return f"  {name} {draw(st.sampled_from(['<', '<=', '==', '>=', '>']))} {value}\n"
 
 

@@ -11,7 +11,6 @@ from dslc.compiler.placement.tensor_plan import needs_whole
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.source import Span
 
 Reason = tuple[str, Span | None, str]
@@ -50,11 +49,11 @@ def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
         )
     if not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         what = f"`{job.model.loss.word}` cannot leave out the targets between documents"
-        yield what, job.model.loss.span or job.model.at("loss"), "`cross_entropy()`, or `python(…)`"
+        yield what, job.model.loss_span, "`cross_entropy()`, or `python(…)`"
 
 
 def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
-    if isinstance(job.model.network, PythonNetwork | TransformersNetwork):
+    if job.model.has_user_network:
         what = "attention can be kept within documents in dslc's own layers, and this network has others"
         yield what, job.model.at("network"), "`gpt(…)`, `llama(…)`, or a list of layers with `attention`"
     elif model is not None and model.root is not None and (mixes := needs_whole(model)) is not None:

@@ -7,24 +7,17 @@ known without torchvision; cli/probe/data_trials.py makes the transforms themsel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from dslc.compiler.ir.data_steps import AugmentStep, PictureStep
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.job_steps import arguments_of, python_function
 from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import augmentations
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.augmentations import (
-    NORMALIZED,
-    Augmentation,
-    AutoAugment,
-    GaussianBlur,
-    Normalize,
-    RandAugment,
-    Resize,
-)
+from dslc.dsl.language.augmentations import NORMALIZED, Augmentation, Normalize
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
+from dslc.dsl.source import Span
 
 _CHANNELS = {1: "gray pictures have 1 channel", 3: "pictures have 3 channels"}
 _MODES = {"L": 1, "RGB": 3}
@@ -33,8 +26,8 @@ _GIVEN = ("augment", "transform", "normalize")
 
 def check_pictures(job: JobSpec, facts: SourceFacts, report: Report) -> None:
     """Reports what pictures cannot go through."""
-    source: Any = job.data.source
-    if not isinstance(source, c.PICTURES):
+    source = job.data.source
+    if not isinstance(source, c.PictureSource):
         return
     if isinstance(source, c.Images) and source.resize is not None and source.resize < source.size:
         report.add(
@@ -44,21 +37,21 @@ def check_pictures(job: JobSpec, facts: SourceFacts, report: Report) -> None:
             notes=[Note(message="`size`", span=source.at("size"))] if source.is_set("size") else [],
             help=f"`resize` is at least `size`: {source.size * 8 // 7}, for instance",
         )
-    given = [name for name in _GIVEN if getattr(source, name)]
-    if not given or facts.input is None:
+    arguments = [name for name in _GIVEN if getattr(source, name)]
+    if not arguments or facts.input is None:
         return
     if (channels := channels_of(facts)) is None:
         report.add(
             "E0337",
-            f"`{given[0]}` is for pictures, and the inputs of this source are numbers"
-            + (f" (column `{source.input[0]}`)" if getattr(source, "input", None) else ""),
-            source.at(given[0]),
-            help=f"remove `{given[0]}`, or name the column of the pictures as `input`",
+            f"`{arguments[0]}` is for pictures, and the inputs of this source are numbers"
+            + (f" (column `{source.input[0]}`)" if isinstance(source, c.Parquet | c.Datasets) and source.input else ""),
+            source.at(arguments[0]),
+            help=f"remove `{arguments[0]}`, or name the column of the pictures as `input`",
         )
         return
     before = len(report.errors)
-    for said, where, help in _arguments(source, channels):
-        report.add("E0335", said, where, help=help)
+    for message, where, help in _arguments(source, channels):
+        report.add("E0335", message, where, help=help)
     if len(report.errors) == before:
         _check_size(source, facts.input.shape, report)
 
@@ -73,13 +66,13 @@ def channels_of(facts: SourceFacts) -> int | None:
     return facts.input.shape[0]
 
 
-def is_fitted(source: Any) -> bool:
+def is_fitted(source: c.PictureSource) -> bool:
     """True if training pictures are scaled and cropped to `size` before they are augmented: unless the job says how."""
     sized = any(each.makes != "same" for each in source.augment or ())
     return getattr(source, "size", None) is not None and not sized and source.transform is None
 
 
-def normalization(source: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalization(source: c.PictureSource, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and deviation of each channel; none if numbers stay as they are."""
     chosen = source.normalize
     if chosen is None:
@@ -90,7 +83,7 @@ def normalization(source: Any, channels: int) -> tuple[tuple[float, ...], tuple[
 
 def picture_step(source: Call, facts: SourceFacts) -> PictureStep | None:
     """Returns what pictures go through; None if they are given to the network as they are."""
-    if not isinstance(source, c.PICTURES):
+    if not isinstance(source, c.PictureSource):
         return None
     if not (source.augment or source.transform or source.normalize):
         return None
@@ -99,7 +92,7 @@ def picture_step(source: Call, facts: SourceFacts) -> PictureStep | None:
         return None
     mean, std = normalization(source, channels)
     size: int | None = getattr(source, "size", None)
-    steps: list[Any] = list(source.augment or ())
+    steps = list(source.augment or ())
     changes = steps or source.transform
     return PictureStep(
         shape=facts.input.shape,
@@ -119,11 +112,12 @@ def _augment_step(each: Augmentation) -> AugmentStep:
 # -------------------------------------------------------------------------------------------------------- arguments
 
 
-def _arguments(source: Any, channels: int) -> Iterator[tuple[str, Any, str]]:
+def _arguments(source: c.PictureSource, channels: int) -> Iterator[tuple[str, Span | None, str]]:
     """Yields a message, its place and the remedy for each argument that does not fit."""
-    for number, each in enumerate(source.augment or ()):
+    transforms = source.augment or ()
+    for number, each in enumerate(transforms):
         yield from _of_augmentation(each, channels)
-        later = source.augment[number + 1 :]
+        later = transforms[number + 1 :]
         if each.normalized and any(not other.normalized for other in later):
             yield (
                 f"`{each.word}` works on normalised numbers, and `{later[0].word}` after it on a picture",
@@ -145,7 +139,7 @@ def _arguments(source: Any, channels: int) -> Iterator[tuple[str, Any, str]]:
                 yield f"`{name}` is of {count} channels, and {_CHANNELS[channels]}", chosen.at(name), "one for each"
 
 
-def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, Any, str]]:
+def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, Span | None, str]]:
     for name in each.lowest:
         value = getattr(each, name)
         if isinstance(value, tuple) and value[0] > value[1]:
@@ -154,9 +148,9 @@ def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, A
                 each.at(name),
                 f"`{name} = [{value[1]:g}, {value[0]:g}]`",
             )
-    if isinstance(each, GaussianBlur) and each.kernel_size % 2 == 0:
+    if isinstance(each, augmentations.GaussianBlur) and each.kernel_size % 2 == 0:
         yield f"a kernel of {each.kernel_size} has no middle", each.at("kernel_size"), f"{each.kernel_size + 1}"
-    if isinstance(each, RandAugment) and each.magnitude >= each.num_magnitude_bins:
+    if isinstance(each, augmentations.RandAugment) and each.magnitude >= each.num_magnitude_bins:
         yield (
             f"`magnitude` is one of the strengths 0 to {each.num_magnitude_bins - 1}, and not {each.magnitude}",
             each.at("magnitude"),
@@ -165,7 +159,7 @@ def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, A
     fill = getattr(each, "fill", 0)
     if isinstance(fill, tuple) and len(fill) not in (1, channels):
         yield f"`fill` has {len(fill)} channels, and {_CHANNELS[channels]}", each.at("fill"), "one for each"
-    if isinstance(each, AutoAugment) and channels == 1:
+    if isinstance(each, augmentations.AutoAugment) and channels == 1:
         yield (
             "the policies of `auto_augment` were learnt on pictures with colours, and these are gray",
             each.span,
@@ -176,7 +170,7 @@ def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, A
 # ------------------------------------------------------------------------------------------------------------ sizes
 
 
-def _check_size(source: Any, shape: tuple[int, ...], report: Report) -> None:
+def _check_size(source: c.PictureSource, shape: tuple[int, ...], report: Report) -> None:
     """Reports training pictures that end up of another size than the network's input."""
     if source.transform is not None or not source.augment:
         return
@@ -186,9 +180,9 @@ def _check_size(source: Any, shape: tuple[int, ...], report: Report) -> None:
         size = height, width
     last: Call | None = None
     for each in source.augment or ():
-        if each.makes == "square":
+        if isinstance(each, augmentations.CenterCrop | augmentations.RandomCrop | augmentations.RandomResizedCrop):
             size, last = (each.size, each.size), each
-        elif isinstance(each, Resize):
+        elif isinstance(each, augmentations.Resize):
             size, last = None, each
             if source.word in ("mnist", "cifar10"):
                 size = each.size, each.size

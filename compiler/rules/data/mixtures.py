@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
@@ -70,7 +70,7 @@ def _check_alike(first: Call, a: SourceFacts, second: Call, b: SourceFacts, repo
             return
 
 
-def _kinds(a: SourceFacts, b: SourceFacts) -> list[tuple[str, Any, Any]]:
+def _kinds(a: SourceFacts, b: SourceFacts) -> list[tuple[str, object, object]]:
     """Returns the properties that samples of one kind have alike; None is an unknown."""
 
     def form(facts: SourceFacts) -> str | None:
@@ -86,9 +86,9 @@ def _kinds(a: SourceFacts, b: SourceFacts) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, int | str):
         return str(value)
-    if hasattr(value, "shape"):
+    if isinstance(value, TensorFact):
         return f"{value.dtype} of shape {' x '.join(map(str, value.shape)) or 'none'}"
     return "another"

@@ -25,33 +25,23 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
     if pad is None:
         _warn(job, source, model, report)
         return
-    span, tokens = job.data.at("pad"), source.input is None or source.input.dtype == "int64"
+    tokens = source.input is None or source.input.dtype == "int64"
+    note = Note(message="the network", span=job.model.at("network"))
     if not isinstance(network, TransformersNetwork):
-        report.add(
-            "E0606",
-            "only a model of `transformers(…)` can be told what is padding",
-            span,
-            notes=[Note(message="the network", span=job.model.at("network"))],
-            help="leave `pad` out; `cross_entropy(ignore = …)` leaves targets out of the loss",
-        )
+        fault = "only a model of `transformers(…)` can be told what is padding"
+        help = "leave `pad` out; `cross_entropy(ignore = …)` leaves targets out of the loss"
     elif _unpadded(job) or not tokens:
-        report.add(
-            "E0606",
-            "the samples of this source have no padding"
-            if tokens
-            else "padding is a token, and the data holds no tokens",
-            span,
-            notes=[Note(message="the source", span=job.data.at("source"))],
-            help="leave `pad` out",
-        )
+        fault = "the samples of this source have no padding"
+        if not tokens:
+            fault = "padding is a token, and the data holds no tokens"
+        note, help = Note(message="the source", span=job.data.at("source")), "leave `pad` out"
     elif not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
-        report.add(
-            "E0606",
-            f"`{job.model.loss.word}` cannot leave out the targets at padding",
-            span,
-            notes=[Note(message="the loss", span=job.model.at("loss"))],
-            help="`cross_entropy()` and `python(…)` can",
-        )
+        fault = f"`{job.model.loss.word}` cannot leave out the targets at padding"
+        note = Note(message="the loss", span=job.model.at("loss"))
+        help = "`cross_entropy()` and `python(…)` can"
+    else:
+        return
+    report.add("E0606", fault, job.data.at("pad"), notes=[note], help=help)
 
 
 def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:

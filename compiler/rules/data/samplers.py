@@ -40,9 +40,7 @@ def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts, 
 
 
 def numbers_wanted(workload: Workload, source: SourceFacts) -> int | None:
-    """Returns how many numbers a file or function must give: one for each sample of the source, or, if that has a
-    validation set of its own, for each training sample.
-    """
+    """Returns how many numbers must be given: one a sample of the source, or of training if that has its own split."""
     return workload.train if workload.split == "given" else source.samples
 
 
@@ -83,16 +81,16 @@ def _one_class_each(leaves: tuple[LeafFact, ...]) -> bool:
 def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts, report: Report) -> None:
     sampler = job.data.sampler
     if isinstance(sampler, Weighted):
-        what, given = "weights", sampler.weights
+        what, numbers = "weights", sampler.weights
     elif isinstance(sampler, ByLength) and sampler.length is not None:
-        what, given = "length", sampler.length
+        what, numbers = "length", sampler.length
     else:
         return
-    if isinstance(given, PythonNumbers):
+    if isinstance(numbers, PythonNumbers):
         return
-    span, name = sampler.at(what), path_text(given)
+    span, name = sampler.at(what), path_text(numbers)
     try:
-        count = count_of(given, name)
+        count = count_of(numbers, name)
     except MissingDataError as absent:
         report.add("E0318", str(absent), span, help=absent.help)
         return

@@ -19,7 +19,6 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -36,7 +35,8 @@ def check_structures(
 ) -> bool:
     """Returns whether the job's axes can share out what it has: if not, no rule on an axis says more."""
     structures = source.structures is not None
-    _check_source(job, report)
+    for code, what, span, note, help in _unfit(job, structures=structures):
+        report.add(code, what, span, notes=[note], help=help)
     collate = job.data.collate
     if collate and source.collate_draws and layout is not None and layout.sizes["data"] * layout.microbatches > 1:
         report.add(
@@ -46,10 +46,6 @@ def check_structures(
             job.data.at("collate"),
             help="draw them in the data set, where each sample has its own",
         )
-    if isinstance(job.model.loss, c.NetworkLoss) and job.train.step is None:
-        _check_own(job, report)
-    if structures:
-        _check_network(job, report)
     if structures or (model is not None and model.structured):
         _check_loss_and_metrics(job, _pair(source, model), report)
     used = [axis for axis in _AXES if layout is not None and layout.sizes[axis] > 1]
@@ -59,58 +55,33 @@ def check_structures(
             "W0326",
             f"the network's forward pass reads numbers out of tensors ({model.looks}), so its memory and its FLOPs are "
             "those of a few samples, and may differ for others",
-            _network(job),
+            job.model.network_span,
             help="`dslc run --profile` measures its memory beside the plan",
         )
     return fits
 
 
-def _check_source(job: JobSpec, report: Report) -> None:
-    if job.data.collate is not None and not _are_own(job):
-        report.add(
-            "E0325",
-            f"`{job.data.source.word}` makes its batches itself",
-            job.data.at("collate"),
-            notes=[Note(message="the source", span=job.data.at("source"))],
-            help="leave `collate` out; it is for the samples of `python(…)`",
-        )
-
-
-def _check_own(job: JobSpec, report: Report) -> None:
-    span = job.model.loss.span or job.model.at("loss")
-    if not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
-        report.add(
-            "E0324",
-            "`own()` takes the loss that the network returns, and this network returns none",
-            span,
-            notes=[Note(message="the network", span=_network(job))],
-            help="`cross_entropy()` and the like; or a network of `python(…)` or `transformers(…)`",
-        )
-    elif not _are_own(job):
-        report.add(
-            "E0324",
-            f"a network that returns its loss is given whole samples, and those of `{job.data.source.word}` are pairs "
-            "(input, target)",
-            span,
-            notes=[Note(message="the source", span=job.data.at("source"))],
-            help='`source = python("module:function")`, or a loss of (output, target)',
-        )
-
-
-def _are_own(job: JobSpec) -> bool:
-    return all(isinstance(source, c.PythonSource) for source in c.parts_of(job.data.source))
-
-
-def _check_network(job: JobSpec, report: Report) -> None:
-    if not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
-        report.add(
-            "E0321",
-            "the network takes one tensor, and an input of the data is a structure of tensors",
-            _network(job),
-            notes=[Note(message="the source", span=job.data.at("source"))],
-            help='`network = python("module:function")` or `transformers(…)`; or let the data set give one tensor as '
-            "the input",
-        )
+def _unfit(job: JobSpec, *, structures: bool) -> Iterator[tuple[str, str, Span | None, Note, str]]:
+    """Yields what the data, the network and the loss cannot be to each other: code, message, place, note, remedy."""
+    model, source = job.model, Note(message="the source", span=job.data.at("source"))
+    has_user_samples = all(isinstance(each, c.PythonSource) for each in c.parts_of(job.data.source))
+    if job.data.collate is not None and not has_user_samples:
+        what = f"`{job.data.source.word}` makes its batches itself"
+        yield "E0325", what, job.data.at("collate"), source, "leave `collate` out; it is for the samples of `python(…)`"
+    if isinstance(model.loss, c.NetworkLoss) and job.train.step is None:
+        if not model.has_user_network:
+            what = "`own()` takes the loss that the network returns, and this network returns none"
+            help = "`cross_entropy()` and the like; or a network of `python(…)` or `transformers(…)`"
+            yield "E0324", what, model.loss_span, Note(message="the network", span=model.network_span), help
+        elif not has_user_samples:
+            what = "a network that returns its loss is given whole samples, and those of "
+            what += f"`{job.data.source.word}` are pairs (input, target)"
+            help = '`source = python("module:function")`, or a loss of (output, target)'
+            yield "E0324", what, model.loss_span, source, help
+    if structures and not model.has_user_network:
+        what = "the network takes one tensor, and an input of the data is a structure of tensors"
+        help = '`network = python("module:function")` or `transformers(…)`; or let the data set give one tensor as '
+        yield "E0321", what, model.network_span, source, help + "the input"
 
 
 def _pair(source: SourceFacts, model: ModelFacts | None) -> tuple[TensorFact, LeafFact] | None:
@@ -149,7 +120,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
             "E0322",
             f"`{loss.word}` cannot compare an output of {shape} for each sample with a target of "
             f"{plural(len(target.grown) - 1, 'dim')} of {target.dtype}",
-            loss.span or job.model.at("loss"),
+            job.model.loss_span,
             help="classes for `cross_entropy`, which come last or first in the output; one number for each sample for "
             'the others; or `python("module:function")`',
         )
@@ -158,7 +129,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         report.add(
             "E0322",
             f"`{loss.word}` compares two tensors, and the network's output or the target is a structure of them",
-            loss.span or job.model.at("loss"),
+            job.model.loss_span,
             help='`python("module:function")`, a loss of your own; or `own()`, if the network returns its loss, alone, '
             "in a tuple (logits, loss), or as `loss` in a dict",
         )
@@ -192,7 +163,7 @@ def _reasons(
 ) -> Iterator[tuple[str, str, Span | None, str]]:
     """Yields each reason, what it concerns, the place of that, and what to do first."""
     if model is not None and model.looks:
-        yield "the network looks at numbers as it runs", "the network", _network(job), ""
+        yield "the network looks at numbers as it runs", "the network", job.model.network_span, ""
     if model is not None and model.network is not None and model.network.varies:
         place = model.network.host_draws
         drawn = (
@@ -200,7 +171,7 @@ def _reasons(
             if place
             else "takes another path in each pass"
         )
-        yield f"the network's forward pass {drawn}", "the network", _network(job), ""
+        yield f"the network's forward pass {drawn}", "the network", job.model.network_span, ""
     if axis == "tensor":
         return  # its ranks have the same samples, and each of them the whole output
     if axis == "pipeline":
@@ -213,9 +184,9 @@ def _reasons(
         yield from _not_in_pieces(job, source.structures, source)
         return
     if model is not None and model.structured:
-        yield "the network's output is a structure of tensors", "the network", _network(job), over_stages
+        yield "the network's output is a structure of tensors", "the network", job.model.network_span, over_stages
     if isinstance(job.model.loss, c.NetworkLoss) or source.loss_counts:
-        loss = job.model.loss.span or job.model.at("loss")
+        loss = job.model.loss_span
         yield "the loss counts by itself", "the loss", loss, over_stages
 
 
@@ -261,8 +232,3 @@ def _not_in_pieces(
     if isinstance(job.model.loss, c.NetworkLoss) and metric is not None:
         place = metric.span or job.evaluate.at("metrics")
         yield "the loss in the output that a metric is given is of a piece", "the metric", place, "leave it out; or "
-
-
-def _network(job: JobSpec) -> Span | None:
-    network = job.model.network
-    return job.model.at("network") if isinstance(network, tuple) else network.span

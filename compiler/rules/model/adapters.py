@@ -15,7 +15,6 @@ from dslc.compiler.rules.model.name_patterns import quoted, report_unmatched
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Lora
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.words import shorten_list
 
 
@@ -24,7 +23,7 @@ def check_adapter(job: JobSpec, model: ModelGraph | None, report: Report) -> Non
     adapter = job.model.adapter
     if adapter is None:
         return
-    if not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
+    if not job.model.has_user_network:
         report.add(
             "E0623",
             "adapters are for `transformers(…)` and `python(…)` networks",
@@ -57,10 +56,7 @@ def _check_patterns(adapter: Lora, names: list[str], report: Report) -> None:
     parts = (name.split(".") for name in whole)
     modules = dict.fromkeys(".".join(each[:n]) for each in parts for n in range(1, len(each)))
     message = "`model.adapter.{}`: no {} is called @"
-    for field, what, known in (
-        ("targets", "dense layer", layers_with(names)),
-        ("save", "module", list(modules)),
-    ):
+    for field, what, known in (("targets", "dense layer", layers_with(names)), ("save", "module", list(modules))):
         report_unmatched(
             "0727",
             message.format(field, what),
@@ -78,7 +74,7 @@ def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: R
     unused = {name.rpartition(".lora_")[0] for name in model.unused if is_of_adapter(name)}
     tied = {name.rpartition(f".{BASE}.")[0] for pair in model.ties for name in pair if f".{BASE}." in name}
     layers = layers_with(names)
-    for found, message, help in (
+    for faulty, message, help in (
         (
             unused,
             "an adapter beside @ would do nothing: the forward pass does not call it",
@@ -90,10 +86,10 @@ def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: R
             "leave it out: its change would be the other layer's too",
         ),
     ):
-        wrong = [layer for layer in layers if layer in found]
+        wrong = [layer for layer in layers if layer in faulty]
         if wrong:
-            said = message.replace("@", shorten_list(quoted(wrong)))
-            report.add("E0728", said, adapter.at("targets"), help=help)
+            text = message.replace("@", shorten_list(quoted(wrong)))
+            report.add("E0728", text, adapter.at("targets"), help=help)
 
 
 def _check_saved(adapter: Lora, model: ModelGraph, report: Report) -> None:

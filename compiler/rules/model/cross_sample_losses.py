@@ -12,7 +12,6 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
-from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -32,13 +31,13 @@ def check_whole_loss(
         _check_padded(job, source, model, report)
     if layout is None:
         return True
-    found = list(_unsupported_axes(job, layout))
-    for axis, why in found:
+    axes = list(_unsupported_axes(job, layout))
+    for axis, why in axes:
         report.add(
             "E0627",
             f"a loss over the samples of a batch does not go with the {axis} axis: {why}",
             job.parallelism.at(axis),
-            notes=[Note(message="the loss", span=_span(job))],
+            notes=[Note(message="the loss", span=job.model.loss_span)],
             help="use the data axis, with `zero` where memory is short",
         )
     if layout.nodes > 1 and loss.over == "node":  # type: ignore[attr-defined]
@@ -46,19 +45,16 @@ def check_whole_loss(
             "W0626",
             f"each of {layout.nodes} nodes compares only the samples that it has itself: the training depends on the "
             "number of nodes",
-            loss.named("over") if loss.is_set("over") else _span(job),
+            loss.named("over") if loss.is_set("over") else job.model.loss_span,
             help="`over = all` compares the samples of the whole global batch",
         )
-    return not found
+    return not axes
 
 
 def _unsupported_axes(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str]]:
     """Yields axes over which the loss cannot be computed, each with the reason."""
     if layout.sizes["pipeline"] > 1:
-        yield (
-            "pipeline",
-            "it needs all outputs before the first backward pass, which a schedule begins earlier",
-        )
+        yield ("pipeline", "it needs all outputs before the first backward pass, which a schedule begins earlier")
     if layout.sizes["context"] > 1:
         yield "context", "it compares whole samples, and each rank has a piece of every sequence"
     node = job.model.loss.over == "node" and layout.nodes > 1  # type: ignore[attr-defined]
@@ -76,7 +72,7 @@ def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
             "E0227",
             "`contrastive` tells positives by classes or by views: it needs an embedding and a class for each sample, "
             "or several embeddings",
-            _span(job),
+            job.model.loss_span,
             help='a class for each sample as the target, or an output (samples, views, width); or `python("module:'
             'function", over = all)`',
         )
@@ -90,7 +86,7 @@ def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
             "E0628",
             f"{what} more dims than the samples, which `collate` may make longer on one rank than on another: a loss "
             "over a whole batch needs equal ones",
-            _span(job),
+            job.model.loss_span,
             notes=[Note(message="`collate`", span=job.data.at("collate"))],
             help="one vector for each sample as the output, and one number as the target; or leave `collate` out",
         )
@@ -102,7 +98,3 @@ def _has_groups(source: SourceFacts, model: ModelFacts) -> bool:
     classes = len(leaves) == 1 and len(leaves[0].grown) == 1 and "int" in leaves[0].dtype
     shape = model.output.shape
     return (len(shape) == 1 and classes) or (len(shape) == 2 and shape[0] > 1)
-
-
-def _span(job: JobSpec) -> Span | None:
-    return job.model.loss.span or job.model.at("loss")

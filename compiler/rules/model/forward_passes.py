@@ -15,8 +15,6 @@ from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.registry import Call
-from dslc.dsl.source import Span
 
 
 def check_forward_passes(
@@ -33,7 +31,7 @@ def check_forward_passes(
             "E0681",
             "the forward pass computes with a tensor on the CPU beside those on the GPU "
             f"({place_text(facts.cpu_tensor)})",
-            network_span(job),
+            job.model.network_span,
             help="make it where the input is, as in `torch.arange(n, device=x.device)`; what the network keeps belongs "
             "in `register_buffer`",
         )
@@ -41,7 +39,7 @@ def check_forward_passes(
         report.add(
             "W0648",
             f"the network was tried on samples of the data, and failed: {facts.failure}",
-            network_span(job),
+            job.model.network_span,
             help="a network that needs a GPU cannot be tried here; any other fails in the training, too",
         )
     if facts.host_draws is not None and chunks > 1:
@@ -54,7 +52,7 @@ def check_forward_passes(
             f"the network's output for a sample depends on the other samples of its batch "
             f"({place_text(facts.mixes)}), and a batch is cut into {chunks} pieces: the training is "
             "not that of one process",
-            network_span(job),
+            job.model.network_span,
             help="torch's `BatchNorm` is synchronised over the ranks; or use statistics of each sample (`LayerNorm`)",
         )
     if facts.mixes_evaluation is not None:
@@ -63,7 +61,7 @@ def check_forward_passes(
             f"in evaluation mode the output for a sample depends on the other samples of its batch "
             f"({place_text(facts.mixes_evaluation)}): evaluations and `predict` depend on how samples are put "
             "together, which differs with the number of ranks and micro-batches",
-            network_span(job),
+            job.model.network_span,
             help="use `self.training` to compare samples in training only, and kept statistics in evaluation",
         )
     _check_recomputed(job, model, facts, report)
@@ -74,16 +72,11 @@ def check_forward_passes(
             f"the loss that the network returns is no mean of losses of single samples, and a batch is cut into "
             f"{chunks} pieces: the training is not that of one process",
             job.model.at("loss"),
-            notes=[Note(message="the network", span=network_span(job))],
+            notes=[Note(message="the network", span=job.model.network_span)],
             help='return the outputs, and compare them in `loss = python("module:function", over = all)`; for a mean '
             "over a part of a batch, `own(mean_of = …)` or a pair (sum, count)",
         )
     _warn_of_state(job, ranks, facts, report)
-
-
-def network_span(job: JobSpec) -> Span | None:
-    network = job.model.network
-    return network.span if isinstance(network, Call) else job.model.at("network")
 
 
 def place_text(place: CodePlace) -> str:
@@ -125,7 +118,7 @@ def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts, repor
     report.add(
         "W0641",
         f"{cause}: training agrees with one process in distribution only",
-        network_span(job),
+        job.model.network_span,
         help=(
             "leave it if each may draw for itself, as with dropout"
             if facts.repeats
@@ -147,7 +140,7 @@ def _check_skipped_norms(job: JobSpec, ranks: int, facts: NetworkFacts, report: 
         "E0644",
         f"some passes run the batch norm `{name}` and others skip it, by {by}{where}"
         f": its statistics are those of {ranks} ranks, which would wait for each other",
-        network_span(job),
+        job.model.network_span,
         label=_remainder_text(more),
         help="choose the path alike on each rank, by a generator that is seeded the same on all of them; or normalise "
         "each sample (`GroupNorm`, `LayerNorm`); or one rank of the data axis",
@@ -180,7 +173,7 @@ def _warn_of_buffers(
     report.add(
         "W0437",
         what,
-        job.parallelism.at("microbatches") if microbatches > 1 else network_span(job),
+        job.parallelism.at("microbatches") if microbatches > 1 else job.model.network_span,
         label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
         notes=[Note(message="the network", span=job.model.at("network"))] if microbatches > 1 else [],
         help="`microbatches = 1`, or a buffer that forward passes leave as it is"
@@ -194,7 +187,7 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Re
     if not facts.written:
         return
     name, label, ranks = facts.written[0], _remainder_text(len(facts.written) - 1), layout.sizes["data"]
-    note = Note(message="the network", span=network_span(job))
+    note = Note(message="the network", span=job.model.network_span)
     if sharding_of(job, layout).engine == "fsdp":
         report.add(
             "E0680",
@@ -211,7 +204,7 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Re
             "E0680",
             f"the forward pass moves the parameter `{facts.written_by_samples[0]}` by the samples that it is given, a "
             f"share of {ranks} of a batch: each rank would have another",
-            network_span(job),
+            job.model.network_span,
             label=_remainder_text(len(facts.written_by_samples) - 1),
             help="a buffer, of which all ranks take that of the first one: `register_buffer`; or one rank of the data "
             "axis",
@@ -241,7 +234,7 @@ def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts, repo
                 f"the block `{block}` takes its path by {state}, and recomputation runs it a second time, where it "
                 "would take another",
                 job.memory.at("recompute"),
-                notes=[Note(message="the network", span=network_span(job))],
+                notes=[Note(message="the network", span=job.model.network_span)],
                 help="draw from `random`, `numpy.random` or `torch`, which draw the same in both passes; or "
                 "`recompute = none`",
             )
@@ -258,7 +251,7 @@ def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts:
             "E0643",
             f"the batch norm `{name}` keeps no running statistics, so an evaluation takes those of its batches, which "
             f"differ on {ranks} ranks from those in one process",
-            network_span(job),
+            job.model.network_span,
             label=_remainder_text(more),
             notes=[Note(message="the samples of evaluations", span=job.data.at("validation") or job.data.at("source"))],
             help="`track_running_stats = True`; or one rank of the data axis; or no validation and test samples",
@@ -268,7 +261,7 @@ def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts:
             "W0643",
             f"the batch norm `{name}` keeps no running statistics: evaluations and `predict` depend on how samples are "
             "put together, which differs with the number of ranks and micro-batches",
-            network_span(job),
+            job.model.network_span,
             label=_remainder_text(more),
             help="`track_running_stats = True`",
         )
@@ -286,7 +279,7 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
             "W0646",
             f"`forward` {what}, on which later passes depend and which no checkpoint keeps: a resumed training begins "
             f"without it{over}",
-            network_span(job),
+            job.model.network_span,
             label=_remainder_text(more),
             help="draw from `random`, `numpy.random` or `torch`, whose states checkpoints keep"
             if draws
@@ -298,7 +291,7 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
             "W0647",
             f"the network puts `{name}` into evaluation mode when it is made, and training puts it into training mode "
             "again, as `model.train()` does",
-            network_span(job),
+            job.model.network_span,
             label=_remainder_text(more),
             help="override `train`, so that it calls `super().train(mode)` and then `eval()` of these modules",
         )

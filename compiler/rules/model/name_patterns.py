@@ -36,13 +36,11 @@ def report_unmatched(
     what: str = "the parameters",
     is_of: Callable[[str, Iterable[str]], bool] = any_of,
 ) -> list[str]:
-    """Reports the patterns that are of none of `names` with `message`, in which `@` stands for the pattern; `code` is
-    the number of the diagnostic. Returns them.
-    """
-    found = [pattern for pattern in patterns if not is_of(pattern, names)]
-    likely = list(islice(likely_patterns(names), LIKELY)) if found else []
-    letter = "E" if len(found) == len(patterns) else "W"
-    for number, pattern in enumerate(found):
+    """Reports and returns the patterns of none of `names`; `@` in `message` is the pattern, `code` a number."""
+    unmatched = [pattern for pattern in patterns if not is_of(pattern, names)]
+    likely = list(islice(likely_patterns(names), LIKELY)) if unmatched else []
+    letter = "E" if len(unmatched) == len(patterns) else "W"
+    for number, pattern in enumerate(unmatched):
         meant = nearest_choice(pattern, likely) if number < MEANT else None
         report.add(
             letter + code,
@@ -50,22 +48,20 @@ def report_unmatched(
             entry_at(span, pattern),
             help=f"did you mean `{meant}`?" if meant else f"{what} are called {shorten_list(quoted(names))}",
         )
-    return found
+    return unmatched
 
 
 def likely_patterns(names: Iterable[str]) -> dict[str, None]:
-    """Returns patterns that a user may have meant: names, names with any number, all below a module, all with an
-    ending.
-    """
-    made: dict[str, None] = {}
+    """Returns patterns that may be meant: names, names with any number, all in a module, all with an ending."""
+    patterns: dict[str, None] = {}
     for name in names:
         for form in (name, re.sub(r"\d+", "*", name)):
             parts = form.split(".")
             for number in range(1, len(parts)):
-                made[".".join(parts[:number]) + ".*"] = None
-                made["*." + ".".join(parts[number:])] = None
-            made[form] = None
-    return made
+                patterns[".".join(parts[:number]) + ".*"] = None
+                patterns["*." + ".".join(parts[number:])] = None
+            patterns[form] = None
+    return patterns
 
 
 def entry_at(span: Span | None, text: str) -> Span | None:

@@ -36,7 +36,7 @@ def check_weights(
         return
     try:
         files = files_of(start.path)
-        found = opened if files.torchs else entries_of(files)
+        tensors = opened if files.torchs else entries_of(files)
     except Unreadable as absent:
         report.add(
             "W0712",
@@ -46,17 +46,15 @@ def check_weights(
             "`torch.save`; paths are relative to the file that wrote them",
         )
         return
-    if found is not None and _patterns_are_good(start, found, model, report) and model is not None:
-        _check_fit(found, files.path, model, start, report)
+    if tensors is not None and _patterns_are_good(start, tensors, model, report) and model is not None:
+        _check_fit(tensors, files.path, model, start, report)
 
 
 def expected_tensors(model: ModelGraph) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors that a file of weights must hold for `model`, under their names without adapters, a tied
-    weight under its first.
-    """
+    """Returns the tensors that a file of weights must hold, named without adapters, a tied weight by its first name."""
     parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
-    found = parameters | {b.name: b.shape for layer in model.layers for b in layer.buffers if b.saved}
-    return without_adapters(found) if model.adapted else found
+    tensors = parameters | {b.name: b.shape for layer in model.layers for b in layer.buffers if b.saved}
+    return without_adapters(tensors) if model.adapted else tensors
 
 
 def _ties(model: ModelGraph) -> dict[str, str]:

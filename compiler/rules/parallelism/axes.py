@@ -15,17 +15,8 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
 from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Note, Report, division
+from dslc.dsl.language import layers
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import (
-    GPT,
-    Attention,
-    Llama,
-    LlamaBlock,
-    PythonNetwork,
-    TransformerBlock,
-    TransformersNetwork,
-    ViT,
-)
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -33,20 +24,17 @@ from dslc.dsl.words import plural
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import PieceFacts
 
-WithHeads: TypeAlias = GPT | ViT | Llama | LlamaBlock | Attention | TransformerBlock
+WithHeads: TypeAlias = (
+    layers.GPT | layers.ViT | layers.Llama | layers.LlamaBlock | layers.Attention | layers.TransformerBlock
+)
 
 
 def check_tensor(
-    job: JobSpec,
-    layout: Layout,
-    source: SourceFacts,
-    model: ModelGraph | None,
-    cuts: TensorPlan | None,
-    report: Report,
+    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None, report: Report
 ) -> None:
     """Checks that the network can be cut over the tensor axis into equal parts."""
     ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
-    if own_network(job):
+    if job.model.has_user_network:
         check_styles(job, ranks, source, model, report)
         return
     seen = set()  # by place, the numbers reported: a table and the head of one `gpt` are one number
@@ -227,11 +215,11 @@ def _report_pieces(job: JobSpec, pieces: PieceFacts, report: Report) -> None:
 
 
 def _attention(job: JobSpec) -> list[WithHeads]:
-    found: list[WithHeads] = []
+    blocks: list[WithHeads] = []
 
     def walk(value: object) -> None:
         if isinstance(value, WithHeads):
-            found.append(value)
+            blocks.append(value)
         elif isinstance(value, tuple):
             for item in value:
                 walk(item)
@@ -239,9 +227,4 @@ def _attention(job: JobSpec) -> list[WithHeads]:
             walk(value.layers)
 
     walk(job.model.network)
-    return found
-
-
-def own_network(job: JobSpec) -> bool:
-    """True if a function makes the network, whose layers these axes do not know."""
-    return isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+    return blocks

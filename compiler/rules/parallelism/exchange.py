@@ -89,7 +89,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         "W0630",
         f"`{exchange.word}` gives up that training is the same on any number of ranks: {exchange.gives_up}",
         where,
-        label=_warmup_text(exchange),
+        label=f"after {plural(exchange.alone, 'step')} of exact sums" if exchange.alone else "",
         help=exact,
     )
 
@@ -136,10 +136,6 @@ def exchange_span(job: JobSpec) -> Span | None:
     if isinstance(job.train.optimizer, Compressed):
         return job.train.at("optimizer")
     return job.parallelism.at("gradients")
-
-
-def _warmup_text(exchange: ExchangePolicy) -> str:
-    return f"after {plural(exchange.alone, 'step')} of exact sums" if exchange.alone else ""
 
 
 def _adam(optimizer: Compressed) -> str:

@@ -54,12 +54,12 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEsti
         return
     others = list(islice(_faster_exchanges(staging, costs, step), MOST))
     if others:
-        told = ", ".join(f"`{word}` {time_text(seconds)}" for word, seconds in others)
+        times = ", ".join(f"`{word}` {time_text(seconds)}" for word, seconds in others)
         report.add(
             "N0640",
             f"a step waits {time_text(found.exposed)} of its {time_text(step)} for gradients on their way",
             job.parallelism.at("gradients") if job.parallelism.is_set("gradients") else job.devices.span,
-            help=f"other exchanges, each another training (docs/exchanges.md), would take a step in {told}",
+            help=f"other exchanges, each another training (docs/exchanges.md), would take a step in {times}",
         )
 
 
@@ -73,9 +73,7 @@ def _exactly(job: JobSpec) -> JobSpec:
 
 
 def _faster_exchanges(staging: Staging, costs: tuple[RankCost, ...], step: float) -> Iterator[tuple[str, float]]:
-    """Yields the exchanges that this job may have and that take less time, as they are written: those first that give
-    up least.
-    """
+    """Yields the faster exchanges that this job may have, as they are written: those first that give up least."""
     for other in TRIED:
         job = replace(staging.job, parallelism=replace(staging.job.parallelism, gradients=other))
         if not _allowed(job, staging.layout, staging.model):
@@ -87,9 +85,9 @@ def _faster_exchanges(staging: Staging, costs: tuple[RankCost, ...], step: float
 
 
 def _allowed(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
-    told = Report()
-    check_exchange(job, layout, model, told)
-    return exchange_of(job, layout) is not None and not told.errors
+    report = Report()
+    check_exchange(job, layout, model, report)
+    return exchange_of(job, layout) is not None and not report.errors
 
 
 def _time(staging: Staging, job: JobSpec, costs: tuple[RankCost, ...]) -> StepEstimate | None:

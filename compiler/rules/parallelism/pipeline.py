@@ -1,6 +1,4 @@
-"""Rules of the pipeline axis: the demands of a schedule, and the limits of torch's stages. E0412 to E0414, E0430 to
-E0432, E0434, E0435, W0433, W0436, W0664.
-"""
+"""Rules of the pipeline axis. E0412 to E0414, E0430 to E0432, E0434, E0435, W0433, W0436, W0664."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable, ac
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.placement.staging import holders, repeated_uses, unsendable
 from dslc.compiler.placement.workload import fitting_pieces
-from dslc.compiler.rules.parallelism.axes import own_network
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.job import JobSpec
@@ -25,7 +22,7 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
     parallelism = job.parallelism
     if layout.sizes["pipeline"] == 1:
         return
-    if model is None and own_network(job) and not report.errors:
+    if model is None and job.model.has_user_network and not report.errors:
         report.add(
             "W0436",
             f"the cut of the network into {layout.sizes['pipeline'] * layout.virtual_stages} stages is not checked",
@@ -33,25 +30,15 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
             notes=[Note(message="the network", span=job.model.at("network"))],
             help="`dslc check --trace` calls the function that makes it; `dslc run` always does",
         )
-    split = parallelism.schedule in SPLITS_BACKWARD
-    schedule = Note(message="the schedule is set here", span=parallelism.at("schedule"))
-    if job.train.compile and split:
-        report.add(
-            "E0414",
-            f"`{parallelism.schedule}` splits the backward pass in two, which compiled stages cannot do",
-            job.train.at("compile"),
-            notes=[schedule],
-            help="`compile = false`, or another schedule",
-        )
-    if parallelism.zero == 3 and sharding_of(job, layout).reshard and split:
-        report.add(
-            "E0430",
-            f"`{parallelism.schedule}` splits the backward pass in two, and between the halves `zero = 3` frees the "
-            "parameters that the second needs",
-            parallelism.at("zero"),
-            notes=[schedule],
-            help="`zero = 2`, or another schedule",
-        )
+    if parallelism.schedule in SPLITS_BACKWARD:
+        for code, why, span, help in _unsplit(job, layout):
+            report.add(
+                code,
+                f"`{parallelism.schedule}` splits the backward pass in two, {why}",
+                span,
+                notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))],
+                help=f"{help}, or another schedule",
+            )
     if parallelism.zero == 2 and sharding_of(job, layout).shards > 1 and layout.microbatches > 1:
         report.add(
             "W0433",
@@ -60,15 +47,19 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
             parallelism.at("zero"),
             notes=[Note(message="the stages are asked for here", span=parallelism.at("pipeline"))],
         )
-    if split and job.memory.recompute == "selective":
-        report.add(
-            "E0431",
-            f"`{parallelism.schedule}` splits the backward pass in two, and torch recomputes what "
-            "`selective` dropped only once",
-            job.memory.at("recompute"),
-            notes=[schedule],
-            help="`recompute = none`, which takes less memory here than `full`, or another schedule",
-        )
+
+
+def _unsplit(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Span | None, str]]:
+    """Yields what excludes a split backward pass: the code, why, the place, and a change that helps."""
+    if job.train.compile:
+        yield "E0414", "which compiled stages cannot do", job.train.at("compile"), "`compile = false`"
+    if job.parallelism.zero == 3 and sharding_of(job, layout).reshard:
+        why = "and between the halves `zero = 3` frees the parameters that the second needs"
+        yield "E0430", why, job.parallelism.at("zero"), "`zero = 2`"
+    if job.memory.recompute == "selective":
+        why = "and torch recomputes what `selective` dropped only once"
+        help = "`recompute = none`, which takes less memory here than `full`"
+        yield "E0431", why, job.memory.at("recompute"), help
 
 
 def check_traced(job: JobSpec, model: ModelGraph, report: Report) -> bool:
@@ -139,16 +130,9 @@ def check_size(job: JobSpec, layout: Layout, layers: int, report: Report) -> boo
 
 
 def check_stages(
-    job: JobSpec,
-    layout: Layout,
-    model: ModelGraph,
-    stages: Sequence[range],
-    schedule: ScheduleTable,
-    report: Report,
+    job: JobSpec, layout: Layout, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable, report: Report
 ) -> None:
-    """Checks that each rank has something to train, and that each stage sends a tensor with a gradient. No rank alone
-    may update a value that several ranks have.
-    """
+    """Checks that each rank trains something, each stage sends a gradient, and no rank updates a shared value alone."""
     span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
     names = trained(job, model)
     idle: dict[int, list[range]] = {}

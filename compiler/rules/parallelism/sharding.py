@@ -81,23 +81,20 @@ def or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
 
 def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Report) -> None:
     """Reports parameters without elements, and those without rows to cut."""
-    if empty := [name for name, shape, _ in facts.parameters if 0 in shape]:
-        report.add(
-            "E0735",
-            f"the parameter `{empty[0]}` has no elements, which leaves nothing to be shared out",
-            sharding_span(job, layout),
-            label=f"{len(empty)} such parameters" if len(empty) > 1 else "",
-            notes=[Note(message="the network", span=job.model.at("network"))],
-            help="make it a buffer: `register_buffer`" + or_else(job, layout, "none", "ddp", "zero1"),
-        )
+    empty = [name for name, shape, _ in facts.parameters if 0 in shape]
     numbers = [name for name, shape, _ in facts.parameters if not shape]
-    if not numbers:
-        return
-    report.add(
-        "E0720",
-        f"the parameter `{numbers[0]}` is a single number without a dimension, which has no rows to be shared out",
-        sharding_span(job, layout),
-        label=f"{len(numbers)} such parameters" if len(numbers) > 1 else "",
-        notes=[Note(message="the network", span=job.model.at("network"))],
-        help="give it one: `nn.Parameter(torch.ones(1))`" + or_else(job, layout, "none", "ddp", "zero1"),
-    )
+    nothing = "has no elements, which leaves nothing to be shared out"
+    no_rows = "is a single number without a dimension, which has no rows to be shared out"
+    for code, names, fault, remedy in (
+        ("E0735", empty, nothing, "make it a buffer: `register_buffer`"),
+        ("E0720", numbers, no_rows, "give it one: `nn.Parameter(torch.ones(1))`"),
+    ):
+        if names:
+            report.add(
+                code,
+                f"the parameter `{names[0]}` {fault}",
+                sharding_span(job, layout),
+                label=f"{len(names)} such parameters" if len(names) > 1 else "",
+                notes=[Note(message="the network", span=job.model.at("network"))],
+                help=remedy + or_else(job, layout, "none", "ddp", "zero1"),
+            )

@@ -43,14 +43,14 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
             if isinstance(parts, TensorPlanFault):
                 _report_fault(job, parts, None, report)
         return
-    found = resolve_styles(plan, facts, ranks)
-    for fault in (*found.faults, *found.ignored):
+    styles = resolve_styles(plan, facts, ranks)
+    for fault in (*styles.faults, *styles.ignored):
         _report_fault(job, fault, facts, report)
-    if found.faults:
+    if styles.faults:
         return
-    if not found.styles:
+    if not styles.styles:
         report.add("E0416", "`parallelism.tensor_plan` cuts nothing", _place(job), help=example_plan(facts))
-    _check_counts(job, ranks, source, found, facts, report)
+    _check_counts(job, ranks, source, styles, facts, report)
     if facts.shares is not None and facts.shares.ranks == ranks and facts.shares.fault:
         _report_shares(job, ranks, facts, facts.shares, report)
 
@@ -65,11 +65,7 @@ def _report_fault(job: JobSpec, fault: TensorPlanFault, facts: ModelFacts | None
         meant = nearest_choice(fault.unknown, likely_patterns(names))
         advice = f"did you mean `{meant}`?" if meant else "what `named_modules` of the network calls them"
     report.add(
-        fault.code,
-        fault.message,
-        where,
-        notes=[Note(message="the network", span=job.model.at("network"))],
-        help=advice,
+        fault.code, fault.message, where, notes=[Note(message="the network", span=job.model.at("network"))], help=advice
     )
 
 
@@ -107,9 +103,7 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
 
 
 def _heads(facts: ModelFacts, name: str, count: int, ranks: int) -> str:
-    """Returns a note on heads that go together: the count of heads of keys and values divides the count of heads of
-    queries.
-    """
+    """Returns a remedy for heads: the count of key and value heads divides the count of query heads."""
     below, counts = count // ranks * ranks, dict(facts.counts)
     near, queries = [n for n in (below, below + ranks) if n], counts.get(_HEADS[0])
     if name == _HEADS[0]:

@@ -78,7 +78,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
         report.add(
             "E0613",
             f"`{call.function}` needs all parameters, and each rank would have some: {facts.alone}",
-            _partition_span(job, layout),
+            job.parallelism.at("pipeline" if sizes["pipeline"] > 1 else "zero"),
             notes=notes,
             help="an optimizer that treats each parameter alone" + or_else(job, layout, "none", "ddp"),
         )
@@ -150,10 +150,6 @@ def _split_parameters(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span 
     if sharding.exchange is not None:
         reason = "this exchange is no exact sum of gradients, so that a line search would differ on each rank"
         yield reason, parallelism.at("gradients"), "leave `gradients` out"
-
-
-def _partition_span(job: JobSpec, layout: Layout) -> Span | None:
-    return job.parallelism.at("pipeline" if layout.sizes["pipeline"] > 1 else "zero")
 
 
 def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout, report: Report) -> None:

@@ -22,7 +22,7 @@ def check_own_step(job: JobSpec, layout: Layout | None, report: Report) -> bool:
         report.add(
             "E0621",
             f"a step of your own returns the loss that is logged, and `{loss.word}` is another",
-            loss.span or job.model.at("loss"),
+            job.model.loss_span,
             notes=note,
             help="`loss = own()`",
         )
@@ -34,8 +34,8 @@ def check_own_step(job: JobSpec, layout: Layout | None, report: Report) -> bool:
             notes=note,
             help='`network = python("module:function")`',
         )
-    found = list(_excluded(job, layout))
-    for what, span in found:
+    excluded = list(_excluded(job, layout))
+    for what, span in excluded:
         report.add(
             "E0620",
             f"{what} changes what happens within a step, and this job does its steps itself",
@@ -49,7 +49,7 @@ def check_own_step(job: JobSpec, layout: Layout | None, report: Report) -> bool:
         job.train.at("step"),
         help="`dslc run --profile` measures it",
     )
-    return not found
+    return not excluded
 
 
 def _excluded(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, Span | None]]:

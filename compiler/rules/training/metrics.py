@@ -80,12 +80,7 @@ def takes_classes(metric: Call) -> bool:
 
 
 def check_outputs(
-    job: JobSpec,
-    metrics: Sequence[Call],
-    output: TensorFact,
-    target: TensorFact,
-    classes_first: bool,
-    report: Report,
+    job: JobSpec, metrics: Sequence[Call], output: TensorFact, target: TensorFact, classes_first: bool, report: Report
 ) -> None:
     """Reports metrics of the library that cannot compare an output with a target, beside a loss of the user's own.
     Where `collate` pads samples, only the number of their dims counts.

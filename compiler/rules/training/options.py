@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.parameter_names import matches
-from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
 from dslc.compiler.rules.model.name_patterns import entry_at, report_unmatched
-from dslc.compiler.rules.parallelism.axes import own_network
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -44,9 +42,7 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
 
 
 def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
-    """Reports patterns that match none of the network's parameters, and patterns that leave none to train, or to spare
-    from decay.
-    """
+    """Reports patterns that match no parameter, and patterns that leave none to train, or to spare from decay."""
     names = [parameter.name for layer in model.layers for parameter in layer.parameters]
     groups = [pattern for group in job.train.groups for pattern in group.parameters]
     training, no_decay = trained(job, model), job.train.no_decay
@@ -152,7 +148,7 @@ def _check_recompute(job: JobSpec, model: ModelGraph, report: Report) -> None:
             notes=[Note(message="the network", span=job.model.at("network"))],
             help="blocks are modules of one class, with submodules, in an `nn.ModuleList`, `nn.ModuleDict` or "
             "`nn.Sequential`, or in attributes such as `block1` and `block2`"
-            if own_network(job)
+            if job.model.has_user_network
             else "`transformer_block`, `attention` and `residual([…])` are blocks",
         )
 
@@ -200,12 +196,10 @@ def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
 
 
 def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> None:
-    """Reports an LSTM under autocast: torch passes it to oneDNN, which has none in 16 bits for CPUs without such
-    arithmetic.
-    """
+    """Reports an LSTM under autocast: oneDNN has none in 16 bits for CPUs without such arithmetic."""
     if not autocasts(job) or layout.device != "cpu" or model.root is None:
         return
-    if any(step.kind == ".LSTM" for step in _all_steps(model.root)):
+    if any(step.kind == ".LSTM" for step in model.root.walk()):
         report.add(
             "E0718",
             "an LSTM cannot be computed in 16 bits on every CPU",
@@ -215,16 +209,8 @@ def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, repor
         )
 
 
-def _all_steps(step: ModuleStep) -> Iterator[ModuleStep]:
-    yield step
-    for child in step.children:
-        yield from _all_steps(child)
-
-
 def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]]:
-    """Yields the features that torchao excludes: each gradient goes to the host at once, before ranks reduce it and
-    before it is clipped.
-    """
+    """Yields the features that torchao excludes: it sends each gradient to the host before ranks reduce or clip it."""
     parallelism, train, sizes = job.parallelism, job.train, layout.sizes
     for axis in ("data", "tensor", "context"):
         if sizes[axis] > 1:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.planning import schedule_csv
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from dslc.compiler.placement import lowering
 from dslc.compiler.placement.lowering import Issue, lowered
-from dslc.compiler.placement.schedules import NAMES, default_virtual_stages, demands, table, to_csv
+from dslc.compiler.placement.schedules import NAMES, default_virtual_stages, demands, table
 
 SIZES = [(2, 2), (2, 4), (2, 7), (3, 6), (4, 4), (4, 8), (4, 12), (8, 16)]
 
@@ -21,7 +22,7 @@ def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, fold
     """Returns the rows that `_PipelineScheduleRuntime` makes from our table, loaded as the runtime loads it."""
     ours = table(name, ranks, microbatches, virtual_stages)
     path = folder / "schedule.csv"
-    path.write_text(to_csv(ours), newline="")
+    path.write_text(schedule_csv(ours), newline="")
     stages = [
         SimpleNamespace(group_rank=0, group_size=ranks, num_stages=ours.stages, submod=None)
         for _ in range(virtual_stages)

@@ -14,6 +14,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.planning import schedule_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -37,7 +38,6 @@ from dslc.compiler.placement.schedules import (
     demands,
     placement,
     table,
-    to_csv,
 )
 
 TORCH_NAMES = {
@@ -148,7 +148,7 @@ def test_the_schedule_runtime_loads_the_csv(name: str, tmp_path: Path) -> None:
     virtual_stages = default_virtual_stages(name)
     ours = table(name, 4, 8, virtual_stages)
     path = tmp_path / "schedule.csv"
-    path.write_text(to_csv(ours), newline="")
+    path.write_text(schedule_csv(ours), newline="")
     stages = [stand_in(4, virtual_stages) for _ in range(virtual_stages)]
     make: Any = torch_schedules._PipelineScheduleRuntime
     runtime = make(stages, 8)
