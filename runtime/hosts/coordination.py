@@ -1,20 +1,10 @@
 """Keeps the ranks of several hosts together: they are done together, stop after the same step, and fail with one cause.
 
-Model: every launcher asks its `HostGroup` what to do, a few times a second. The coordinator decides for all:
-
-    done     when the ranks of every host are done, all may leave
-    failed   a launcher whose ranks fail reports the cause that it sees. The coordinator asks the other launchers for
-             their causes, takes the best, and all end with it. A host that is lost is a cause too. The coordinator
-             says whether the ranks are started again (restarts.py). A launcher that loses the coordinator assumes a
-             restart, and waits for it. If no launcher comes back, the loss of one ends all at once: what has started
-             them soon does
-    changed  hosts have come to an elastic training, or one is lost: the coordinator has all stop after a step, as for
-             `stop`, or end; they meet again and go on
-    stop     Ctrl-C on any host, or the job's time. Memory is not shared between hosts, so ranks cannot look at one
-             board. The coordinator chooses a step s that no rank has reached; each launcher writes on its board that
-             ranks wait at the end of s, and reports how far its ranks are. If all are before s, each of them is going
-             to wait there, and the coordinator says that they leave. If not, it lets them go on and chooses a later
-             step
+Model: docs/rendezvous.md has the states and messages. Every launcher asks its `HostGroup` what to do, a few times a
+second, and the coordinator decides for all. A launcher whose ranks fail reports the cause that it sees; the coordinator
+asks the others for theirs, and takes the best. A host that is lost is a cause too. Where one command has started all
+launchers, the loss of one ends all at once: that command soon does. Ranks of several hosts share no board, so the
+coordinator searches for a step that no rank has reached, and has all leave after it.
 
 Contract: nothing is done in a step for this: ranks read the board of their own host, as on one host.
 

@@ -1,23 +1,21 @@
 """The hosts of an elastic training: they come and go, and those that are there train.
 
-Model: the coordinator has a `JoinQueue`, which is open to the end: a host that comes sends a join request and waits
-there until the next meeting. At a meeting the coordinator takes as many hosts as the job can train on, hosts of the
-last start first; the rest wait at the join queue. The first meeting begins `LAST_CALL` seconds after the last arrival;
-a later one as soon as the hosts of the last start are back, and without a host that is not back within `BACK` seconds.
+Model: docs/rendezvous.md has the states. The coordinator has a `JoinQueue`, which is open to the end: a host that comes
+waits there until the next meeting. At a meeting the coordinator takes as many hosts as the job can train on, hosts of
+the last start first. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the
+hosts of the last start are back, and without a host that is not back within `BACK` seconds.
 
-Nothing is special about the first host. The rendezvous may name several places: the first host of these that is there
-keeps. Each opens a join queue at its own place when nobody answers at the places before it for a while, and gives way
-to an earlier one. When the coordinator is lost, each other host looks for a join queue at the addresses of all hosts
-(in the last join reply). The next host in order opens one, if it can lock the run directory (`claim`): if the network
-parts two groups, the lock keeps them from both going on. A coordinator whose join queue is not at the rendezvous looks
-for a host that waits there in vain, and sends it on. A coordinator of a first start that finds the run directory locked
-waits for the lock, with the hosts that came to it.
+The rendezvous may name several places: the first host of these that is there keeps. Each opens a join queue at its own
+place when nobody answers at the places before it for a while, and gives way to an earlier one. When the coordinator is
+lost, the next host in order opens one, if it can lock the run directory (`claim`): the lock keeps two groups, which a
+network has parted, from both going on. A coordinator whose join queue is not at the rendezvous looks for a host that
+waits there in vain, and sends it on. One of a first start that finds the run directory locked waits for the lock, with
+the hosts that came to it.
 
 Contract: `meet` and `meet_again` return what this launcher then is, with the join queue if it keeps.
 
-Limits: a host that comes finds the training if something answers at the rendezvous, or at one of several that it is
-given. Of several, names that nobody knows are waited for, as a cluster may get to know them. On a file system without
-locks two groups may both go on.
+Limits: of several places, names that nobody knows are waited for, as a cluster may get to know them. On a file system
+without locks two groups may both go on.
 """
 
 from __future__ import annotations

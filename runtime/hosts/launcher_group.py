@@ -1,21 +1,14 @@
 """The launchers of one training on several hosts: how they meet, what they agree on, and who is still there.
 
-Model: each host compiles the job and then calls `meet` with the address of a rendezvous. The launcher on the host that
-has this address is the coordinator, node 0, whose first rank is rank 0; the others are nodes in the order in which they
-arrive. Each sends what it knows of the job: versions, digests of files, GPUs. If two differ, all leave with the same
-message. From then on every launcher has a `LauncherGroup`: the coordinator a connection to each other launcher, the
-other launchers one to the coordinator.
+Model: docs/rendezvous.md has the states of a meeting. Each launcher calls `meet` with the address of a rendezvous, and
+sends what it knows of the job: versions, digests of files, GPUs. If two differ, all leave with the same message. The
+launcher on the host that has the address is the coordinator, node 0; the others are nodes in the order in which they
+arrive. Before the ranks are started again all meet once more (`meet_again`), over new connections and with a new port
+for the store. Each keeps its node; a new launcher, started with the same command, takes the place of a lost one.
 
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
-places and meet at an `Endpoint`, which the launcher of rank 0 opens.
-
-Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new
-connections. They then have a new port for the store. A host that was lost may come back meanwhile: its launcher, which
-tries again, or a new one, started with the same command, for which the place is free. Each keeps its node. A
-coordinator that was lost comes back as any other: the hosts that wait for it say which start was the last, and where
-the run directory is. Those that met at an `Endpoint` keep their connections instead: nobody else comes to it, and the
-loss of one of them ends the training of all. The hosts of an elastic training (`Rendezvous.counts`) come and go:
-elastic.py.
+places, meet at an `Endpoint`, which the launcher of rank 0 opens, and keep their connections: the loss of one ends the
+training of all. The hosts of an elastic training (`Rendezvous.counts`) come and go: elastic.py.
 
 Contract: one address listens to the end: a host that comes when all places are taken is refused there, at once, or, if
 hosts may come back, when no host was lost for a while. A launcher whose connection ends is `lost` (connection.py).
