@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
-from dslc.compiler.emit import emit, places, with_paths_in
+from dslc.compiler.emit import emit, places
 from dslc.compiler.graph.build import build_graph
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.plan import PlanView
+from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.record import Record, record
 
@@ -28,7 +30,7 @@ class Compiled(Record):
 
     def program(self) -> p.JobProgram:
         job = self.analysis.job
-        return with_paths_in(emit(self.graph, self.plan.hash), job.folder, job.source.name)
+        return replace(locate_paths(emit(self.graph, self.plan.hash), job.folder), file=job.source.name)
 
     def places(self) -> tuple[p.RankPlace, ...]:
         return places(self.graph)

@@ -6,14 +6,11 @@ folder; `locate_paths` makes them absolute, where the ranks are about to be laun
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dslc.compiler.graph.plan_graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import Batches, Devices, Job, Placed, Process, Schedule, Stage
-from dslc.compiler.model.job_steps import locate_paths
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
@@ -47,11 +44,6 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         context=plan.find(p.ContextStep),
         checkpoint=plan.one(p.CheckpointStep),
     )
-
-
-def with_paths_in(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
-    """Returns the program of a job in `folder`, whose file messages call `file`."""
-    return replace(locate_paths(program, folder), file=file)
 
 
 def places(plan: PlanGraph) -> tuple[p.RankPlace, ...]:

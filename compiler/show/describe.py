@@ -7,10 +7,10 @@ Nothing is decided here: every number is in the plan, or follows from it by the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
-from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
+from dslc.compiler.ir.number_text import count_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode
 from dslc.compiler.ir.tensors import TensorFact
@@ -343,16 +343,9 @@ def number_text(value: float | None, text: str = "") -> str:
     return f"{value:,}{' ' + text if text else ''}"
 
 
-def known_bytes(value: float | None) -> str:
-    return UNKNOWN if value is None else byte_text(value)
-
-
-def known_count(value: float | None) -> str:
-    return UNKNOWN if value is None else count_text(value)
-
-
-def known_percent(value: float | None) -> str:
-    return UNKNOWN if value is None else percent_text(value)
+def known_text(value: float | None, text: Callable[[float], str]) -> str:
+    """Formats a number by `text`; `unknown` for None."""
+    return UNKNOWN if value is None else text(value)
 
 
 def bound_text(plan: PlanView) -> str:
@@ -370,7 +363,3 @@ def rate_text(plan: PlanView) -> str:
     tokens = fact is not None and fact.dtype == "int64" and len(fact.shape) == 1
     each = fact.shape[0] if fact is not None and tokens else 1
     return f"{count_text(plan.data.batch * each / plan.step_time)} {'tokens' if tokens else 'samples'}/s"
-
-
-def known_time(value: float | None) -> str:
-    return UNKNOWN if value is None else time_text(value)

@@ -30,10 +30,7 @@ from dslc.compiler.show.describe import (
     fact_text,
     group,
     groups_text,
-    known_bytes,
-    known_count,
-    known_percent,
-    known_time,
+    known_text,
     layer_runs,
     limit_of,
     link_text,
@@ -154,7 +151,7 @@ def _topology(plan: PlanView) -> list[str]:
         ("devices", f"{devices_text(plan)}, {top.processes} on each node"),
         ("backend", f"{top.backend} on {top.device}"),
         *([("threads", f"{top.threads} of each process")] if top.threads else []),
-        ("memory", known_bytes(top.memory) + (" a device" if top.memory else "") + _limit(plan)),
+        ("memory", known_text(top.memory, byte_text) + (" a device" if top.memory else "") + _limit(plan)),
     ]
     return table(rows)
 
@@ -177,7 +174,7 @@ def _mesh(plan: PlanView) -> list[str]:
             str(axis.size),
             str(axis.stride),
             link_text(plan, axis),
-            known_bytes(axis_bytes(plan, axis.name)),
+            known_text(axis_bytes(plan, axis.name), byte_text),
             WHY[axis.name],
         )
         for axis in plan.axes
@@ -317,7 +314,8 @@ def _layers(plan: PlanView) -> list[str]:
     flops, kept = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
     return [
         *lines,
-        f"{known_count(plan.parameters)} parameter{'s' * (plan.parameters != 1)} ({number_text(plan.parameters)})"
+        f"{known_text(plan.parameters, count_text)} parameter{'s' * (plan.parameters != 1)} "
+        f"({number_text(plan.parameters)})"
         + (f", of which {_in_full(plan.trained)} train" if plan.trained is not None else ""),
         f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept)} kept for the backward pass",
     ]
@@ -466,14 +464,14 @@ def _estimate(plan: PlanView) -> list[str]:
     flops, bound = max((node.flops for node in plan.ranks), default=None), bound_text(plan)
     rows = [
         ("work of a rank", f"{flop_text(flops)} a step" if flops is not None else UNKNOWN),
-        ("step time", known_time(plan.step_time) + _speed(plan)),
+        ("step time", known_text(plan.step_time, time_text) + _speed(plan)),
         *_spent(plan),
         ("throughput", (rate_text(plan) or UNKNOWN) + (bound if plan.step_time else "")),
-        ("MFU", known_percent(plan.mfu) + (bound if plan.mfu is not None else "")),
+        ("MFU", known_text(plan.mfu, percent_text) + (bound if plan.mfu is not None else "")),
         ("bubble", percent_text(plan.schedule.bubble) if plan.schedule else "none"),
     ]
     if plan.step_time is not None and plan.data.steps is not None:
-        rows.append(("training", known_time(plan.step_time * plan.data.steps) + bound))
+        rows.append(("training", known_text(plan.step_time * plan.data.steps, time_text) + bound))
     return table(rows)
 
 

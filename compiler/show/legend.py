@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dslc.compiler.ir.memory import KINDS
-from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
+from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (
@@ -16,7 +16,7 @@ from dslc.compiler.show.describe import (
     axis_text,
     bound_text,
     devices_text,
-    known_count,
+    known_text,
     link_text,
     members,
     mesh_text,
@@ -38,7 +38,7 @@ def summary(plan: PlanView) -> str:
     said = [
         f"{devices_text(plan)} on {plural(top.nodes, 'node')}",
         mesh_text(plan),
-        f"{known_count(plan.parameters)} parameters",
+        f"{known_text(plan.parameters, count_text)} parameters",
     ]
     if plan.schedule:
         said.append(f"{plan.schedule.name}, bubble {percent_text(plan.schedule.bubble)}")

@@ -14,11 +14,11 @@ from helpers.planning import compiled
 
 import dslc
 from dslc.compiler.compile import Compiled
-from dslc.compiler.emit import with_paths_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.job_steps import locate_paths
 
 GPT2 = ROOT / "benchmarks" / "jobs" / "gpt2.plt"
 BLOCKS = tuple(f"blocks.{n}" for n in range(12))
@@ -103,7 +103,7 @@ def test_each_function_of_ones_own_is_in_the_folder_of_its_job() -> None:
         hooks=(p.HookStep(python=own),),
         loggers=(own,),
     )
-    found = list(functions_in(with_paths_in(program, "/jobs", "digits.plt")))
+    found = list(functions_in(locate_paths(program, "/jobs")))
     assert len(found) == 11
     assert {function.folder for function in found} == {"/jobs"}
 
