@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,8 @@ class Odd(nn.Module):
     """`blocks` says how they are held, `path` how one is chosen, `buffer` what a forward pass moves.
 
     `again`: the first block is used once more after the others; `tied`: two layers share a weight under two names;
-    `table`: a plain attribute that each pass needs; `keeps`: a plain attribute that each pass moves; `mixes`: samples
-    see the mean of their batch.
+    `table`: a plain attribute that each pass needs, which a function keeps from a depth of 3 on; `keeps`: a plain
+    attribute that each pass moves; `mixes`: samples see the mean of their batch.
     """
 
     seen: Tensor
@@ -109,7 +110,9 @@ class Odd(nn.Module):
         self.path, self.kind, self.output, self.again = path, buffer, output, again
         if buffer != "none":
             self.register_buffer("seen", torch.ones(1))
-        self.table = torch.linspace(0.5, 1.5, WIDTH) if table else None
+        numbers = torch.linspace(0.5, 1.5, WIDTH)
+        self.table = numbers if table and depth < 3 else None
+        self.scale = partial(torch.mul, numbers) if table and depth >= 3 else None
         self.calls, self.mixes = 0 if keeps else None, mixes
         if output == "map":
             self.head = nn.Linear(WIDTH, CLASSES * PLACES)
@@ -132,6 +135,7 @@ class Odd(nn.Module):
                 continue
             hidden = block(hidden)
             hidden = hidden if self.table is None else hidden * self.table
+            hidden = hidden if self.scale is None else self.scale(hidden)
         if self.again:
             hidden = made[0](hidden)
         hidden = torch.tanh(self.back(torch.tanh(self.mix(hidden))))

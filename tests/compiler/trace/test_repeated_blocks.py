@@ -272,18 +272,27 @@ def test_no_outputs_are_made_for_trials_that_need_none(tmp_path: Path) -> None:
     assert not os.path.exists(file)
 
 
+class Called(nn.Module):
+    """A network, which is no container."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 def in_containers(kind: str) -> nn.Module:
     """Returns a network that keeps four blocks in containers of a kind."""
 
     def block() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
 
-    net = nn.Module()
+    net = Called()
     match kind:
         case "dictionary":
             net.blocks = nn.ModuleDict({name: block() for name in "abcd"})
         case "nested":
             net.blocks = nn.ModuleList([nn.ModuleDict({"even": block(), "odd": block()}) for _ in range(2)])
+        case "one in each":
+            net.blocks = nn.ModuleList([nn.ModuleDict({"only": block()}) for _ in range(4)])
         case "attributes":
             for number in range(4):
                 net.add_module(f"block{number}", block())
@@ -297,9 +306,11 @@ def in_containers(kind: str) -> nn.Module:
     [
         ("dictionary", {"blocks.a", "blocks.b", "blocks.c", "blocks.d"}),
         ("nested", {"blocks.0.even", "blocks.0.odd", "blocks.1.even", "blocks.1.odd"}),
+        ("one in each", {"blocks.0.only", "blocks.1.only", "blocks.2.only", "blocks.3.only"}),
         ("attributes", {"block0", "block1", "block2", "block3"}),
         ("dictionary of lists", {"blocks.a.0", "blocks.a.1", "blocks.b.0", "blocks.b.1"}),
     ],
 )
 def test_blocks_are_found_in_containers_that_are_never_called(kind: str, blocks: set[str]) -> None:
-    assert ModuleCut(in_containers(kind)).blocks == blocks
+    cut = ModuleCut(in_containers(kind))
+    assert cut.blocks == set(cut.layers) == blocks

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dslc.probe.child import in_child
 from dslc.runtime.process.vision_library import VisionLibraryError, true_cause
 
 IMPORTING = """
@@ -50,3 +51,15 @@ def test_the_cause_is_found_behind_others() -> None:
     last.__context__ = behind
     assert true_cause(last) is vision
     assert true_cause(own) is own
+
+
+def test_a_trial_of_a_users_function_names_it_with_the_remedy() -> None:
+    def imports() -> None:
+        try:
+            raise VisionLibraryError(RuntimeError("operator torchvision::nms does not exist"))
+        except ImportError as error:
+            raise RuntimeError("Could not import module 'Metric'") from error
+
+    answer = in_child(imports)
+    assert answer["error"].startswith("torchvision ") and "operator torchvision::nms" in answer["error"]
+    assert answer["remedy"] == VisionLibraryError.remedy

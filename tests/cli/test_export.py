@@ -1,0 +1,40 @@
+"""What `dslc export -o FOLDER` has to know of a job's data: nothing where the job names the head of its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.tiny_llama import write_llama
+
+from dslc.commands.export import _fault_of_folder, _needs_trace
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.jobs.check_job import inspect
+
+JOB = """
+model { network = transformers("./llamaTASK), loss = own() }
+data { source = python("gone:data"), batch = 4, collate = python("gone:collate") }
+train { steps = 1, optimizer = sgd(lr = 0.1) }
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "output", "traced", "said"),
+    [
+        ('", task = causal_lm', "folder", False, ""),
+        ('", task = causal_lm', "file.pt", True, ""),
+        ('"', "folder", True, "or name the head in the job: `transformers(…, task = causal_lm)`"),
+    ],
+)
+def test_a_head_that_is_named_is_not_looked_for_in_the_data(
+    tmp_path: Path, task: str, output: str, traced: bool, said: str
+) -> None:
+    write_llama(tmp_path / "llama")
+    (tmp_path / "job.plt").write_text(JOB.replace("TASK", task))
+    loaded, report = load(str(tmp_path / "job.plt"), []), Report()
+    assert _needs_trace(loaded.job, output) == traced
+    analysis = inspect(loaded, report)
+    assert analysis is not None and not report.errors, [each.message for each in report.errors]
+    found = _fault_of_folder(analysis, adapter=False)
+    assert said in found and bool(said) == bool(found)
