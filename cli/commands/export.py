@@ -75,7 +75,6 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
     from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
     from dslc.runtime.model.errors import ModelError
-    from dslc.runtime.process.vision_library import true_cause
 
     job, raw, network = analysis.job, arguments.raw, analysis.job.model.network
     adapter, facts = adapter_step(job.model.adapter), analysis.facts.model
@@ -101,10 +100,7 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
             most = arguments.max_shard_size or SHARD
             count = export_folder(taken.path, step, output, most, raw=raw, adapted=adapted)
     except (CheckpointError, ModelError, OSError, ImportError) as error:
-        cause = true_cause(error)
-        print(plain_lines(f"dslc: {cause}"), file=sys.stderr)
-        if remedy := getattr(cause, "remedy", ""):
-            print(f"help: {remedy}", file=sys.stderr)
+        _show_error(error)
         return TRAINING_FAILED
     size = os.path.getsize(output)
     if os.path.isdir(output):
@@ -113,6 +109,16 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
         print(plain(_once(ties)))
     print(plain(f"{output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {taken}"))
     return GOOD
+
+
+def _show_error(error: Exception) -> None:
+    """Shows what cannot be written and why: of libraries that import torchvision, a torchvision that fails."""
+    from dslc.runtime.process.vision_library import true_cause
+
+    cause = true_cause(error)
+    print(plain_lines(f"dslc: {cause}"), file=sys.stderr)
+    if remedy := getattr(cause, "remedy", ""):
+        print(f"help: {remedy}", file=sys.stderr)
 
 
 def _once(ties: Mapping[str, str]) -> str:

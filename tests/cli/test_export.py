@@ -1,4 +1,4 @@
-"""What `dslc export -o FOLDER` has to know of a job's data: nothing where the job names the head of its model."""
+"""What `dslc export` has to know of a job's data, and what it says where a library fails."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.tiny_llama import write_llama
 
-from dslc.commands.export import _fault_of_folder, _needs_trace
+from dslc.commands.export import _fault_of_folder, _needs_trace, _show_error
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.check_job import inspect
+from dslc.runtime.process.vision_library import VisionLibraryError
 
 JOB = """
 model { network = transformers("./llamaTASK), loss = own() }
@@ -38,3 +39,12 @@ def test_a_head_that_is_named_is_not_looked_for_in_the_data(
     assert analysis is not None and not report.errors, [each.message for each in report.errors]
     found = _fault_of_folder(analysis, adapter=False)
     assert said in found and bool(said) == bool(found)
+
+
+def test_a_torchvision_that_fails_is_named_behind_what_peft_says(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ImportError("cannot import name 'PreTrainedModel' from 'transformers'")
+    error.__context__ = VisionLibraryError(RuntimeError("operator torchvision::nms does not exist"))
+    _show_error(error)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("dslc: torchvision ") and "operator torchvision::nms" in first
+    assert second == f"help: {VisionLibraryError.remedy}"
