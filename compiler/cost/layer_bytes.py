@@ -88,9 +88,9 @@ def sent_bytes(job: JobSpec, model: ModelGraph, layer: int) -> int:
     return node.output.bytes // (2 if low_precision(job) and (node.low or low_copy(job)) else 1)
 
 
-def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
+def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float, on_cpu: bool) -> LayerBytes:
     """Returns the layer's bytes for `samples` samples; `again`: it is recomputed."""
-    found = _without_masks(job, layer, again, samples)
+    found = _without_masks(job, layer, again, samples, on_cpu)
     if not layer.masks:
         return found
     masks = mask_bytes(job, layer)
@@ -113,9 +113,12 @@ def copy_bytes(job: JobSpec, layer: LayerNode) -> int:
     return 2 * _working(job, layer).copied if autocasts(job) else 0
 
 
-def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
+def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float, on_cpu: bool) -> LayerBytes:
     work, factor = _working(job, layer), samples * _scale(job)
-    moments = tuple(WorkingSet(int(factor * m.bytes), m.weights, m.copies, m.made) for m in work.backward)
+    moments = tuple(
+        WorkingSet(int(factor * m.bytes), m.weights, m.copies, m.made)
+        for m in (*work.backward, *(work.on_cpu if on_cpu else ()))
+    )
     saved = int(samples * saved_bytes(job, layer, again))
     forward = int(factor * work.forward)
     output = int(factor * layer.output.bytes)

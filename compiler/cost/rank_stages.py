@@ -98,7 +98,7 @@ class RankStages:
                 self.received += layout.microbatches * self._boundary_bytes(stages[cut][-1])
 
     def _layer_bytes(self, layer: LayerNode, again: bool) -> LayerBytes:
-        found = layer_bytes(self._job, layer, again, self.samples)
+        found = layer_bytes(self._job, layer, again, self.samples, self._layout.device == "cpu")
         if not self._draws_again(again):
             return found
         if not found.backward:

@@ -124,7 +124,8 @@ class Working(Record):
     `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass; `cast` the most
     that it copies for one operation alone, whose input needs no gradient. `halves` is None if no operation is known one
     by one.
-    A layer before all parameters that train has no moment in `backward`.
+    A layer before all parameters that train has no moment in `backward`. `on_cpu` are moments of a backward pass that
+    CPUs have besides: oneDNN copies what a convolution takes and makes to its own memory order.
     """
 
     forward: int
@@ -133,6 +134,7 @@ class Working(Record):
     backward: tuple[WorkingSet, ...]
     halves: Halves | None = None
     cast: int = 0
+    on_cpu: tuple[WorkingSet, ...] = ()
 
 
 @record

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.ir.memory import Halves, Working, WorkingSet, repeated_bytes
@@ -20,9 +20,19 @@ if TYPE_CHECKING:
     from dslc.compiler.trace.private_torch import Operator
 
 
+class Reorders(NamedTuple):
+    """Bytes that a CPU takes in the backward pass of a convolution: until the gradient of its input is made, that
+    included, and beside all results while the gradient of its weight is made.
+    """
+
+    input: int
+    weight: int
+
+
 class Step(NamedTuple):
     """The state after one operation: the layer, true in the backward pass, live bytes now and when the layer began, the
-    results: (bytes, numbers) of each, true for a copy in another dtype, and the bytes of gradients that stay from here.
+    results: (bytes, numbers) of each, true for a copy in another dtype, the bytes of gradients that stay from here, and
+    what oneDNN copies in a convolution's backward pass.
     """
 
     layer: str
@@ -32,6 +42,7 @@ class Step(NamedTuple):
     made: tuple[tuple[int, int], ...]
     copies: bool
     stays: int
+    reorders: Reorders | None
 
 
 class Walk(Run):
@@ -97,7 +108,8 @@ class Walk(Run):
         if self.going_back and self._first_half:
             stays = self._keep_gradients(layer, args)
             self._back |= {key: layer for tensor in tensors_of(result) if (key := storage(tensor)) not in self.own}
-        self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies, stays))
+        reorders = _reorders(args) if func.name() == "aten::convolution_backward" else None
+        self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies, stays, reorders))
 
     def _keep_gradients(self, layer: str, args: Any) -> int:
         """Keeps the gradients from which an operation of the backward pass makes others with a weight that trains;
@@ -142,6 +154,21 @@ class Walk(Run):
         return release
 
 
+def _reorders(args: Sequence[Any]) -> Reorders | None:
+    """Returns the copies of oneDNN (torch 2.13, measured) in a backward pass of a convolution; None if it takes the
+    tensors as they are. It gives a result in its own order, which torch copies, if there is a stride and no groups.
+    """
+    import torch
+
+    gradient, taken, _, _, stride, _, _, transposed, _, groups, wanted = args
+    last = torch.channels_last if taken.dim() == 4 else torch.channels_last_3d
+    if taken.dtype == torch.float64 or (taken.dim() > 3 and taken.is_contiguous(memory_format=last)):
+        return None
+    given, size = storage_bytes(gradient), taken.numel() * taken.element_size()
+    copied = 2 * size if max(stride) > 1 and groups == 1 and not transposed else max(size, given)
+    return Reorders(size + copied if wanted[0] else 0, size + given if wanted[1] else 0)
+
+
 def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[str, int]) -> dict[str, Working]:
     """Returns the working memory of each layer of `run`'s module. `saved` is the activations that each keeps of a
     sample, in order, `tail` those after its last operation with weights, `given` its inputs. {} if the two runs have
@@ -157,7 +184,7 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[s
     if not _same(small, large) or not _same(idle_small, idle_large):
         return {}
     forward, dropping = _forward(small, large), _forward(idle_small, idle_large)
-    backward = _backward(small, large, saved)
+    backward, on_cpu = _backward(small, large, saved)
     halves = _halves(run, saved, tail)
     return {
         layer: Working(
@@ -167,6 +194,7 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[s
             backward=tuple(backward[layer]),
             cast=walks[0].cast[layer],
             halves=halves.get(layer),
+            on_cpu=tuple(on_cpu[layer]),
         )
         for layer in saved
     }
@@ -245,23 +273,39 @@ def _forward(small: list[Step], large: list[Step]) -> dict[str, int]:
     return most
 
 
-def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> dict[str, list[WorkingSet]]:
+Moments = dict[str, list[WorkingSet]]
+
+
+def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> tuple[Moments, Moments]:
+    """Returns the moments of each layer's backward pass, and those that CPUs have besides."""
     earlier, below = 0, {}
     for layer, size in saved.items():
         below[layer] = earlier
         earlier += size
-    moments: dict[str, list[WorkingSet]] = defaultdict(list)
+    moments: Moments = defaultdict(list)
+    on_cpu: Moments = defaultdict(list)
     made: dict[str, int] = defaultdict(int)
     for one, other in zip(small, large, strict=True):
         if not one.back:
             continue
         fixed = _fixed(one, other)
         copies = fixed // 2 if one.copies else 0
+        before = made[one.layer]
         if not one.copies:
             made[one.layer] += fixed
         grown = (other.level - one.level) // (LARGE - SMALL) - below.get(one.layer, 0)
-        now = WorkingSet(max(0, grown), fixed, copies, made[one.layer])
-        kept = moments[one.layer]
-        if not any(moment.exceeds(now) for moment in kept):
-            moments[one.layer] = [moment for moment in kept if not now.exceeds(moment)] + [now]
-    return moments
+        _note(moments[one.layer], WorkingSet(max(0, grown), fixed, copies, made[one.layer]))
+        if one.reorders is None or other.reorders is None:
+            continue
+        results = sum(size for size, _ in other.made) - sum(size for size, _ in one.made)
+        ahead = (other.reorders.input - one.reorders.input - results) // (LARGE - SMALL)
+        after = (other.reorders.weight - one.reorders.weight) // (LARGE - SMALL)
+        _note(on_cpu[one.layer], WorkingSet(max(0, grown + ahead), 0, 0, before))
+        _note(on_cpu[one.layer], WorkingSet(max(0, grown + after), fixed, 0, made[one.layer]))
+    return moments, on_cpu
+
+
+def _note(moments: list[WorkingSet], now: WorkingSet) -> None:
+    """Adds a moment if no other exceeds it, in place of those that it exceeds."""
+    if not any(moment.exceeds(now) for moment in moments):
+        moments[:] = [*(moment for moment in moments if not now.exceeds(moment)), now]

@@ -538,8 +538,11 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
 
 def _keeping(working: Working, more: int) -> Working:
     """Returns the working memory of a layer that keeps `more` bytes more (or fewer) than it would by itself."""
-    moments = tuple(replace(moment, bytes=max(0, moment.bytes + more)) for moment in working.backward)
-    return replace(working, forward=max(0, working.forward + more), backward=moments)
+    backward, on_cpu = (
+        tuple(replace(moment, bytes=max(0, moment.bytes + more)) for moment in moments)
+        for moments in (working.backward, working.on_cpu)
+    )
+    return replace(working, forward=max(0, working.forward + more), backward=backward, on_cpu=on_cpu)
 
 
 def _layers(

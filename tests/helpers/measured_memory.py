@@ -66,6 +66,7 @@ NETWORKS = {
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "own": (f'python("{HELPERS}/frozen_networks:plain")', "digits()"),
     "own frozen": (f'python("{HELPERS}/frozen_networks:frozen")', "digits()"),
+    **{name: (f'python("{HELPERS}/convolutions:{name}")', "digits()") for name in ("strided", "grouped", "unstrided")},
     "vit": ("vit(layers = 4, width = 128, heads = 4, patch = 2)", "digits()"),
 }
 

@@ -112,6 +112,17 @@ def test_frozen_layers_keep_what_autograd_keeps(case: Case) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "network",
+    ["strided", *(pytest.param(name, marks=pytest.mark.long) for name in ("grouped", "unstrided"))],
+)
+def test_convolutions_of_a_users_own(network: str) -> None:
+    """OneDNN copies what a convolution takes and makes to its own memory order."""
+    found = measure(Case(network=network, batch=256).text)
+    assert abs(found.error) <= 0.01, (found.error, found.predicted, found.at_peak, found.when)
+
+
 @pytest.mark.parametrize(
     ("case", "most"),
     [
