@@ -31,8 +31,10 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
 from dslc.compiler.model import tape
 from dslc.compiler.model.model import ModelGraph, build, share_out
+from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.model.tape import LAYERS
 from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.dsl.diagnostics import Diagnostic, Report
@@ -405,3 +407,23 @@ def test_a_forgotten_flatten_is_suspected() -> None:
     [wrong] = found((conv(), linear), IMAGE, of(c.CrossEntropy))
     assert any("`linear` works on the last dim of an image (8, 6, 6)" in note.message for note in wrong.notes)
     assert "flatten()" in wrong.help
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "first"),
+    [
+        ((3, 6, 8), (6, 8), True),
+        ((6, 8, 3), (6, 8), False),
+        ((7, 5), (5,), True),
+        ((5, 5), (5,), False),  # either; a warning says which is taken
+        ((10,), (), False),
+        ((3, 6), (6, 8), False),
+    ],
+)
+def test_classes_may_come_first(output: tuple[int, ...], target: tuple[int, ...], first: bool) -> None:
+    """Of a target alone, and of one that is the only leaf of a structure."""
+    made = TensorFact(shape=output, dtype="float32")
+    assert classes_come_first(made, SourceFacts(target=TensorFact(shape=target, dtype="int64"))) == first
+    leaf = LeafFact(path="", fixed=(0, *target), grown=(1, *(0 for _ in target)), dtype="int64")
+    structures = TreeFact(leaves=()), TreeFact(leaves=(leaf,))
+    assert classes_come_first(made, SourceFacts(structures=structures)) == first

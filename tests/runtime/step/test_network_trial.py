@@ -14,6 +14,7 @@ from dslc.compiler.ir.network_facts import UNSEEDED, CodePlace, NetworkFacts
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.user_functions import trace_model
+from dslc.probe.network_trial import modules_in_evaluation, undone
 from dslc.runtime.step.network_trial import NetworkTrial
 
 INPUT = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
@@ -239,3 +240,14 @@ def test_a_trial_leaves_the_generators_of_its_process_alone() -> None:
     before = random.getstate(), torch.get_rng_state()
     tried(lambda: own.Path("random"))
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_modules_in_evaluation_mode_are_those_whose_numbers_depend_on_it() -> None:
+    network = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Dropout(0.0), nn.Linear(4, 4), nn.Dropout(0.5))
+    for module in network[:4]:
+        module.eval()
+    assert modules_in_evaluation(network) == ("0", "1")
+    assert undone(network.train(), ("0", "1")) == ("0", "1")
+    network[1].train(False)
+    assert undone(network, ("0", "1")) == ("0",)
+    assert modules_in_evaluation(network.eval()) == ()
