@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.commands import dslc
+from helpers.job_texts import job_text
 from helpers.paths import EXAMPLES, HELPERS
 
 from dslc.jobs.check_job import check_one
@@ -440,3 +442,26 @@ def test_the_help_of_a_function_that_cannot_be_used(tmp_path: Path, setting: str
     found = check_one(str(path), [setting], trace=True)[0].errors
     assert [each.code for each in found] == [code] * bool(code)
     assert all(said in each.help for each in found)
+
+
+SEEN = """
+import sys
+
+with open("seen", "a") as file:
+    print("dslc.runtime.loop.stateful_metrics" in sys.modules, file=file)
+
+
+def halved(step, steps):
+    return 0.5
+"""
+
+
+def test_a_trial_begins_in_a_process_that_has_imported_torch(tmp_path: Path) -> None:
+    """Its child would else import torch, and what trials need, each time anew."""
+    (tmp_path / "seen.py").write_text(SEEN)
+    schedule = {"steps": 2, "optimizer": "sgd(lr = 0.1)", "lr_schedule": 'python("seen:halved")'}
+    text = job_text(model={"network": "mlp()"}, data={"source": "digits()", "batch": 8}, train=schedule)
+    (tmp_path / "job.plt").write_text(text)
+    done = dslc("check", "--trace", "job.plt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set((tmp_path / "seen").read_text().split()) == {"True"}

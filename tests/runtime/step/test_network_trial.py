@@ -244,8 +244,8 @@ def test_a_trial_leaves_the_generators_of_its_process_alone() -> None:
 
 def test_modules_in_evaluation_mode_are_those_whose_numbers_depend_on_it() -> None:
     network = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Dropout(0.0), nn.Linear(4, 4), nn.Dropout(0.5))
-    for module in network[:4]:
-        module.eval()
+    for name in "0123":
+        network.get_submodule(name).eval()
     assert modules_in_evaluation(network) == ("0", "1")
     assert undone(network.train(), ("0", "1")) == ("0", "1")
     network[1].train(False)
