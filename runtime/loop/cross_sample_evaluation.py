@@ -21,7 +21,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.placement.shares import largest, piece
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.data.batches import read_batches
-from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.samples import Splits
 from dslc.runtime.data.splits import Split, range_of
 from dslc.runtime.model.cross_sample_losses import WholeSum
 from dslc.runtime.parallel.loss_gather import gathered_samples
@@ -40,9 +40,7 @@ class WholeEvaluation:
         self._outputs: list[tuple[Any, Any]] = []
 
     def batches(self, splits: Splits, split: Split, size: int) -> Iterator[tuple[Any, Any, bool]]:
-        """Yields this rank's samples, `size` at a time at most, and whether they count. `add` is called with the output
-        of each before the next is asked for.
-        """
+        """Yields at most `size` samples of this rank at a time, and whether they count; `add` takes each output."""
         chunks, ends = self._chunks(split, size)
         samples, ends_ = splits.samples_of_split(split), iter(ends)
         counts, batch = next(ends_)
@@ -57,9 +55,7 @@ class WholeEvaluation:
         self._outputs.append(pair if counts else map_tensors(lambda tensor: tensor[:0], pair))
 
     def _chunks(self, split: Split, size: int) -> tuple[list[Tensor], list[tuple[bool, int]]]:
-        """Returns the samples that are read at a time; and for each time whether they count, and the samples of the
-        batch, over all ranks, if it ends with them.
-        """
+        """Returns what is read each time; and whether that counts, and the samples of the global batch it ends, or 0."""
         first, count = range_of(self._job.data, split)
         ranks, rank, each = self._place.data_ranks, self._place.data_rank, self._job.data.batch
         chunks: list[Tensor] = []

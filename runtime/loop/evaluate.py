@@ -29,8 +29,7 @@ from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import split_batches
-from dslc.runtime.data.samples import Pair
-from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.samples import Pair, Splits
 from dslc.runtime.data.splits import Split, samples_of
 from dslc.runtime.loop.cross_sample_evaluation import WholeEvaluation
 from dslc.runtime.loop.metrics import Metrics

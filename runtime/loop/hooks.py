@@ -252,9 +252,7 @@ def _named(hooks: Sequence[HookStep]) -> list[str]:
 
 
 def make_hook_object(function: PythonFunction) -> Any:
-    """Returns the object that a job names: what a class or function returns, or an object of a module. Raises
-    HookError.
-    """
+    """Returns the object that a job names, made by its class or function if it is one. Raises HookError."""
     with mark_errors(function.line, f"`{function.function}`"):
         found: Any = load_function(function)
         known = any(callable(getattr(found, name, None)) for name in (*EVENTS, "log"))
@@ -378,9 +376,7 @@ def _http_status(error: BaseException) -> int:
 
 
 def try_hook(function: PythonFunction) -> None:
-    """Looks at the methods of a hook, without making it: that may begin something. Raises as its module does, and
-    HookError.
-    """
+    """Checks the methods of a hook without making it, which may have effects. Raises HookError."""
     owner = _hook_type(function)
     if owner is None:
         return
@@ -405,9 +401,7 @@ def try_logger(function: PythonFunction) -> None:
 
 
 def _hook_type(function: PythonFunction) -> Any:
-    """Returns the class or object that a job names, whose arguments fit; None if it is a function, which tells nothing
-    without being called.
-    """
+    """Returns the class or object that a job names; None for a function, which would have to be called."""
     found: Any = load_function(replace(function, arguments={}))
     if callable(found):
         try:

@@ -62,9 +62,7 @@ _FOLDED = 256  # losses kept one by one until a step is logged
 
 
 class NonFinite(RuntimeError):
-    """Ends the training. The text is for the user; `told` on the rank that reports it. `module` is the one at fault, if
-    there is one.
-    """
+    """Ends the training. `told` on the rank that reports the text; `module` is the one at fault, if known."""
 
     def __init__(self, message: str, *, told: bool, module: str | None = None) -> None:
         super().__init__(message)
@@ -144,8 +142,8 @@ class NonFiniteGuard:
                 self._totals = [torch.cat(self._totals)]
 
     def tells(self) -> Tensor | None:
-        """Returns this rank's number for the sum that a logged step exchanges: its losses that were not finite, or, on
-        rank 0, the skipped steps. None if there is nothing to exchange.
+        """Returns this rank's non-finite losses, or rank 0's skipped steps, for the sum of a logged step; None if
+        neither.
         """
         if self._skipping is not None:
             return self._skipping.skipped * (self.place.rank == 0)
@@ -271,9 +269,7 @@ class NonFiniteGuard:
         )
 
     def _of_all(self, mine: NonFiniteObservation) -> list[NonFiniteObservation]:
-        """Gathers what all ranks have seen, as plain values: ranks accept nothing else from each other
-        (transport/unpickling.py).
-        """
+        """Gathers the observations of all ranks, as the plain values that transport/unpickling.py accepts."""
         return [from_json(NonFiniteObservation, each) for each in self._gathered(to_json(mine))]
 
     def _gathered(self, mine: Any) -> list[Any]:

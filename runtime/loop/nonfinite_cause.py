@@ -208,9 +208,7 @@ def _finite(values: Any) -> bool:
 
 @torch.no_grad()
 def non_finite_names(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
-    """Returns the names of the tensors that have numbers on this rank which are not finite. Reads one number a
-    device.
-    """
+    """Returns the tensors with numbers that are not finite on this rank. Reads one number a device."""
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
     for name, tensor in named:
         local = None if tensor is None else _local(tensor)

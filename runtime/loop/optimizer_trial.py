@@ -57,9 +57,7 @@ class _TrialMeasurements:
 
 
 def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
-    """Returns the facts of an optimizer over `parameters` that train; with none, the facts over parameters of some
-    shapes.
-    """
+    """Returns the facts of an optimizer over `parameters`; without any, over parameters of some shapes."""
     named = parameters or [((name,), shape) for name, shape in _UNKNOWN]
     if _TrialOptimizer(step, [(names, torch.ones(_small(shape))) for names, shape in named]).optimizer.needs_closure:
         return _try_with_closure(step, named)
@@ -376,9 +374,7 @@ class _TrialOptimizer:
 
 
 def _samples(step: OptimizerStep, named: Sequence[Named], kinds: dict[str, Kind]) -> tuple[list[Named], set[str]]:
-    """Returns some parameters of each kind and number of dims, smaller where that changes nothing of what is kept; and
-    the names of those that are kept otherwise.
-    """
+    """Returns some parameters of each kind, smaller where the state stays alike; and the names of the others."""
     chosen: dict[tuple[Any, ...], list[Named]] = {}
     for names, shape in named:
         chosen.setdefault((len(shape), tuple((fact.name, fact.form) for fact in kinds[names[0]])), []).append(

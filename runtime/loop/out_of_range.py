@@ -29,9 +29,7 @@ _INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values|i
 
 
 def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Splits, step: int) -> None:
-    """Adds to `error`, which ended `step` (from 1), the first target that is not a class, if it is an error of that
-    kind.
-    """
+    """Adds to `error`, which ended `step` (from 1), the first target that is no class, if it may be the cause."""
     split = next(
         (
             str(frame.f_locals["split"])

@@ -29,7 +29,7 @@ from torch.optim import lr_scheduler
 from dslc.compiler.ir.program import JobProgram, LearningRateStep, LossStep, ModelStep, OptimizerStep, RankPlace
 from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import StepBatch, batches
-from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.samples import Splits
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.meta_model import build_model

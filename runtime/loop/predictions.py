@@ -52,9 +52,7 @@ class PredictionPart:
         return self
 
     def add(self, outputs: Mapping[str, NDArray[np.generic]], index: NDArray[np.generic]) -> None:
-        """Appends one row of each of `outputs` for each of `index`. Raises ValueError if they differ in name or in the
-        shape of a row from the earlier ones.
-        """
+        """Appends a row of each output for each of `index`. Raises ValueError for names or shapes unlike before."""
         arrays = {**outputs, INDEX: index}
         told = {name: PredictionRows(array.shape[1:], _kind(array)) for name, array in arrays.items()}
         if not self._arrays:
@@ -90,9 +88,7 @@ def _text(rows: PredictionRows | None) -> str:
 
 
 def join(run_dir: str, ranks: int, path: str) -> dict[str, tuple[int, ...]]:
-    """Joins the parts of all ranks into `path`; returns the shape of each output. Raises OSError, or ValueError if the
-    ranks' outputs differ.
-    """
+    """Joins all ranks' parts into `path`; returns the shapes. Raises OSError, or ValueError for unequal outputs."""
     parts: list[tuple[int, dict[str, PredictionRows]]] = []
     for rank in range(ranks):
         with open(os.path.join(run_dir, f"part-{rank}.json"), encoding="utf-8") as file:

@@ -110,9 +110,7 @@ class StatefulMetric:
                 return _values(self._step.name, value)
 
     def unlisted(self) -> str | None:
-        """Returns an attribute that `update` has changed and `compute` depends on, and that is no state; None if there
-        is none.
-        """
+        """Returns an attribute that counts and is no state: `update` changes it and `compute` reads it; or None."""
         if self._object is None:
             return None
         fresh, names = vars(self.make_metric(self._settings)), _reductions(self._object)
@@ -137,9 +135,7 @@ class StatefulMetric:
         return _same(*results)
 
     def make_metric(self, settings: Settings, device: torch.device | str = "") -> Any:
-        """Returns a metric that has counted nothing, with the same random numbers on each rank and in each evaluation.
-        Raises MetricError if it is none.
-        """
+        """Returns a metric that has counted nothing, made with the same random numbers each time. Raises MetricError."""
         with preserve_generators():
             begin_step(0, 0, 0)
             return _on(self._new(settings), device or self._device)
@@ -156,9 +152,7 @@ class StatefulMetric:
 
 
 def exchange(metrics: Sequence[StatefulMetric], ranks: int, counts: bool) -> dict[str, Value]:
-    """Returns the values of all metrics over `ranks` ranks, by name; the same on each, which all call this. `counts` is
-    false where another rank has the same states.
-    """
+    """Returns all metrics' values by name, on every rank. `counts`: no other rank has the same states."""
     own = [metric.states() if counts else None for metric in metrics]
     if ranks == 1:
         return _merged(metrics, [own])
@@ -241,9 +235,7 @@ def _same(one: Value, other: Value) -> bool:
 
 
 def _reductions(metric: Any) -> Mapping[str, str] | None:
-    """Returns how each state of a user's own object is put together; None for one of torchmetrics, which knows. Raises
-    MetricError.
-    """
+    """Returns how each state of a user's metric is reduced; None for torchmetrics'. Raises MetricError."""
     for method in ("update", "compute"):
         if not callable(getattr(metric, method, None)):
             raise MetricError(f"{type(metric).__name__} has no `{method}`")

@@ -31,8 +31,7 @@ from dslc.compiler.trace.structures import map_tensors
 from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
-from dslc.runtime.data.samples import Samples, batch_aside, concatenate_samples
-from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.samples import Samples, Splits, batch_aside, concatenate_samples
 from dslc.runtime.data.splits import evaluated, for_test, held_out
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
 from dslc.runtime.loop.predictions import PredictionPart
@@ -94,9 +93,7 @@ def _predict(
 
 
 def _rows(output: Any, samples: int) -> dict[str, NDArray[np.generic]]:
-    """Returns, by name, the tensors of an output that have a row for each of `samples` samples. Raises OutputError if
-    there is none.
-    """
+    """Returns the tensors of an output with `samples` rows, by name. Raises OutputError if there is none."""
     found = {}
     for name, tensor in named_tensors(output).items():
         if tensor.shape[:1] == (samples,):
@@ -129,9 +126,7 @@ def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tenso
 
 
 def _batches(job: JobProgram, place: RankPlace, parts: TrainingComponents, count: int) -> Iterator[tuple[Tensor, bool]]:
-    """Yields this rank's samples, some at a time, and whether they count: if a pass needs all ranks, a rank that is
-    done repeats its first sample as often as others need.
-    """
+    """Yields this rank's samples in batches, and whether they count; in lockstep its first sample fills up."""
     size = batch_size(job, place)
     start, stop = piece(count, place.data_ranks, place.data_rank)
     own = list(torch.arange(start, stop).split(size)) if stop > start else []

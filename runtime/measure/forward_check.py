@@ -117,9 +117,7 @@ class ForwardCheck:
     # ------------------------------------------------------------------------------------------------- one pass
 
     def _shared(self, input: Any) -> Any:
-        """Returns some samples of the first rank, in the classes that this rank has; None if the batches of the ranks
-        differ in more than their tensors.
-        """
+        """Returns the first rank's samples in this rank's classes; None where other leaves than tensors differ."""
         leaves, form = flatten(input[:ROWS] if isinstance(input, Tensor) else input)
         shared: list[Any] = [[leaf.detach().cpu() if isinstance(leaf, Tensor) else None for leaf in leaves]]
         dist.broadcast_object_list(shared, group=self._group, group_src=0)

@@ -53,9 +53,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class StepObservation:
-    """One step of one rank. `samples` are indices into the training samples, with a digest for each sample that
-    arrived.
-    """
+    """One step of one rank: indices of its training samples, with a digest of each that arrived, and its sums."""
 
     step: int  # from 1
     samples: tuple[int, ...]  # () if another rank has them too, and reports them
@@ -230,9 +228,7 @@ class Observation:
         return _Tensors(_tensor_file(self._folder, when, rank))
 
     def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
-        """Returns by name, of `start`, `first` or `end`: the part that `rank` holds, its place in the whole, and
-        whether it is a parameter.
-        """
+        """Returns by name, of `start`, `first` or `end`: the rank's part, its values, and whether it is a parameter."""
         return self._file(when, rank)
 
 

@@ -116,9 +116,7 @@ class OrderCheck:
             yield
 
     def loss(self, inner: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """Returns `inner`, which is called with each loss before its backward pass, with the comparison of what the
-        loss depends on.
-        """
+        """Returns `inner`, followed by the comparison of the parameters that the loss depends on."""
         if not self._on or self._parts.pipeline is not None or not (self._compares_use or self._announced):
             return inner
 

@@ -310,9 +310,7 @@ def _belongs_to_axis(tensor: Any, axis: str) -> bool:
 
 
 def _groups_of_copies(tensor: Any, whole: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
-    """Returns the groups of ranks that hold the same part of a tensor as this one; `whole` is the group for a tensor
-    which is not sharded.
-    """
+    """Returns the groups of ranks with the same part of a tensor; `whole` is that of an unsharded one."""
     if not hasattr(tensor, "placements"):
         return [whole] if whole is not None else []
     mesh = tensor.device_mesh

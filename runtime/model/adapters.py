@@ -39,9 +39,7 @@ PREFIX = "base_model.model."  # of names in that file
 
 
 class AdapterError(ModelError):
-    """The adapter does not fit the model. `argument` is the argument of `lora` at fault; `dense` are the layers that
-    can have an adapter.
-    """
+    """The adapter does not fit. `argument` of `lora` is at fault; `dense` are the layers that can have one."""
 
     def __init__(self, message: str, argument: str = "targets", dense: Sequence[str] = ()) -> None:
         super().__init__(message)

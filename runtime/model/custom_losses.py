@@ -55,9 +55,7 @@ def of_one_number(function: str) -> str:
 
 
 def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
-    """True if a user's loss gives a pair, or one number for each sample whose target has several whole numbers. Then
-    its program must say so.
-    """
+    """True if a user's loss gives a pair, or one number for each sample of several targets: it counts by itself."""
     assert step.python is not None
     with mark_errors(step.python.line):
         found = load_function(step.python)(output, target)
@@ -67,9 +65,7 @@ def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
 
 
 class OwnSum:
-    """The sum of the losses of a batch, differentiable. `take_counts` returns what has been counted since it was
-    called.
-    """
+    """The sum of the losses of a batch, differentiable. `take_counts` returns the counts since it was called."""
 
     def __init__(self, step: LossStep) -> None:
         self._step = step
@@ -87,9 +83,7 @@ class OwnSum:
         return found.total
 
     def take_counts(self) -> tuple[int | Tensor, dict[str, Tensor]]:
-        """Returns the number of the losses, float64 where it is a tensor, and the sums of the further ones, and begins
-        anew.
-        """
+        """Returns and resets the number of losses (float64 if a tensor) and the sums of the further ones."""
         number, further = self._number, self._further
         self._number, self._further = 0, {}
         return number, further
@@ -136,9 +130,7 @@ class OwnSum:
         return number
 
     def _counted_mask(self, target: Any, losses: Tensor) -> Tensor | None:
-        """Returns which of the losses count, where each belongs to a target; None if all do: padding would make their
-        number follow from how a batch is cut.
-        """
+        """Returns which of the losses count, by the target of each; None if all do."""
         arguments, ignore = self._step.arguments, self._step.ignore
         if self._step.kind == "own" and arguments["mean_of"] is not None:
             target, ignore = _part(target, arguments["mean_of"], arguments["shift"]), arguments["ignore"]

@@ -189,9 +189,7 @@ def _torch(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]]
 
 
 def tensors_of(path: str) -> dict[str, Tensor]:
-    """Returns the tensors of a state dict that `torch.save` wrote, mapped into memory. Raises what torch raises, and
-    ValueError if there is no state dict, or several.
-    """
+    """Returns the tensors of a state dict in a file, mapped. Raises as torch does; ValueError unless there is one."""
     try:
         return state_dict_in(_load_file(path))
     except (pickle.UnpicklingError, EOFError) as error:

@@ -64,9 +64,7 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
 
 
 def try_out(step: LossStep, output: Any, target: Any) -> bool:
-    """Calls the loss on a batch of a few samples, in the context of `as_rank_0`. Returns whether it counts by itself.
-    Raises as the loss does.
-    """
+    """Calls the loss on a small batch, within `as_rank_0`. Returns whether it counts by itself; raises as it does."""
     if step.python is not None and not step.together and counts_itself(step, output, target):
         step = replace(step, counts="own")
     loss_sum(step)(output, target)
@@ -75,9 +73,7 @@ def try_out(step: LossStep, output: Any, target: Any) -> bool:
 
 @contextlib.contextmanager
 def as_rank_0(ranks: int) -> Iterator[None]:
-    """Makes this process rank 0 of `ranks` that do not exist, while the context lasts: collectives return its own
-    input.
-    """
+    """Makes this process rank 0 of `ranks` that do not exist: collectives return their own input."""
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     before = {name: os.environ.get(name) for name in rank}
     os.environ.update(rank)
@@ -156,9 +152,7 @@ def _unmarked(step: LossStep) -> LossSum:
 
 
 def classes_last(step: LossStep, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (n, …, classes), or where the step says so (n, classes, …), and (n, …) as (tokens, classes) and
-    (tokens,).
-    """
+    """Returns scores as (tokens, classes) and targets as (tokens,)."""
     if _classes_first(step, output, target):
         output = output.movedim(1, -1)
     return output.reshape(-1, output.shape[-1]), target.reshape(-1).long()

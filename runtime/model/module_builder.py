@@ -30,9 +30,7 @@ from dslc.runtime.process.user_code import load_function
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skips torch's own initial values. On the meta device they mean nothing, and `normal_` loads torch's compiler
-    there, which takes 0.8 s.
-    """
+    """Skips torch's own initial values, for which `normal_` on the meta device would load the compiler: 0.8 s."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":

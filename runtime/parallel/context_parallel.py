@@ -190,9 +190,7 @@ def piece_of(job: JobProgram) -> Callable[[Any], Any]:
 
 
 def gather_output(job: JobProgram, output: Any) -> Any:
-    """Gathers the whole from each rank's piece `output`; all ranks of the axis call this. A tensor without positions,
-    such as a loss, stays this rank's own.
-    """
+    """Gathers an output from the ranks' pieces; tensors without positions, such as a loss, stay as they are."""
     group = mesh_of(job).group("context")
     if group is None:
         return output

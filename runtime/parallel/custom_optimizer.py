@@ -44,9 +44,7 @@ class OptimizerError(RuntimeError):
 
 
 def make_user_optimizer(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
-    """Returns the user's optimizer over `groups`, with an `initial_lr` in each group. Raises as the user's code does,
-    and OptimizerError.
-    """
+    """Returns the user's optimizer, with an `initial_lr` in each group. Raises as their code, and OptimizerError."""
     assert step.python is not None
     groups = [group for group in groups if group[0]]
     given = [pair for pairs, _ in groups for pair in pairs]

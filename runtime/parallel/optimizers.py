@@ -80,9 +80,7 @@ def _build(
 
 
 def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> list[dict[str, Any]]:
-    """Returns the groups: parameters of none of the job's groups first, then each of the job's; those without decay
-    after those with.
-    """
+    """Returns the groups: the job's own after the rest, and those without decay after those with."""
     patterns = [group.parameters for group in step.groups]
     groups: dict[tuple[int, bool, Any], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():

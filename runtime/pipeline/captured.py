@@ -68,9 +68,7 @@ def look(
 
 
 def order(recordings: Mapping[bool, Recording], layers: Sequence[str], rest: Iterable[str]) -> tuple[str, ...]:
-    """Returns the layers in the order of their calls, with "" at the place where the parameters `rest`, which belong to
-    no layer, are used.
-    """
+    """Returns the layers in the order of their calls, "" where the parameters `rest` of no layer are used."""
     recording = recordings[True]
     called = sorted((name for name in layers if name), key=lambda name: recording.starts[name])
     if "" not in layers:

@@ -93,9 +93,7 @@ class PipelineCut:
 
 
 def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) -> PipelineCut:
-    """Removes the layers that are not of `coordinate` from `made.module`, in place. `input_form` is the form of a
-    batch.
-    """
+    """Removes the layers that are not of `coordinate` from `made.module`, in place."""
     assert job.pipeline is not None
     whole, all_names = named_tensors(made.module), parameter_names(made.module)
     own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
@@ -178,9 +176,7 @@ def _attend(recordings: Iterable[Recording], attention: Callable[..., Tensor]) -
 
 
 def _hold(part: CapturedPart, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
-    """Fills in the places of the tensors that a stage uses outside of layers. A tensor of no layer of this rank
-    (`inside` holds their modules) gets a place.
-    """
+    """Gives the tensors that a stage uses outside of layers a place: in a layer of this rank, or in its holder."""
     from dslc.runtime.pipeline.captured import tensors_used_by
 
     names = {id(getattr(*all_spots[0])): name for name, all_spots in made.spots.items()}
@@ -203,9 +199,7 @@ def _hold(part: CapturedPart, made: Blank, spots: dict[str, list[Spot]], inside:
 
 
 def _hold_spares(part: CapturedPart, spots: Mapping[str, list[Spot]], staged: set[int]) -> None:
-    """Gives parameters that no stage uses a place in this stage: engines know only parameters of stages, those in
-    `staged`.
-    """
+    """Gives unused parameters a place in this stage: engines know those of stages (`staged`) alone."""
     for each in spots.values():
         each.sort(key=lambda spot: id(spot[0]) not in staged)
         owner, attribute = each[0]
@@ -352,9 +346,7 @@ class Pipeline:
     _loss_names: list[str] | None = None  # the further losses of the first step
 
     def engine(self, engine: Engine, plain: nn.Module) -> Engine:
-        """Returns the engine of this rank's stages as the engine of a pipeline: the norm of a gradient is over all
-        stages.
-        """
+        """Returns `engine` for the stages of this rank: the norm of a gradient is over all stages."""
         others = {id(tensor) for name, tensor in named_tensors(plain).items() if not self.owns(name)}
 
         def let_go() -> None:
@@ -456,9 +448,7 @@ class Pipeline:
         self._sent.clear()
 
     def to_rank_0(self, name: str, whole: Tensor | None) -> Tensor | None:
-        """Sends a tensor of the model, which the first rank of its owner has, to rank 0; returns it there, None on all
-        other ranks.
-        """
+        """Sends a tensor from the first rank of its owner to rank 0; returns it there, None elsewhere."""
         owner = self.owner(name)
         if not self.is_first_rank or self.coordinate not in (0, owner):
             return None
@@ -518,9 +508,7 @@ class Pipeline:
 
 
 def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
-    """Returns a rank's rows of a gradient padded to the first rank's number: ranks that do the same send equal
-    shapes.
-    """
+    """Returns a rank's rows of a gradient, padded to the first rank's number: messages have equal shapes."""
     shares, missing = 1, 0
     for dim, placement in enumerate(getattr(parameter, "placements", ())):
         shares *= parameter.device_mesh.size(dim) if getattr(placement, "dim", None) == 0 else 1

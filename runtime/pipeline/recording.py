@@ -215,9 +215,7 @@ def _merge_values(small: Any, large: Any, where: str) -> Any:
 
 
 def _settle(recording: Recording) -> None:
-    """Assigns values whose memory is written by a call that is not own to one stage, with all that follows from
-    them.
-    """
+    """Assigns values that a call of one stage alone writes, and all that follows from them, to that stage."""
     facts = recording.facts
     while True:
         spoilt = {facts[number].memory for call in recording.calls if not call.own for number in call.changes}

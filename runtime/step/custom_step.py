@@ -167,9 +167,7 @@ def stepper(
 
 
 def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: Any, samples: int) -> bool:
-    """Does one step with a batch, in this process, that updates nothing. Returns whether it draws random numbers.
-    Raises as the step does.
-    """
+    """Does one step that updates nothing. Returns whether it draws random numbers. Raises as the step does."""
     training = StepContext(model.train(), 1, model.zero_grad, device=torch.device("cpu"))
     training.samples = samples
     before = random_numbers.state(training.device)

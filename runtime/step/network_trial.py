@@ -328,9 +328,7 @@ class NetworkTrial:
     # ------------------------------------------------------------------------------------------------ mixing
 
     def _sample_passes(self, one: Pass, *, training: bool) -> list[tuple[list[int], Pass]]:
-        """Returns the passes of each sample beside itself, and of a part of the batch, unless draws depend on its
-        shape.
-        """
+        """Returns the passes of each sample repeated, and of a part of the batch unless draws depend on its size."""
         rows = [[row] * self.rows for row in range(self.rows)] + [list(range(self.rows - 1))] * (not one.drew)
         return [(each, self._pass(self._fresh(), self._rows_of(each), training=training)) for each in rows]
 

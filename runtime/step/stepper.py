@@ -42,9 +42,7 @@ from dslc.runtime.technique.precision import autocast
 
 
 class StepResult(NamedTuple):
-    """The result of a step: the sum of this rank's losses and the divisor of all ranks' losses. If asked for, also the
-    norm of the gradient before it was clipped.
-    """
+    """The sum of this rank's losses, the divisor of all ranks' losses, and the unclipped norm if asked for."""
 
     total: Tensor
     number: int | Tensor
@@ -173,9 +171,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
 
 
 def connected(loss: Tensor, output: Any) -> Tensor:
-    """Returns a loss that depends on the output. The loss of a batch in which nothing counts may be a constant, but all
-    ranks must take part in a backward pass.
-    """
+    """Returns a loss that depends on the output, so that every rank takes part in the backward pass."""
     if loss.requires_grad or not isinstance(output, Tensor) or not output.requires_grad:
         return loss
     return loss + 0 * output.reshape(-1)[:1].sum()
@@ -222,9 +218,7 @@ def own_count(
 
 
 def updater(job: JobProgram, parts: TrainingComponents, looks: StepCallbacks) -> Callable[[], Tensor | None]:
-    """Returns the function that closes a step: it clips the gradient, changes the parameters by it and drops it, and
-    returns its norm if that was asked for.
-    """
+    """Returns the function that clips, updates and drops the gradient, and returns its norm if asked for."""
     optimizer, scaler, clip = parts.optimizer, parts.scaler, clipper(job, parts)
     scaled, plain_step = scaler.is_enabled(), dynamo.plain_step(optimizer)
     exchange = parts.exchange
@@ -248,9 +242,7 @@ def updater(job: JobProgram, parts: TrainingComponents, looks: StepCallbacks) ->
 
 
 def clipper(job: JobProgram, parts: TrainingComponents) -> Callable[[Callable[[Tensor], None]], Tensor | None]:
-    """Returns the function that clips the gradient as the job asks, and returns its norm if that was asked for. It
-    takes a function that is called with the norm before.
-    """
+    """Returns the function that clips the gradient and returns its norm if asked for; its argument sees the norm."""
     engine, optimizer, scaler, limit, most = parts.engine, parts.optimizer, parts.scaler, job.clip, job.clip_value
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
     counted = [engine.counts(parameter) for parameter in parameters]
