@@ -22,7 +22,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
-from dslc.runtime.data.sources.open_sources import Splits
+from dslc.runtime.data.samples import Splits
 from dslc.runtime.data.splits import evaluated
 from dslc.runtime.loop.best_metric import Goals
 from dslc.runtime.loop.evaluate import evaluate, named

@@ -40,7 +40,8 @@ from dslc.compiler.facts.untrusted_files import open_to_append
 from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
 from dslc.runtime.data import sample_keys
 from dslc.runtime.data.batches import of_dead_worker
-from dslc.runtime.data.sources.open_sources import Splits, open_source
+from dslc.runtime.data.samples import Splits
+from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
 from dslc.runtime.measure.replica_check import compare_samples
 from dslc.runtime.parallel.mesh import mesh_of

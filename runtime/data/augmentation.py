@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import AugmentStep, DataStep, PictureStep
 from dslc.runtime.data.images import fitted, pixels_of
-from dslc.runtime.data.samples import Pair, Samples, SourceError
+from dslc.runtime.data.samples import DerivedSamples, Pair, Samples, SourceError
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.random_numbers import begin_sample
 from dslc.runtime.process.user_code import load_function
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-class WithPictures(Protocol):
+class WithPictures(Samples, Protocol):
     """Samples whose inputs are pictures."""
-
-    def __len__(self) -> int: ...
 
     def picture(self, index: int) -> tuple[Image.Image, Tensor]:
         """Returns an image as it is stored, in the mode that the training uses, and its target."""
@@ -65,7 +63,7 @@ def plain_pictures(step: DataStep, samples: Any) -> Samples:
 
 
 @dataclass(frozen=True)
-class Augmented:
+class Augmented(DerivedSamples):
     """Samples whose pictures go through `prepare`, each with random numbers of its own."""
 
     samples: WithPictures
@@ -73,19 +71,10 @@ class Augmented:
     look: PictureStep
     seed: int
     line: str
-    by_process: ClassVar[bool] = True
-    is_structure: ClassVar[bool] = False
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     @property
-    def place(self) -> Any:
-        return getattr(self.samples, "place", None)
-
-    @property
-    def targets(self) -> Tensor | None:
-        return getattr(self.samples, "targets", None)
+    def by_process(self) -> bool:
+        return True
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         pictures = torch.empty(len(indices), *self.look.shape)
@@ -114,27 +103,10 @@ class Augmented:
 
 
 @dataclass(frozen=True)
-class NormalizedSamples:
+class NormalizedSamples(DerivedSamples):
     """Samples whose inputs (n, channels, height, width) are normalised."""
 
-    samples: Samples
     look: PictureStep
-    is_structure: ClassVar[bool] = False
-
-    @property
-    def by_process(self) -> bool:
-        return self.samples.by_process
-
-    @property
-    def place(self) -> Any:
-        return getattr(self.samples, "place", None)
-
-    @property
-    def targets(self) -> Tensor | None:
-        return getattr(self.samples, "targets", None)
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         input, target = self.samples.batch(indices, epoch)
@@ -199,7 +171,7 @@ def transform_of(step: AugmentStep) -> Any:
 
 
 def own_transform(look: PictureStep) -> Callable[[Any], Any]:
-    """Returns the user's transform: the object or function itself, or what a class or a function that takes no picture
+    """Returns the user's transform: the object or function itself, or what a factory without a picture argument
     returns.
     """
     assert look.transform is not None

@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.compiler.trace.private_torch import hide_worker
 from dslc.compiler.trace.structures import map_tensors
-from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.sampler import batch_samples, micro_batches, shares, sizes_of, split_indices, steps_per_epoch
 from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits, batch_aside
 from dslc.runtime.data.splits import Split
@@ -40,6 +39,7 @@ from dslc.runtime.process.error_text import error_text
 from dslc.runtime.process.failure import frames_of, message_of
 from dslc.runtime.process.job_line import during, mark_during, mark_item_errors, mark_line
 from dslc.runtime.process.lifetime import end_with
+from dslc.runtime.process.random_numbers import generator
 
 GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
@@ -207,21 +207,9 @@ class _StreamBatches(IterableDataset[Any]):
 
     def prefetch(self, device: torch.device) -> Iterator[StepBatch]:
         """Yields the steps that a process reads ahead."""
-        loader: DataLoader[Any] = DataLoader(
-            self,
-            batch_size=None,
-            num_workers=1,
-            collate_fn=_as_it_is,
-            prefetch_factor=AHEAD,
-            generator=generator(self.step.seed, f"workers of rank {self.place.data_rank}"),
-            multiprocessing_context=_context(),
-            worker_init_fn=functools.partial(_begin, os.getpid(), True),
-        )
-        return self._moved_batches(_iterated(loader), device)
+        return self._moved_batches(_read_ahead(self.step, self.place, self, batch_size=None), device)
 
-    def _moved_batches(
-        self, steps: Iterable[StepBatch | WorkerError | SourceError], device: torch.device
-    ) -> Iterator[StepBatch]:
+    def _moved_batches(self, steps: Iterable[StepBatch | HandedError], device: torch.device) -> Iterator[StepBatch]:
         for batch in steps:
             if isinstance(batch, WorkerError | SourceError):
                 raise batch
@@ -304,9 +292,7 @@ _REASONS = {
 
 
 class _Batched(Dataset[Any]):
-    """A data set whose items are micro-batches: the loader gives a worker the indices of one, with the epoch, and
-    receives the pair.
-    """
+    """A data set of micro-batches: an item is the pair of the samples at some indices, in an epoch."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -318,47 +304,50 @@ class _Batched(Dataset[Any]):
             return _to_be_raised(error)
 
 
-class _Order:
+def _order(step: DataStep, place: RankPlace, microbatches: int, numbers: range) -> Iterator[tuple[Tensor, int]]:
     """Yields the indices of a rank's micro-batches, step after step, each with the epoch."""
-
-    def __init__(self, step: DataStep, place: RankPlace, microbatches: int, numbers: range) -> None:
-        self.step, self.place, self.microbatches, self.numbers = step, place, microbatches, numbers
-
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        per_epoch = steps_per_epoch(self.step)
-        for number in self.numbers:
-            epoch, k = divmod(number, per_epoch)
-            for indices in micro_batches(self.step, self.place, self.microbatches, epoch, k):
-                yield indices, epoch
+    per_epoch = steps_per_epoch(step)
+    for number in numbers:
+        epoch, k = divmod(number, per_epoch)
+        for indices in micro_batches(step, place, microbatches, epoch, k):
+            yield indices, epoch
 
 
 def _by_processes(
     step: DataStep, samples: Samples, place: RankPlace, microbatches: int, numbers: range, device: torch.device
 ) -> Iterator[StepBatch]:
     per_epoch = steps_per_epoch(step)
-    loaded = _loader(step, samples, place, _Order(step, place, microbatches, numbers), device)
+    loaded = _loader(step, samples, place, _order(step, place, microbatches, numbers), device)
     for number in numbers:
         epoch, k = divmod(number, per_epoch)
         _, _, sizes = sizes_of(step, place, microbatches, k)
         yield StepBatch([next(loaded) for _ in sizes], batch_samples(step, k), epoch, number)
 
 
-def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, device: torch.device) -> Iterator[Pair]:
-    loader = DataLoader(
-        _Batched(samples),
-        batch_sampler=order,
-        num_workers=1 if step.stream else step.workers,
+def _loader(
+    step: DataStep, samples: Samples, place: RankPlace, order: Iterable[tuple[Tensor, int]], device: torch.device
+) -> Iterator[Pair]:
+    pin = device.type == "cuda"
+    for pair in _read_ahead(step, place, _Batched(samples), batch_sampler=order, pin_memory=pin):
+        if isinstance(pair, WorkerError | SourceError):
+            raise pair
+        yield pair if device.type == "cpu" else _to(pair, device)
+
+
+def _read_ahead(step: DataStep, place: RankPlace, dataset: Dataset[Any], **how: Any) -> Iterator[Any]:
+    """Yields what worker processes read of a data set ahead of the training; one worker reads all of a stream."""
+    streamed = step.stream is not None
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        num_workers=1 if streamed else step.workers,
         collate_fn=_as_it_is,
-        pin_memory=device.type == "cuda",
         prefetch_factor=AHEAD,
         generator=generator(step.seed, f"workers of rank {place.data_rank}"),
         multiprocessing_context=_context(),
-        worker_init_fn=functools.partial(_begin, os.getpid(), step.stream is not None),
+        worker_init_fn=functools.partial(_begin, os.getpid(), streamed),
+        **how,
     )
-    for made in _iterated(loader):
-        if isinstance(made, WorkerError | SourceError):
-            raise made
-        yield made if device.type == "cpu" else _to(made, device)
+    return _iterated(loader)
 
 
 def _begin(rank: int, alone: bool, worker: int) -> None:

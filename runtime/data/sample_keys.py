@@ -28,7 +28,6 @@ from dslc.compiler.ir.program import DataStep, SamplerStep
 from dslc.compiler.placement.shares import piece
 from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
 from dslc.runtime.data.splits import held_out, total
-from dslc.runtime.data.weighted_sampler import of_classes
 from dslc.runtime.process.random_numbers import preserve_generators
 from dslc.runtime.process.user_code import load_function
 
@@ -71,7 +70,8 @@ def prepare(step: DataStep, samples: Samples, device: torch.device) -> None:
         dist.all_reduce(shared)
         values = shared.cpu()
     if sampler.kind == "balanced":
-        values = of_classes(values.long())
+        _, classes, counts = values.long().unique(return_inverse=True, return_counts=True)
+        values = counts.double().reciprocal()[classes]  # each class is drawn as often
     fault = fault_of(sampler, values, len(samples))
     if fault:
         raise SourceError(f"{sampler.line}: {fault}")
@@ -149,9 +149,7 @@ def _map_samples(
 
 
 def _classes(samples: Samples) -> Tensor | None:
-    """Returns the class of each sample, if the samples or a user's data set have them as `targets`; else they must be
-    fetched.
-    """
+    """Returns the class of each sample where the samples or a user's data set have `targets`; else None."""
     if isinstance(samples, Part):
         whole = _classes(samples.samples)
         return None if whole is None else whole[samples.inner(torch.arange(len(samples)))]

@@ -1,7 +1,7 @@
 """Chooses the samples of a rank: the order of an epoch, its global batches, their shares and micro-batches.
 
 Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`, which a sampler
-may draw (weighted_sampler.py) or sort (length_bucketing.py). Its global batch `k` is the entries `k * batch` to `(k +
+may draw or sort (orders.py). Its global batch `k` is the entries `k * batch` to `(k +
 1) * batch` of that order. A data rank takes a contiguous share of the batch, and the share is cut into micro-batches,
 both by compiler/placement/shares.py. Some samples can only be read a block at a time (row groups of Parquet files).
 They are shuffled by blocks, and then within each `window` of consecutive blocks. So a block is read once an epoch, and
@@ -24,12 +24,10 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
 from dslc.compiler.placement.shares import piece, pieces
-from dslc.runtime.data import mixture
-from dslc.runtime.data.length_bucketing import grouped
-from dslc.runtime.data.random_streams import generator
+from dslc.runtime.data.orders import draw, grouped, order_of_mixture
 from dslc.runtime.data.sample_keys import SampleKeys, numbers_of
 from dslc.runtime.data.splits import Split, parted, range_of, total
-from dslc.runtime.data.weighted_sampler import draw
+from dslc.runtime.process.random_numbers import generator
 
 
 def permutation(step: DataStep, epoch: int) -> Tensor:
@@ -50,7 +48,7 @@ def _order_of_mixture(step: DataStep, epoch: int) -> Tensor:
     for known, number, order in _MIXED:
         if known is step and number == epoch:
             return order
-    _MIXED.append((step, epoch, mixture.order(step, epoch, permutation)))
+    _MIXED.append((step, epoch, order_of_mixture(step, epoch, permutation)))
     return _MIXED[-1][2]
 
 
@@ -152,9 +150,7 @@ def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: in
 
 
 def split_indices(step: DataStep, split: Split, place: RankPlace) -> Tensor:
-    """Returns this rank's contiguous share of the samples of a split (int64); empty if there are more ranks than
-    samples.
-    """
+    """Returns this rank's contiguous share of the samples of a split (int64), which may be empty."""
     first, samples = range_of(step, split)
     start, stop = piece(samples, place.data_ranks, place.data_rank)
     return torch.arange(first + start, first + stop)

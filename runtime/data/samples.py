@@ -76,9 +76,7 @@ class Streamed(Samples, Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """The training and the validation samples; `validation` may be empty. `stream` is what `train` reads, if it is one
-    (streams.py).
-    """
+    """The samples of each split. `validation` may be empty; `stream` is what `train` reads if it is one (streams.py)."""
 
     train: Samples
     validation: Samples
@@ -205,7 +203,7 @@ class FetchedSamples:
 
 
 @dataclass(frozen=True)
-class _DerivedSamples:
+class DerivedSamples:
     """Samples made of other samples; by default as many, and made by the same kind of worker."""
 
     samples: Samples
@@ -218,12 +216,21 @@ class _DerivedSamples:
     def is_structure(self) -> bool:
         return self.samples.is_structure
 
+    @property
+    def place(self) -> Callable[[Tensor], list[str]] | None:
+        """Returns the function that names the files of some samples, if the source has one."""
+        return getattr(self.samples, "place", None)
+
+    @property
+    def targets(self) -> Tensor | None:
+        return getattr(self.samples, "targets", None)
+
     def __len__(self) -> int:
         return len(self.samples)
 
 
 @dataclass(frozen=True)
-class Part(_DerivedSamples):
+class Part(DerivedSamples):
     """Some of the samples, which are a split: the samples at `chosen`, or `length` samples from `start` on."""
 
     chosen: Tensor | None = None
@@ -341,7 +348,7 @@ def concatenate_samples(parts: Sequence[Samples], structured: bool) -> Samples:
 
 
 @dataclass(frozen=True)
-class Checked(_DerivedSamples):
+class Checked(DerivedSamples):
     """Checks that the network can take the numbers of the samples, which the plan could not know.
 
     On a GPU an index out of range ends the process with an assertion of a kernel; here it is an error that names the
@@ -352,7 +359,7 @@ class Checked(_DerivedSamples):
     vocab: int | None  # inputs are 0 <= n < vocab
     classes: int | None  # targets are 0 <= n < classes, or `ignore`
     ignore: int
-    place: Callable[[Tensor], list[str]]  # the files of some samples
+    files: Callable[[Tensor], list[str]]  # of some samples
     part: str = ""  # the word before `sample` in messages, if there are two data sets
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
@@ -369,16 +376,14 @@ class Checked(_DerivedSamples):
         if wrong is None:
             return
         at, number = wrong
-        (place,), (what, why) = self.place(indices[at : at + 1]), said
-        error = SourceError(f"{self.line}: {self.part}sample {indices[at]} of {place} has {what} {number}, and {why}")
+        (file,), (what, why) = self.files(indices[at : at + 1]), said
+        error = SourceError(f"{self.line}: {self.part}sample {indices[at]} of {file} has {what} {number}, and {why}")
         name_sample(error, int(indices[at]))
         raise error
 
 
 def first_out_of_range(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, int] | None:
-    """Returns the first number that is not 0 <= n < limit, nor `ignore`, and its place along the first dimension; or
-    None.
-    """
+    """Returns the first number that is neither 0 <= n < limit nor `ignore`, and its row; or None."""
     if not seen.numel() or seen.is_floating_point():
         return None
     low, high = torch.aminmax(seen)
@@ -394,7 +399,7 @@ def first_out_of_range(seen: Tensor, limit: int, ignore: int | None = None) -> t
 
 
 @dataclass(frozen=True)
-class Padded(_DerivedSamples):
+class Padded(DerivedSamples):
     """Samples whose sequences are padded with `pad`: targets that are `pad`, or whose input is, become `ignore`.
     Targets of another shape, such as one class for a sequence, stay.
     """
@@ -410,7 +415,7 @@ class Padded(_DerivedSamples):
 
 
 @dataclass(frozen=True)
-class BoundaryMaskedSamples(_DerivedSamples):
+class BoundaryMaskedSamples(DerivedSamples):
     """Sequences of several documents: the target after `token`, which ends one, is of another and becomes `ignore`."""
 
     token: int

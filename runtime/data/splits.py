@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data.random_streams import generator
+from dslc.runtime.process.random_numbers import generator
 
 Split: TypeAlias = str  # validation, test, training, or one set of the validation split: "validation/clean"
 
@@ -82,8 +82,6 @@ def source_number(step: DataStep, split: Split, number: int) -> int:
 
 @lru_cache(maxsize=1)
 def parted(seed: int, train: int, samples: int) -> tuple[Tensor, Tensor]:
-    """Returns which of `samples` samples are the `train` for training (ascending), and which are held out, those for
-    validation first.
-    """
+    """Splits `samples` numbers: the `train` for training (ascending), and the held-out ones, validation first."""
     order = torch.randperm(samples, generator=generator(seed, "validation"))
     return order[samples - train :].sort().values, order[: samples - train]

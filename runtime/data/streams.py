@@ -29,9 +29,8 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, StreamStep
 from dslc.compiler.trace.stream_protocol import Shard, Shards
-from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.samples import Marks, Pair, SourceError, Tell
-from dslc.runtime.process.random_numbers import begin_sample
+from dslc.runtime.process.random_numbers import begin_sample, generator
 
 UNSHUFFLED = 16  # samples of a window that is not shuffled
 TELLS = 5.0  # seconds after which reading again is reported, and between reports
@@ -90,18 +89,23 @@ class _Reader:
         return None
 
     def _open(self, state: Any = None) -> None:
-        with self._noted():
-            begin_sample(*self._seed(0))
+        begin_sample(*self._seed(0))
+        try:
             self._shard = self._stream.shards.open(self._order[self._at], self._epoch, state)
+        except BaseException as error:  # any kind: the user's code runs
+            self._note_place(error)
+            raise
 
     def _sample(self, number: int) -> tuple[Any] | None:
         assert self._shard is not None
         begin_sample(*self._seed(number + 1))
-        with self._noted():
-            try:
-                return (next(self._shard),)
-            except StopIteration:
-                return None
+        try:
+            return (next(self._shard),)
+        except StopIteration:
+            return None
+        except BaseException as error:  # any kind: the user's code runs
+            self._note_place(error)
+            raise
 
     def _replay_samples(self, samples: int) -> None:
         """Reads the samples that came before."""
@@ -120,22 +124,8 @@ class _Reader:
         shard = self._order[self._at]
         return self._stream.seed, f"{self._stream.part} shard {shard}", self._epoch, number
 
-    def _noted(self) -> _Noted:
-        return _Noted(f"shard {self._order[self._at]} of the stream, after {self._read} samples of it")
-
-
-class _Noted:
-    """Adds a note to an exception of the user's code, as a `with` statement."""
-
-    def __init__(self, note: str) -> None:
-        self._note = note
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and not isinstance(error, StopIteration):
-            error.add_note(self._note)
+    def _note_place(self, error: BaseException) -> None:
+        error.add_note(f"shard {self._order[self._at]} of the stream, after {self._read} samples of it")
 
 
 class _Lane:

@@ -94,6 +94,13 @@ def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(found["cuda"], device)
 
 
+def generator(seed: int, stream: str) -> torch.Generator:
+    """Returns a generator on the CPU for one named stream of random numbers; streams of one seed are independent."""
+    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=4).digest()
+    # The generator, a Mersenne Twister, takes 32 bits of its seed and drops the rest.
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
 def _of_python() -> Tensor:
     _, words, gauss = random.getstate()
     return torch.tensor([*words, gauss is not None, gauss or 0.0], dtype=torch.float64)

@@ -79,9 +79,7 @@ def tokens(step: DataStep) -> TokenFiles:
 
 
 def token_stream(file: str, item: str, offset: int, held: int, line: str) -> NDArray[np.generic]:
-    """Returns the tokens of a file, mapped. Raises SourceError if its header differs from the one the plan was made
-    for.
-    """
+    """Returns the tokens of a file, mapped. Raises SourceError if the header differs from the plan's."""
     if offset:
         with open_file(file) as stream:
             head = np.frombuffer(stream.read(12), "<i4").tolist()

@@ -28,7 +28,6 @@ from torch import Tensor
 from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
 from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
-from dslc.runtime.data import mixture
 from dslc.runtime.data.augmentation import plain_pictures, training_pictures
 from dslc.runtime.data.collating import collate
 from dslc.runtime.data.samples import (
@@ -50,9 +49,6 @@ from dslc.runtime.data.splits import for_test, held_out, total
 from dslc.runtime.data.streams import Stream, stream_samples
 from dslc.runtime.process.user_code import load_function
 
-__all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "TensorSamples", "open_source"]
-
-
 # ------------------------------------------------------------------------------------------------------- opening
 
 
@@ -64,9 +60,8 @@ def open_source(step: DataStep, *, training: bool = True) -> Splits:
     says; OSError if a file does not exist.
     """
     if step.parts:
-        return mixture.samples([open_source(part, training=training) for part in step.parts], step.structured)
+        return _mixed([open_source(part, training=training) for part in step.parts], step.structured)
     opened = _open(step)
-    kept = opened
     seen = training_pictures if training else plain_pictures
     if isinstance(opened, tuple):
         looked_at = [seen(step, opened[0]), *(plain_pictures(step, part) for part in opened[1:])]
@@ -80,8 +75,19 @@ def open_source(step: DataStep, *, training: bool = True) -> Splits:
     _check(step, "training samples", len(splits.train), step.train_samples)
     _check(step, "validation samples", len(splits.validation), step.validation_samples)
     _check(step, "test samples", 0 if splits.test is None else len(splits.test), step.test_samples)
-    train = kept[0] if isinstance(kept, tuple) else kept
+    train = opened[0] if isinstance(opened, tuple) else opened
     return replace(splits, stream=train) if isinstance(train, Stream) else splits
+
+
+def _mixed(parts: list[Splits], structured: bool) -> Splits:
+    """Returns the samples of all sources of a mixture, one source after another."""
+    test = [part.test for part in parts if part.test is not None]
+    return Splits(
+        concatenate_samples([part.train for part in parts], structured),
+        concatenate_samples([part.validation for part in parts], structured),
+        test=concatenate_samples(test, structured) if test else None,
+        plain_train=concatenate_samples([part.samples_of_split("training") for part in parts], structured),
+    )
 
 
 def _open(step: DataStep) -> Samples | tuple[Samples, ...]:

@@ -126,9 +126,7 @@ class Tokens:
 
 
 def synthetic_samples(step: DataStep) -> Numbers | Tokens | tuple[Tensor, Tensor]:
-    """Returns the samples of a `synthetic` source: two tensors if they are small, else an object that makes them on
-    demand.
-    """
+    """Returns the samples of a `synthetic` source: two tensors, or, if large, an object that makes them on demand."""
     arguments = step.arguments
     samples = arguments["samples"]
     made: Numbers | Tokens

@@ -24,9 +24,7 @@ from dslc.runtime.data.streams import stream_samples
 
 
 class Rows:
-    """Batches of rows: `gather` returns those at some indices as an Arrow table. `name` is the source's name in
-    messages.
-    """
+    """Batches of rows: `gather` returns the rows at some indices as an Arrow table; messages have `name`."""
 
     def __init__(self, count: int, gather: Callable[[Tensor], Any], step: DataStep, name: str) -> None:
         self.count, self.gather, self.step, self.name = count, gather, step, name

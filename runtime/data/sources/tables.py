@@ -99,9 +99,7 @@ def _plain(column: Any) -> Any:
 
 
 def column_values(column: Any, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
-    """Returns the rows of a column as an array (n, *shape) of float32 or int64. Raises ValueError if their shapes
-    differ.
-    """
+    """Returns a column as an array (n, *shape) of float32 or int64. Raises ValueError for unequal shapes."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -187,9 +185,7 @@ def _side_by_side(table: Any, names: Columns, size: int | None) -> dict[str, Any
 
 
 def values_of(table: Any, names: Columns, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
-    """Returns the rows of these columns as one array. Raises ValueError as `column_values` does, with the column's
-    name.
-    """
+    """Returns columns as one array. Raises ValueError as `column_values` does, with the column's name."""
     import numpy as np
 
     made = []

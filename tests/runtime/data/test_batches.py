@@ -15,7 +15,7 @@ from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime.data import batches as module
 from dslc.runtime.data.batches import StepBatch, WorkerError, batches, split_batches
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
-from dslc.runtime.data.sources.open_sources import FetchedSamples, Part, Splits, TensorSamples
+from dslc.runtime.data.samples import FetchedSamples, Part, Splits, TensorSamples
 from dslc.runtime.process.job_line import during
 
 CPU = torch.device("cpu")

@@ -17,11 +17,10 @@ from torch.utils.data import WeightedRandomSampler
 
 from dslc.compiler.ir.program import DataStep, SamplerStep
 from dslc.runtime.data import sample_keys, sampler
-from dslc.runtime.data.length_bucketing import grouped
-from dslc.runtime.data.random_streams import generator
+from dslc.runtime.data.orders import draw, grouped
 from dslc.runtime.data.samples import FetchedSamples, Part, SourceError, TensorSamples
 from dslc.runtime.data.splits import held_out
-from dslc.runtime.data.weighted_sampler import draw
+from dslc.runtime.process.random_numbers import generator
 
 CPU = torch.device("cpu")
 SEEDS = count()

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, PythonFunction
 from dslc.runtime.data.collating import stacked
-from dslc.runtime.data.sources.open_sources import (
-    FetchedSamples,
-    Part,
-    SourceError,
-    Splits,
-    TensorSamples,
-    npz_array,
-    open_source,
-)
+from dslc.runtime.data.samples import FetchedSamples, Part, SourceError, Splits, TensorSamples
+from dslc.runtime.data.sources.open_sources import npz_array, open_source
 from dslc.runtime.process.job_line import during
 
 
