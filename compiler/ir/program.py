@@ -170,8 +170,8 @@ class OptimizerStep(Record):
 
 @record
 class PlateauStep(Record):
-    """A rate that falls where a metric of the evaluations gets no better; runtime/loop/plateau.py computes it. Torch's
-    ReduceLROnPlateau has the same arguments.
+    """A rate that falls where a metric of the evaluations gets no better; runtime/loop/best_metric.py computes it.
+    Torch's ReduceLROnPlateau has the same arguments.
     """
 
     metric: str  # its key in metrics.jsonl

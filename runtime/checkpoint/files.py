@@ -81,8 +81,8 @@ class Compatibility:
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """The best value of a metric over the evaluations so far, None if none was finite; its step; and the number of
-    evaluations since. If the learning rate follows the metric (runtime/loop/plateau.py), `factor` is its present share
-    of the full rate, and `cooldown` the number of evaluations that do not count yet.
+    evaluations since. If the learning rate follows the metric (runtime/loop/best_metric.py), `factor` is its present
+    share of the full rate, and `cooldown` the number of evaluations that do not count yet.
     """
 
     metric: str

@@ -76,7 +76,7 @@ class Streamed(Samples, Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """The samples of each split. `validation` may be empty; `stream` is what `train` reads if it is one (streams.py)."""
+    """The samples of each split. `validation` may be empty; `stream` is what `train` reads, if it is one."""
 
     train: Samples
     validation: Samples

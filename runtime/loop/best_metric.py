@@ -7,7 +7,12 @@ that a resumed training decides as an unbroken one.
 Contract: an improvement is a finite value that is better than the best by more than `by`; the first finite value is
 one. Of equal values the first is the best. All ranks compare the numbers of rank 0, and so decide alike.
 
-Limits: a goal whose metric or direction differs from the checkpoint's begins anew. `by` and `patience` may change.
+A learning rate that falls where a metric gets no better (`Plateau`) is torch's `ReduceLROnPlateau`, over an optimizer
+without parameters of the training. Its rate, as a share of the full rate, multiplies the rate of every group
+(learning_rate.py).
+
+Limits: a goal or plateau whose metric or direction differs from the checkpoint's begins anew. `by` and `patience` may
+change. torch changes no rate by less than 1e-8.
 """
 
 from __future__ import annotations
@@ -20,10 +25,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import lr_scheduler
 
-from dslc.compiler.ir.program import GoalStep, JobProgram, PlateauStep
+from dslc.compiler.ir.program import GoalStep, JobProgram, LearningRateStep, PlateauStep
 from dslc.runtime.checkpoint.files import BEST, PLATEAU, STOPPING, Progress
-from dslc.runtime.loop.plateau import initial_progress, plateau_of
 from dslc.runtime.measure import collectives
 from dslc.runtime.process.job_line import mark_errors
 
@@ -39,7 +44,9 @@ class Goals:
         asked = {STOPPING: job.early_stopping, BEST: job.checkpoint.best}
         self._job, self._device = job, device
         self._goals = {name: goal for name, goal in asked.items() if goal is not None}
-        self.progress = {name: resumed(goal, kept.get(name)) for name, goal in self._goals.items()}
+        self.progress = {
+            name: initial_progress(goal.metric, goal.highest, kept.get(name)) for name, goal in self._goals.items()
+        }
         self._plateau = plateau_of(job, kept.get(PLATEAU))
         if self._plateau is not None:
             self.progress[PLATEAU] = self._plateau.progress
@@ -94,9 +101,11 @@ class Goals:
         return heard
 
 
-def resumed(goal: GoalStep, kept: Progress | None) -> Progress:
-    """Returns the progress that a goal begins with: the progress of the same goal in a checkpoint, or none."""
-    return initial_progress(goal.metric, goal.highest, kept)
+def initial_progress(metric: str, highest: bool, kept: Progress | None) -> Progress:
+    """Returns the progress over a metric with which a training begins: a checkpoint's, if its metric is the same."""
+    if kept is not None and (kept.metric, kept.highest) == (metric, highest):
+        return kept
+    return Progress(metric=metric, highest=highest)
 
 
 def update_progress(goal: GoalStep, progress: Progress, step: int, value: float) -> Progress:
@@ -119,3 +128,49 @@ def _number(goal: GoalStep | PlateauStep, found: Mapping[str, Any]) -> float:
             raise GoalError(f"`{goal.metric}` of the evaluation is a list of numbers, and a goal needs one")
         numbers = ", ".join(name for name, each in found.items() if isinstance(each, Real))
         raise GoalError(f"the evaluation has no number `{goal.metric}`; it has {numbers}")
+
+
+class Plateau:
+    """The schedule, from `progress` on; `rate` is the full rate."""
+
+    def __init__(self, schedule: LearningRateStep, step: PlateauStep, rate: float, progress: Progress) -> None:
+        self.step, self.progress, self._rate = step, progress, rate
+        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate)
+        self._torchs = lr_scheduler.ReduceLROnPlateau(
+            self._optimizer,
+            mode="max" if progress.highest else "min",
+            factor=schedule.factor,
+            patience=step.patience,
+            threshold=step.threshold,
+            threshold_mode=step.threshold_mode,
+            cooldown=step.cooldown,
+            min_lr=schedule.floor * rate,
+        )
+        self._optimizer.param_groups[0]["lr"] = rate * progress.factor
+        if progress.best is not None:
+            self._torchs.best = progress.best
+        self._torchs.num_bad_epochs, self._torchs.cooldown_counter = progress.since, progress.cooldown
+
+    def hear(self, step: int, value: float) -> None:
+        """Takes the value of the metric in the evaluation after `step`."""
+        torchs, before = self._torchs, self.progress.best
+        torchs.step(value)
+        best = None if torchs.best == (-math.inf if self.progress.highest else math.inf) else torchs.best
+        self.progress = replace(
+            self.progress,
+            best=best,
+            step=step if best != before else self.progress.step,
+            since=torchs.num_bad_epochs,
+            factor=self._optimizer.param_groups[0]["lr"] / self._rate if self._rate else 1.0,
+            cooldown=torchs.cooldown_counter,
+        )
+
+
+def plateau_of(job: JobProgram, kept: Progress | None) -> Plateau | None:
+    """Returns the schedule of a job that has one, from a checkpoint's progress on."""
+    step = job.learning_rate.plateau
+    if step is None:
+        return None
+    return Plateau(
+        job.learning_rate, step, job.optimizer.lr, initial_progress(step.metric, step.better == "highest", kept)
+    )

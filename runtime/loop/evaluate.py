@@ -5,7 +5,7 @@ float64 vector, summed over the ranks at the end by one all-reduce; metrics that
 pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than other ranks repeats a batch and
 does not count it.
 
-A loss that compares samples is taken over batches of the training's size (cross_sample_evaluation.py).
+A loss that compares samples is taken over batches of `data.batch` samples, in their order (`WholeEvaluation`).
 
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
 the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.
@@ -24,20 +24,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
-from dslc.compiler.placement.shares import largest
-from dslc.compiler.trace.structures import call
-from dslc.runtime.data.batches import split_batches
+from dslc.compiler.placement.shares import largest, piece
+from dslc.compiler.trace.structures import call, map_tensors
+from dslc.runtime.data.batches import read_batches, split_batches
 from dslc.runtime.data.samples import Pair, Splits
-from dslc.runtime.data.splits import Split, samples_of
-from dslc.runtime.loop.cross_sample_evaluation import WholeEvaluation
+from dslc.runtime.data.splits import Split, range_of, samples_of
 from dslc.runtime.loop.metrics import Metrics
 from dslc.runtime.loop.stateful_metrics import StatefulMetric, Value, exchange, keeps
+from dslc.runtime.model.cross_sample_losses import WholeSum
 from dslc.runtime.parallel.context_parallel import gather_output, piece_of
+from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import unshard_output
 from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.full_batch import concatenate
 from dslc.runtime.technique.precision import autocast
 
 _LOSS = MetricStep(kind="loss", name="loss")
@@ -142,3 +145,58 @@ def batch_size(job: JobProgram, place: RankPlace) -> int:
 def most_batches(samples: int, place: RankPlace, size: int) -> int:
     """Returns the batches of `size` of the rank with the most samples: as many passes as ranks in lockstep make."""
     return -(-largest(samples, place.data_ranks) // size)
+
+
+class WholeEvaluation:
+    """A loss that compares samples, over a split, on one rank: `sums` is the sum of its losses and their number, in
+    float64.
+
+    The ranks share out each batch of the training's size as in training, and its loss is computed as the loss of a
+    step. So the result does not depend on the number of ranks (of nodes, if samples of one node are compared). A rank
+    without samples of a batch makes an output all the same, which does not count.
+    """
+
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
+        assert isinstance(parts.loss, WholeSum)
+        self._job, self._place, self._parts, self._loss = job, place, parts, parts.loss
+        self.sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
+        gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
+        self._outputs: list[tuple[Any, Any]] = []
+
+    def batches(self, splits: Splits, split: Split, size: int) -> Iterator[tuple[Any, Any, bool]]:
+        """Yields at most `size` samples of this rank at a time, and whether they count; `add` takes each output."""
+        chunks, ends = self._chunks(split, size)
+        samples, ends_ = splits.samples_of_split(split), iter(ends)
+        counts, batch = next(ends_)
+        for input, target in read_batches(self._job.data, samples, self._place, chunks, self._parts.device):
+            yield input, target, counts
+            if batch:
+                self._close(batch)
+            counts, batch = next(ends_, (False, 0))
+
+    def add(self, output: Any, target: Any, counts: bool) -> None:
+        pair = output, target
+        self._outputs.append(pair if counts else map_tensors(lambda tensor: tensor[:0], pair))
+
+    def _chunks(self, split: Split, size: int) -> tuple[list[Tensor], list[tuple[bool, int]]]:
+        """Returns what is read each time; and whether it counts, and the samples of the global batch it ends, or 0."""
+        first, count = range_of(self._job.data, split)
+        ranks, rank, each = self._place.data_ranks, self._place.data_rank, self._job.data.batch
+        chunks: list[Tensor] = []
+        ends: list[tuple[bool, int]] = []
+        for begin in range(first, first + count, each):
+            batch = min(each, first + count - begin)
+            start, stop = piece(batch, ranks, rank)
+            own = list(torch.arange(begin + start, begin + stop).split(size)) if stop > start else []
+            filler = [torch.tensor([begin + min(start, batch - 1)])]
+            times = -(-largest(batch, ranks) // size) if self._parts.engine.lockstep else max(1, len(own))
+            chunks += own + filler * (times - len(own))
+            ends += [(n < len(own), batch if n + 1 == times else 0) for n in range(times)]
+        return chunks, ends
+
+    def _close(self, batch: int) -> None:
+        output, target = (concatenate([pair[n] for pair in self._outputs]) for n in (0, 1))
+        self._outputs.clear()
+        start, stop = piece(batch, self._place.data_ranks, self._place.data_rank)
+        self.sums[0] += self._loss.gathered_sum(output, target, gathered_samples(self._job, self._place, batch))
+        self.sums[1] += stop - start

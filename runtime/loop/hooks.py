@@ -23,7 +23,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -223,7 +222,12 @@ class Hooks:
         for name, line, hook, _ in self._hooks:
             if hasattr(hook, "state_dict"):
                 with mark_errors(line, f"the hook `{name}`, its `state_dict`"):
-                    found[f"hook.{self._rank}.{name}"] = _packed(hook.state_dict())
+                    state = hook.state_dict()
+                    try:
+                        found[f"hook.{self._rank}.{name}"] = pack(state)
+                    except Exception as error:
+                        kinds = "tensors, numbers, text, lists and dicts"
+                        raise HookError(f"its state can have {kinds}, and has something else") from error
         return found
 
     def tensors_to_load(self, there: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -263,14 +267,6 @@ def make_hook_object(function: PythonFunction) -> Any:
         return found
 
 
-def _packed(state: Any) -> Tensor:
-    """Returns a state as bytes."""
-    try:
-        return pack(state)
-    except Exception as error:
-        raise HookError("its state can have tensors, numbers, text, lists and dicts, and has something else") from error
-
-
 class _Logger:
     """One logger, and the records that it has missed."""
 
@@ -278,6 +274,9 @@ class _Logger:
         self.function, self.name = function, function.function
         self.object: Any = None
         self.missed, self.in_a_row, self.reason = 0, 0, ""
+
+    def make(self) -> None:
+        self.object = make_hook_object(self.function)
 
     def call(self, what: str, act: Callable[[], None]) -> bool:
         """Does something with its object. Returns False, and keeps the reason, if a service cannot be reached."""
@@ -303,13 +302,9 @@ class Loggers:
         self._tell = tell
         self._loggers = [_Logger(each) for each in functions]
         for each in self._loggers:
-            if not each.call("", partial(self._make, each)):
+            if not each.call("", each.make):
                 each.in_a_row = self.TRIES
                 tell(f"the logger `{each.name}` gets no records, as it cannot be made ({each.reason})")
-
-    @staticmethod
-    def _make(logger: _Logger) -> None:
-        logger.object = make_hook_object(logger.function)
 
     def log(self, record: Record) -> None:
         for each in self._loggers:

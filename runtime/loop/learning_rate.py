@@ -15,7 +15,7 @@ Model: the rate of step s (from 0) is the optimizer's own rate times a factor, b
     step         factor ** ((s - warmup) // every)
     multistep    factor ** (the number of `milestones` that are not after s)
     exponential  factor ** ((s - warmup) / every)
-    plateau      1, times a share that follows the evaluations (plateau.py)
+    plateau      1, times a share that follows the evaluations (best_metric.py)
     python       what the user's function returns for (s, steps)
 
     where down(t) = floor + (1 - floor) * (1 + cos(pi * t)) / 2

@@ -67,18 +67,20 @@ def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
         if not _steps_with_closure(step, named, error):
             raise
         return _try_with_closure(replace(step, closure=True), named)
-    kinds = sorted(set(measured.kinds.values()), key=repr)
     trial = _UpdateTrial(step, *_samples(step, named, measured.kinds))
+    facts = _facts_of(measured, trial)
+    if facts.draws:
+        return facts
+    return replace(facts, alone=trial.coupling_reason(), rows=trial.rows(measured.kinds))
+
+
+def _facts_of(measured: _TrialMeasurements, trial: _UpdateTrial) -> OptimizerFacts:
     trial.follows_the_rate()
-    draws = trial.draws()
+    draws, kinds = trial.draws(), sorted(set(measured.kinds.values()), key=repr)
     return OptimizerFacts(
         kinds=tuple(kinds),
-        parameters=tuple(
-            (names[0], kinds.index(measured.kinds[names[0]]), measured.scratches[names[0]]) for names, _ in named
-        ),
+        parameters=tuple((name, kinds.index(kind), measured.scratches[name]) for name, kind in measured.kinds.items()),
         at_once=measured.at_once,
-        alone="" if draws else trial.coupling_reason(),
-        rows="" if draws else trial.rows(measured.kinds),
         draws=draws,
         decays=measured.decays,
         group_state=trial.group_state,
@@ -110,22 +112,8 @@ def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exce
 
 def _try_with_closure(step: OptimizerStep, named: Sequence[Named]) -> OptimizerFacts:
     """Returns the facts of an optimizer that evaluates the loss by itself. Its parameters are never shared out."""
-    measured = _measured_with_closure(step, named)
-    kinds = sorted(set(measured.kinds.values()), key=repr)
     trial = _UpdateTrial(step, [(names, _small(shape)) for names, shape in named[:TRIED_WITH_CLOSURE]], set())
-    trial.follows_the_rate()
-    draws = trial.draws()
-    return OptimizerFacts(
-        kinds=tuple(kinds),
-        parameters=tuple((name, kinds.index(kind), measured.scratches[name]) for name, kind in measured.kinds.items()),
-        at_once=measured.at_once,
-        draws=draws,
-        decays=measured.decays,
-        group_state=trial.group_state,
-        unkept=not draws and not trial.resumes(),
-        modes=measured.modes,
-        closure=True,
-    )
+    return replace(_facts_of(_measured_with_closure(step, named), trial), closure=True)
 
 
 # ------------------------------------------------------------------------------------------------------ measuring
@@ -296,7 +284,7 @@ def _scratch(made: _TrialOptimizer, values: Sequence[tuple[tuple[str, ...], Tens
     made.ready([torch.zeros_like(value) for _, value in values], 1.0)
     gradients = [q.grad for q in made.parameters if q.grad is not None]
     kept = chain.from_iterable(state.values() for state in made.optimizer.state.values() if isinstance(state, dict))
-    states = chain.from_iterable(_inner(value) for value in kept if isinstance(value, Tensor))
+    states = [inner for value in kept if isinstance(value, Tensor) for _, inner in inner_tensors(value)]
     temporaries = _Temporaries([*states, *gradients, *made.parameters])
     with temporaries:
         try:
@@ -305,10 +293,6 @@ def _scratch(made: _TrialOptimizer, values: Sequence[tuple[tuple[str, ...], Tens
             _forget_compiled()
             return 0
     return temporaries.peak
-
-
-def _inner(tensor: Tensor) -> list[Tensor]:
-    return [inner for _, inner in inner_tensors(tensor)]
 
 
 # --------------------------------------------------------------------------------------------------------- training

@@ -205,7 +205,7 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
     then: lr_scheduler.LRScheduler
     match step.kind:
         case "constant" | "plateau":  # an observed training has no evaluations
-            then = lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+            then = _flat(optimizer)
         case "cosine":
             then = lr_scheduler.CosineAnnealingLR(optimizer, after, eta_min=rate * step.floor)
         case "linear":

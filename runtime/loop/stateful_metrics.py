@@ -135,7 +135,7 @@ class StatefulMetric:
         return _same(*results)
 
     def make_metric(self, settings: Settings, device: torch.device | str = "") -> Any:
-        """Returns a metric that has counted nothing, made with the same random numbers each time. Raises MetricError."""
+        """Returns a metric that has counted nothing, made with equal random numbers each time. Raises MetricError."""
         with preserve_generators():
             begin_step(0, 0, 0)
             return _on(self._new(settings), device or self._device)

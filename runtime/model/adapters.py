@@ -15,9 +15,7 @@ Limits: dense layers alone, `nn.Linear` and the `Conv1D` of transformers.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import logging
 import os
 import re
 import warnings
@@ -32,6 +30,8 @@ from torch import Tensor, nn
 from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, file_name, targeted
 from dslc.compiler.ir.program import AdapterStep
 from dslc.runtime.model.errors import ModelError
+from dslc.runtime.model.module_builder import seed_of
+from dslc.runtime.model.transformers_model import quiet
 from dslc.runtime.process.vision_library import let_torchvision_load
 
 CONFIGURATION, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of an adapter alone, as peft names them
@@ -171,8 +171,7 @@ def _begin(matrix: nn.Linear, name: str, seed: int) -> None:
     if FIRST not in name:
         matrix.weight.zero_()
         return
-    digest = hashlib.sha256(f"{seed}:{file_name(name)}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator = torch.Generator().manual_seed(seed_of(seed, file_name(name)))
     bound = 1 / sqrt(matrix.in_features)
     drawn = torch.empty(matrix.weight.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
     matrix.weight.copy_(drawn)
@@ -180,12 +179,7 @@ def _begin(matrix: nn.Linear, name: str, seed: int) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences warnings, and messages below the level of an error, from the library and those it loads."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+    """Silences warnings, too, from the library and those it loads."""
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.structures import map_tensors, tensors
+from dslc.runtime.model.custom_losses import in_float32, samples_of, wide
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.process.job_line import mark_errors
@@ -76,7 +77,7 @@ class WholeSum:
         self._own = load_loss(step.python) if step.python is not None else None
 
     def __call__(self, output: Any, target: Any) -> Tensor:
-        return self.gathered_sum(output, target, LocalSamples(rows(output)))
+        return self.gathered_sum(output, target, LocalSamples(samples_of(output, 0)))
 
     def gathered_sum(self, output: Any, target: Any, others: GatheredSamples) -> Tensor:
         """Returns the sum where there are other ranks. Raises LossError."""
@@ -87,7 +88,7 @@ class WholeSum:
 
     def _of_all(self, output: Any, target: Any, others: GatheredSamples) -> Tensor:
         assert self._own is not None and self._step.python is not None
-        outputs, targets = others.fixed(map_tensors(_wide, output)), others.fixed(target)
+        outputs, targets = others.fixed(map_tensors(wide, output)), others.fixed(target)
         if not others.samples:
             return _zero_of(output)
         found = self._own(outputs, targets)
@@ -97,8 +98,7 @@ class WholeSum:
                 f"{self._step.line or self._step.python.line}: `{self._step.python.function}` is given a whole batch, "
                 f"and has to give its mean, or one loss for each sample ({others.samples}), and it gave {got}"
             )
-        wide = found.to(torch.promote_types(found.dtype, torch.float32))
-        total = wide.sum() * (others.samples / found.numel())
+        total = in_float32(found).sum() * (others.samples / found.numel())
         # Every one of the ranks has it, and it is to count once; its gradient is of this rank's part alone.
         return total if others.ranks == 1 else total + (total / others.ranks - total).detach()
 
@@ -107,7 +107,7 @@ def contrastive(output: Any, target: Any, temperature: float, others: GatheredSa
     """Returns the sum of the contrastive losses of a rank's own samples. Raises LossError."""
     views = _views(output)
     with torch.autocast(views.device.type, enabled=False):
-        own = _of_length_1(_wide(views))
+        own = _of_length_1(wide(views))
         found = others.gathered(own)
         samples, each = own.shape[:2]
         groups = _groups(target, samples, each, others, own.device)
@@ -146,11 +146,8 @@ def _views(output: Any) -> Tensor:
     if isinstance(output, Tensor) and output.dim() == 3 and output.shape[1] > 1:
         return output
     found = tensors(output)
-    if (
-        not isinstance(output, Tensor)
-        and len(found) > 1
-        and all(each.dim() == 2 and each.shape == found[0].shape for each in found)
-    ):
+    alike = all(each.dim() == 2 and each.shape == found[0].shape for each in found)
+    if not isinstance(output, Tensor) and len(found) > 1 and alike:
         return torch.stack(found, dim=1)
     shown = " and ".join(str(tuple(each.shape)) for each in found) or type(output).__name__
     raise LossError(
@@ -164,17 +161,7 @@ def _of_length_1(embeddings: Tensor) -> Tensor:
     return (embeddings / length.clamp(min=SHORTEST)).masked_fill(length <= SHORTEST, 0)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
 def _zero_of(output: Any) -> Tensor:
     """Returns 0, which depends on the output where that has a gradient."""
     found = [each for each in tensors(output) if each.is_floating_point()]
     return found[0].sum(dtype=torch.float32) if found else torch.zeros(())
-
-
-def rows(output: Any) -> int:
-    """Returns the samples of an output, by its first tensor."""
-    found = tensors(output)
-    return found[0].shape[0] if found and found[0].dim() else 0

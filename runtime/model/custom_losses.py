@@ -107,16 +107,16 @@ class OwnSum:
         if isinstance(found, tuple | list) and len(found) == 2:
             total, number = found
             if isinstance(total, Tensor) and total.numel() == 1 and _numbers(number) == 1:
-                return _in_float32(total.reshape(())), torch.as_tensor(number, device=total.device).reshape(())
+                return in_float32(total.reshape(())), torch.as_tensor(number, device=total.device).reshape(())
         elif isinstance(found, Tensor) and found.dim() and (kept := self._counted_mask(target, found)) is not None:
-            return _in_float32(found.reshape(-1).masked_fill(~kept, 0).sum()), kept.sum()
+            return in_float32(found.reshape(-1).masked_fill(~kept, 0).sum()), kept.sum()
         elif isinstance(found, Tensor) and found.numel() != 1:
-            return _in_float32(found.sum()), found.numel()
+            return in_float32(found.sum()), found.numel()
         elif isinstance(found, Tensor) and self._step.kind == "own":
             number = self._number_of(target)
-            return _in_float32(found.reshape(())) * number, number
-        elif isinstance(found, Tensor) and _samples(target) == 1:
-            return _in_float32(found.reshape(())), 1
+            return in_float32(found.reshape(())) * number, number
+        elif isinstance(found, Tensor) and samples_of(target) == 1:
+            return in_float32(found.reshape(())), 1
         self._refuse(found)
         raise AssertionError
 
@@ -125,7 +125,7 @@ class OwnSum:
         arguments = self._step.arguments
         name, ignore, shift = arguments["mean_of"], arguments["ignore"], arguments["shift"]
         if name is None:
-            return _samples(target)
+            return samples_of(target)
         number: Tensor = _part(target, name, shift).ne(ignore).sum()
         return number
 
@@ -215,17 +215,23 @@ def _has_gradient(part: object) -> bool:
     return isinstance(part, Tensor) and part.requires_grad
 
 
-def _samples(batch: Any) -> int:
-    """Returns the samples of a batch, by its first tensor."""
+def samples_of(batch: Any, without: int = 1) -> int:
+    """Returns the samples of a batch or an output, by its first tensor; `without` if that has no dim."""
     found = tensors(batch)
-    return found[0].shape[0] if found and found[0].dim() else 1
+    return found[0].shape[0] if found and found[0].dim() else without
 
 
 def _over_samples(value: Any, target: Any) -> Tensor:
     """Returns the sum of a further loss over the samples."""
     numbers = torch.as_tensor(value).detach().double()
-    return numbers.sum() if numbers.numel() > 1 else numbers.reshape(()) * _samples(target)
+    return numbers.sum() if numbers.numel() > 1 else numbers.reshape(()) * samples_of(target)
 
 
-def _in_float32(total: Tensor) -> Tensor:
+def in_float32(total: Tensor) -> Tensor:
+    """Converts numbers to float32 at least."""
     return total.to(torch.promote_types(total.dtype, torch.float32))
+
+
+def wide(output: Tensor) -> Tensor:
+    """Converts 16-bit numbers to float32 and leaves other numbers as they are."""
+    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output

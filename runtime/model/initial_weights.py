@@ -119,14 +119,9 @@ def _runs(name: str, tensor: Tensor) -> Iterator[tuple[Tensor, Part]]:
 def _tell(fits: WeightMatch, path: str, tell: Tell) -> None:
     """Tells of the tensors that were not loaded."""
     count = len(fits.initial) + len(fits.taken)
-    kinds = (
-        (
-            f"{len(fits.initial)} of {count} tensors keep their initial values",
-            fits.initial,
-        ),
-        (f"{len(fits.left_out)} tensors of {path} are left out", fits.left_out),
-    )
-    for what, names in kinds:
+    initial = f"{len(fits.initial)} of {count} tensors keep their initial values"
+    left_out = f"{len(fits.left_out)} tensors of {path} are left out"
+    for what, names in ((initial, fits.initial), (left_out, fits.left_out)):
         if names:
             tell(*(f"weights: {what}: {_some_names(list(names), most)}" for most in (_SHOWN, len(names))))
 

@@ -28,7 +28,7 @@ from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.private_torch import OperationMode, fake_store
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.cross_sample_losses import WholeSum
-from dslc.runtime.model.custom_losses import OwnSum, counts_itself, of_one_number
+from dslc.runtime.model.custom_losses import OwnSum, counts_itself, of_one_number, wide
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.process.job_line import mark_errors
@@ -167,11 +167,6 @@ def _classes_first(step: LossStep, output: Tensor, target: Tensor) -> bool:
             f"{tuple(target.shape)}: the classes come {'first' if first else 'last'}"
         )
     return first
-
-
-def wide(output: Tensor) -> Tensor:
-    """Converts 16-bit numbers to float32 and leaves other numbers as they are."""
-    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
 def wide_tensors(output: Any) -> Any:

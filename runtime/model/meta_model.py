@@ -16,7 +16,6 @@ the meta device, or keep tensors there that are neither parameters nor buffers. 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +28,7 @@ from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
 from dslc.compiler.trace.structures import attribute_tensors
 from dslc.runtime.model.errors import ModelError
-from dslc.runtime.model.module_builder import initial_value, make_contiguous, own_model, skeleton, tie, under_seed
+from dslc.runtime.model.module_builder import initial_value, make_contiguous, own_model, seed_of, skeleton, tie, under_seed
 from dslc.runtime.model.row_order import as_held
 
 Spot = tuple[nn.Module, str]
@@ -259,8 +258,7 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
     for attribute, old in kept.items():
         empty = _unset(old)
         setattr(module, attribute, nn.Parameter(empty) if isinstance(old, nn.Parameter) else empty)
-    digest = hashlib.sha256(f"{step.seed}:{name}".encode()).digest()
-    with under_seed(int.from_bytes(digest[:8], "big") >> 1):
+    with under_seed(seed_of(step.seed, name)):
         reset()
     made = {attribute: getattr(module, attribute).detach() for attribute in names}
     for attribute, old in kept.items():

@@ -49,8 +49,7 @@ def skeleton(step: ModelStep) -> nn.Module:
 
 def initial_value(init: InitStep, seed: int) -> Tensor:
     """Returns the whole parameter, float32 on the CPU: a function of seed, parameter name and `init` alone."""
-    digest = hashlib.sha256(f"{seed}:{init.parameter}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator = torch.Generator().manual_seed(seed_of(seed, init.parameter))
     value = torch.empty(init.shape, dtype=torch.float32)
     match init.kind:
         case "uniform":
@@ -59,6 +58,11 @@ def initial_value(init: InitStep, seed: int) -> Tensor:
             return value.normal_(init.a, init.b, generator=generator)
         case "constant":
             return value.fill_(init.a)
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Returns the seed of one tensor or module, which follows from the job's and its name."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 
 def _make(step: ModuleStep) -> nn.Module:

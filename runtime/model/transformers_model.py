@@ -97,7 +97,7 @@ def build_transformers(step: TransformersStep) -> nn.Module:
 
     Raises TransformersError; ImportError if the library is not installed.
     """
-    with _quiet():
+    with quiet():
         let_torchvision_load()  # which it imports
         import transformers
 
@@ -131,7 +131,7 @@ def save_configuration(step: TransformersStep, folder: str) -> dict[str, tuple[i
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
     config.use_cache = {**written, **step.arguments}.get("use_cache", True)  # which a training does without
-    with _quiet():
+    with quiet():
         config.save_pretrained(folder)
     here = os.path.join(step.folder, os.path.expanduser(step.name))
     for name in _BESIDE if os.path.isdir(here) else ():
@@ -144,7 +144,7 @@ def preload(step: TransformersStep) -> None:
     """Imports the library and the module of the model, which takes seconds, in the process from which ranks are forked.
     Computes nothing. The ranks report faults of the configuration.
     """
-    with contextlib.suppress(ImportError, ModelError), _quiet():
+    with contextlib.suppress(ImportError, ModelError), quiet():
         let_torchvision_load()
         import transformers
 
@@ -154,7 +154,7 @@ def preload(step: TransformersStep) -> None:
 
 def check_configuration(step: TransformersStep) -> None:
     """Makes the configuration alone, which takes neither data nor time. Raises as `build_transformers` does."""
-    with _quiet():
+    with quiet():
         _config(step)
 
 
@@ -285,8 +285,8 @@ def _line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences messages below the level of an error from the library and those it loads."""
+def quiet() -> Iterator[None]:
+    """Silences messages below the level of an error from a library and those it loads."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

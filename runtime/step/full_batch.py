@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import flatten, tensors, unflatten
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.model.cross_sample_losses import WholeSum, rows
+from dslc.runtime.model.cross_sample_losses import WholeSum
+from dslc.runtime.model.custom_losses import samples_of
 from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents
@@ -76,7 +77,7 @@ class WholeBatch:
 
     def _make_ahead(self, batch: StepBatch) -> None:
         outputs = self._outputs(batch)
-        sizes = [rows(output) for output in outputs]
+        sizes = [samples_of(output, 0) for output in outputs]
         output, target = concatenate(outputs), concatenate([target for _, target in batch.micro])
         del outputs
         leaves, form = flatten(output)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import CheckpointStep, GoalStep
 from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress
-from dslc.runtime.loop.best_metric import GoalError, Goals, resumed, update_progress
+from dslc.runtime.loop.best_metric import GoalError, Goals, initial_progress, update_progress
 
 NAN = math.nan
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def heard(step: GoalStep, values: list[float], first: int = 1, begun: Progress |
     return reduce(
         lambda progress, each: update_progress(step, progress, *each),
         enumerate(values, first),
-        begun or resumed(step, None),
+        begun or initial_progress("loss", step.highest, None),
     )
 
 
@@ -65,7 +65,7 @@ def test_progress_is_that_of_an_unbroken_training(highest: bool, by: float, valu
     step = goal(highest, by=by)
     whole = heard(step, values)
     begun = heard(step, values[:cut])
-    assert heard(step, values[cut:], len(values[:cut]) + 1, resumed(step, begun)) == whole
+    assert heard(step, values[cut:], len(values[:cut]) + 1, initial_progress("loss", step.highest, begun)) == whole
     if by == 0:
         finite = [value for value in values if math.isfinite(value)]
         best = (max if highest else min)(finite, default=None)
@@ -75,8 +75,8 @@ def test_progress_is_that_of_an_unbroken_training(highest: bool, by: float, valu
 
 def test_another_goal_begins_anew() -> None:
     begun = heard(goal(), [1.0, 2.0])
-    assert resumed(goal(patience=9, by=1.0), begun) == begun
-    assert resumed(goal(highest=True), begun) == Progress(metric="loss", highest=True)
+    assert initial_progress("loss", False, begun) == begun
+    assert initial_progress("loss", True, begun) == Progress(metric="loss", highest=True)
 
 
 def goals(tmp_path: Path, **kept: Progress) -> Goals:

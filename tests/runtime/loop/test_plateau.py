@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import LearningRateStep, PlateauStep
 from dslc.runtime.checkpoint.files import Progress
-from dslc.runtime.loop.plateau import Plateau, initial_progress, plateau_of
+from dslc.runtime.loop.best_metric import Plateau, initial_progress, plateau_of
 
 RATE = 0.3
 
