@@ -157,7 +157,7 @@ def _composed(steps: tuple[AugmentStep, ...]) -> Callable[[Any], Any]:
     return composed
 
 
-def transform_of(step: AugmentStep) -> Any:
+def transform_of(step: AugmentStep) -> object:
     """Returns the transform of `torchvision.transforms.v2`. Raises what its class raises for wrong arguments."""
     let_torchvision_load()
     from torchvision.transforms import v2
@@ -170,7 +170,7 @@ def transform_of(step: AugmentStep) -> Any:
     return getattr(v2, step.kind)(**arguments)
 
 
-def own_transform(look: PictureStep) -> Callable[[Any], Any]:
+def own_transform(look: PictureStep) -> Callable[[object], object]:
     """Returns the user's transform: the object or function itself, or what a factory without a picture argument
     returns.
     """
@@ -181,13 +181,13 @@ def own_transform(look: PictureStep) -> Callable[[Any], Any]:
         return found
     if inspect.isroutine(bare) and _takes_a_picture(found):
         return found
-    made: Callable[[Any], Any] = found()
+    made: Callable[[object], object] = found()
     if not callable(made):
         raise TypeError(f"it returns {type(made).__name__}, which cannot be called with a picture")
     return made
 
 
-def _takes_a_picture(function: Callable[..., Any]) -> bool:
+def _takes_a_picture(function: Callable[..., object]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of a function in C
@@ -196,7 +196,7 @@ def _takes_a_picture(function: Callable[..., Any]) -> bool:
     return any(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters)
 
 
-def normalizes(transform: Any) -> bool:
+def normalizes(transform: object) -> bool:
     """True if there is a `Normalize` among the transforms of a user's own."""
     inner = getattr(transform, "transforms", None)
     found = type(transform).__name__ == "Normalize"

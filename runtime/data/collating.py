@@ -34,7 +34,7 @@ def collate(function: PythonFunction | None) -> Collate:
         return stacked
     own, here = _make_collate(function), mark_errors(function.line)
 
-    def called(samples: list[Any]) -> Any:
+    def called(samples: list[object]) -> object:
         with here:
             return own(samples)
 
@@ -81,7 +81,7 @@ def _init_fields(kind: type[Any]) -> tuple[str, ...] | None:
     return tuple(field.name for field in fields) if all(field.init for field in fields) else None
 
 
-def _flattened(samples: list[Any], path: str) -> Any:
+def _flattened(samples: list[object], path: str) -> object:
     first, form = flatten(samples[0])
     rows = [first]
     for index, sample in enumerate(samples[1:], 1):
@@ -94,7 +94,7 @@ def _flattened(samples: list[Any], path: str) -> Any:
     return unflatten([_stack(*each) for each in zip(columns, places, strict=True)], form)
 
 
-def _stack(values: Sequence[Any], path: str) -> Any:
+def _stack(values: Sequence[object], path: str) -> object:
     if not isinstance(values[0], Tensor | np.ndarray | np.generic | float | int):
         return list(values)
     try:
@@ -103,7 +103,7 @@ def _stack(values: Sequence[Any], path: str) -> Any:
         raise unstackable(values, path or "one", error) from error
 
 
-def unstackable(values: Sequence[Any], path: str, error: Exception) -> UnevenSamples:
+def unstackable(values: Sequence[object], path: str, error: Exception) -> UnevenSamples:
     """Returns the exception for values that do not stack, which names the first one that is unlike the rest."""
     shapes: list[tuple[int, ...]] = []
     for index, value in enumerate(values):
@@ -119,5 +119,5 @@ def unstackable(values: Sequence[Any], path: str, error: Exception) -> UnevenSam
     return UnevenSamples(f"{path} has shape {shapes[unusual[0]]}, and others {usual}", unusual[0])
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value: object) -> Tensor:
     return torch.tensor(value, dtype=torch.float32) if isinstance(value, float) else torch.as_tensor(value)

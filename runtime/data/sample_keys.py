@@ -123,7 +123,7 @@ def _compute_numbers(step: DataStep, sampler: SamplerStep, samples: Samples, sta
 def load_numbers(sampler: SamplerStep) -> Tensor:
     """Returns the numbers of a file, or of a function of weights: float64, shape (n,). Raises SourceError."""
     if sampler.file:
-        found: Any = np.load(sampler.file, allow_pickle=False)
+        found: object = np.load(sampler.file, allow_pickle=False)
     else:
         assert sampler.python is not None
         found = load_function(sampler.python)()
@@ -138,7 +138,7 @@ def load_numbers(sampler: SamplerStep) -> Tensor:
 
 
 def _map_samples(
-    samples: Samples, start: int, stop: int, number: Callable[[Any], float], known: Tensor | None = None
+    samples: Samples, start: int, stop: int, number: Callable[[object], float], known: Tensor | None = None
 ) -> Tensor:
     if known is not None:
         return known[start:stop].double()
@@ -171,7 +171,7 @@ def _class_of(sample: Any) -> float:
     return float(torch.as_tensor(sample[1]))
 
 
-def _own_length(sample: Any) -> float:
+def _own_length(sample: object) -> float:
     part = sample[0] if isinstance(sample, tuple | list) else sample
     while isinstance(part, Mapping) and part:
         part = next(iter(part.values()))

@@ -319,7 +319,7 @@ class Structures:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def items(self, indices: Tensor, epoch: int = 0) -> Iterator[Any]:
+    def items(self, indices: Tensor, epoch: int = 0) -> Iterator[object]:
         """Yields these samples as the data sets give them."""
         for index, part in zip(indices, torch.searchsorted(self._starts, indices, right=True) - 1, strict=True):
             yield from items(self._parts[part], (index - self._starts[part]).view(1), epoch)

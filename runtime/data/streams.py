@@ -47,7 +47,7 @@ class StreamPosition:
     at: int = 0
     read: int = 0
     count: int = 0
-    state: Any = None
+    state: object = None
     given: int = 0
     drawn: int = 0
 
@@ -70,7 +70,7 @@ class _Reader:
         state = self._shard.state() if self._shard is not None and self._read else None
         return StreamPosition(epoch=self._epoch, at=self._at, read=self._read, count=self._count, state=state)
 
-    def next(self) -> tuple[Any] | None:
+    def next(self) -> tuple[object] | None:
         """Returns the next sample, in a tuple; None at the end of a pass."""
         while self._at < len(self._order):
             if self._shard is None:
@@ -88,7 +88,7 @@ class _Reader:
         self._order = self._stream.order(self._lane, self._epoch)
         return None
 
-    def _open(self, state: Any = None) -> None:
+    def _open(self, state: object = None) -> None:
         begin_sample(*self._seed(0))
         try:
             self._shard = self._stream.shards.open(self._order[self._at], self._epoch, state)
@@ -96,7 +96,7 @@ class _Reader:
             self._note_place(error)
             raise
 
-    def _sample(self, number: int) -> tuple[Any] | None:
+    def _sample(self, number: int) -> tuple[object] | None:
         assert self._shard is not None
         begin_sample(*self._seed(number + 1))
         try:
@@ -135,8 +135,8 @@ class _Lane:
         self._stream, self._lane = stream, lane
         self._reader = _Reader(stream, lane, replace(mark, given=0, drawn=0))
         self._begin, self._coming_begin = self._reader.mark(), self._reader.mark()
-        self._window: list[Any] = []
-        self._coming: list[Any] = []
+        self._window: list[object] = []
+        self._coming: list[object] = []
         self._ended = False  # the coming window ends with its pass
         self._order: list[int] = []
         self._given = 0
@@ -150,7 +150,7 @@ class _Lane:
             return replace(self._coming_begin, drawn=self.drawn)
         return replace(self._begin, given=self._given, drawn=self.drawn)
 
-    def draw(self) -> Any:
+    def draw(self) -> object:
         if self._given == len(self._window):
             self._turn()
         elif len(self._coming) < self._stream.window and not self._ended:
@@ -285,7 +285,7 @@ class Stream:
 
 
 def stream_samples(
-    step: DataStep, shards: Shards, part: str, together: Callable[[list[Any]], Pair], *, is_structure: bool = False
+    step: DataStep, shards: Shards, part: str, together: Callable[[list[object]], Pair], *, is_structure: bool = False
 ) -> Stream:
     """Returns the training samples of a stream, or the samples of a stream that is the validation split, in order."""
     order = step.stream

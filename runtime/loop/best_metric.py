@@ -56,7 +56,7 @@ class Goals:
         """True if an evaluation may end the training, or ask for a checkpoint."""
         return bool(self._goals)
 
-    def hear(self, step: int, found: Mapping[str, Any]) -> None:
+    def hear(self, step: int, found: Mapping[str, object]) -> None:
         """Takes the results of the evaluation after `step`, on all ranks. Raises GoalError."""
         plateau = self._plateau
         steps: list[GoalStep | PlateauStep] = [*self._goals.values(), *([plateau.step] if plateau else [])]
@@ -119,7 +119,7 @@ def _better(goal: GoalStep, value: float, best: float) -> bool:
     return value > best + goal.by if goal.highest else value < best - goal.by
 
 
-def _number(goal: GoalStep | PlateauStep, found: Mapping[str, Any]) -> float:
+def _number(goal: GoalStep | PlateauStep, found: Mapping[str, object]) -> float:
     value = found.get(goal.metric)
     if isinstance(value, Real):
         return float(value)

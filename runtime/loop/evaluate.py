@@ -121,7 +121,7 @@ def evaluating(parts: TrainingComponents) -> Iterator[None]:
 
 def _batches(
     job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, split: Split
-) -> Iterator[tuple[Any, Any, bool]]:
+) -> Iterator[tuple[object, object, bool]]:
     """Yields this rank's batches (input, target, whether they count): as many on every rank if they go in lockstep."""
     size, own = batch_size(job, place), 0
     pair: Pair | None = None

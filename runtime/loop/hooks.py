@@ -395,9 +395,9 @@ def try_logger(function: PythonFunction) -> None:
     _takes_one(owner, "log")
 
 
-def _hook_type(function: PythonFunction) -> Any:
+def _hook_type(function: PythonFunction) -> object:
     """Returns the class or object that a job names; None for a function, which would have to be called."""
-    found: Any = load_function(replace(function, arguments={}))
+    found: object = load_function(replace(function, arguments={}))
     if callable(found):
         try:
             inspect.signature(found).bind(**function.arguments)
@@ -407,11 +407,11 @@ def _hook_type(function: PythonFunction) -> Any:
     return None if inspect.isroutine(found) else found
 
 
-def _word(owner: Any) -> str:
+def _word(owner: object) -> str:
     return f"the class {owner.__name__}" if isinstance(owner, type) else f"a {type(owner).__name__}"
 
 
-def _takes_one(owner: Any, name: str) -> None:
+def _takes_one(owner: object, name: str) -> None:
     given = (None, None) if isinstance(owner, type) else (None,)
     try:
         inspect.signature(getattr(owner, name)).bind(*given)

@@ -48,7 +48,7 @@ def schedule(step: LearningRateStep) -> Factor:
     return mark_errors(step.python.line)(lambda s: _share(own(s, steps), s))
 
 
-def _share(found: Any, s: int) -> float:
+def _share(found: object, s: int) -> float:
     """Returns the result of a user's schedule as a number. Raises ValueError if it is no factor."""
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()

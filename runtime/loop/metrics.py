@@ -38,7 +38,7 @@ class Metrics:
         self.sums = torch.zeros(2 * len(self._steps), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def update(self, output: Any, target: Any) -> None:
+    def update(self, output: object, target: object) -> None:
         """Adds one batch: the model's output and the target, as the loss takes them."""
         for place, measure in enumerate(self._measures):
             total, number = measure(output, target)

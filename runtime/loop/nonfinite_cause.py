@@ -101,11 +101,11 @@ def _generators(device: torch.device) -> list[bytes]:
     return [each.numpy().tobytes() for each in random_numbers.state(device).values()]
 
 
-def _state(model: nn.Module) -> dict[str, Any]:
+def _state(model: nn.Module) -> dict[str, object]:
     """Returns what a network keeps from call to call, by name: attributes of its modules and the values in them,
     variables of its files, then buffers.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in held_values(model):
         if isinstance(value, int | float | str):
             found[name] = value
@@ -132,7 +132,7 @@ class _OutputWatch:
     found: NonFiniteOrigin | None
 
     def _hook(self, name: str, stage: int) -> Callable[..., None]:
-        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def see(module: nn.Module, args: object, kwargs: object, output: object) -> None:
             if self.found is None and not _finite(output):
                 handed = not _finite((args, kwargs))
                 kind = type(module).__name__.removeprefix("FSDP")
@@ -201,7 +201,7 @@ def _difference_text(seen: Sequence[NonFiniteObservation]) -> str:
 # --------------------------------------------------------------------------------------------------------- the numbers
 
 
-def _finite(values: Any) -> bool:
+def _finite(values: object) -> bool:
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return all(bool(_local(tensor).isfinite().all()) for tensor in tensors)
 
@@ -223,5 +223,5 @@ def non_finite_names(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
     return [name for name, _ in named if name in found]
 
 
-def _local(tensor: Any) -> Tensor:
+def _local(tensor: object) -> Tensor:
     return local_part(tensor)

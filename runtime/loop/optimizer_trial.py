@@ -156,7 +156,7 @@ def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _T
     kinds = {names[0]: _kind(first.state_of(n), value) for n, (names, value) in enumerate(values)}
     everything = _scratch(first, values)
     scratches: dict[str, int] = {}
-    known: dict[tuple[Any, ...], int] = {}
+    known: dict[tuple[object, ...], int] = {}
     for names, value in values:
         key = (kinds[names[0]], value.shape)
         if key not in known:
@@ -214,7 +214,7 @@ def _scratch_with_closure(step: OptimizerStep, values: Sequence[tuple[tuple[str,
     return max(0, temporaries.peak - sum(tensor.nbytes for tensor in after if storage_identity(tensor) not in known))
 
 
-def _fact_with_closure(name: Any, state: Any, value: Tensor, growth: Mapping[int, float]) -> StateFact:
+def _fact_with_closure(name: object, state: object, value: Tensor, growth: Mapping[int, float]) -> StateFact:
     if isinstance(state, Tensor) and state.shape == value.shape:
         return StateFact(name=str(name), form="like", bytes=state.element_size())
     if isinstance(state, int | float):
@@ -223,7 +223,7 @@ def _fact_with_closure(name: Any, state: Any, value: Tensor, growth: Mapping[int
     return StateFact(name=str(name), form="other", bytes=int(size))
 
 
-def _tensors_in(state: Any) -> list[Tensor]:
+def _tensors_in(state: object) -> list[Tensor]:
     return [tensor for tensor in tree_leaves(state) if isinstance(tensor, Tensor)]
 
 
@@ -232,11 +232,11 @@ def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(size, SMALL + dim) for dim, size in enumerate(shape))
 
 
-def _kind(kept: dict[Any, Any], value: Tensor) -> Kind:
+def _kind(kept: dict[object, object], value: Tensor) -> Kind:
     return tuple(_fact(name, state, value) for name, state in sorted(kept.items(), key=str) if state is not None)
 
 
-def _fact(name: Any, state: Any, value: Tensor) -> StateFact:
+def _fact(name: object, state: object, value: Tensor) -> StateFact:
     if not isinstance(name, str) or "." in name or ":" in name:
         raise OptimizerError(f"it keeps state of a parameter under the name {name!r}, and should use a plain word")
     if isinstance(state, int | float):
@@ -261,7 +261,7 @@ class _Temporaries(TorchDispatchMode):
         self._live: int = 0
         self._seen: dict[int, Any] = {storage_identity(tensor): None for tensor in known}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and storage_identity(tensor) not in self._seen:
@@ -352,14 +352,14 @@ class _TrialOptimizer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr * factor
 
-    def state_of(self, number: int) -> dict[Any, Any]:
+    def state_of(self, number: int) -> dict[object, object]:
         found = self.optimizer.state.get(self.parameters[number])
         return found if isinstance(found, dict) else {}
 
 
 def _samples(step: OptimizerStep, named: Sequence[Named], kinds: dict[str, Kind]) -> tuple[list[Named], set[str]]:
     """Returns some parameters of each kind, smaller where the state stays alike; and the names of the others."""
-    chosen: dict[tuple[Any, ...], list[Named]] = {}
+    chosen: dict[tuple[object, ...], list[Named]] = {}
     for names, shape in named:
         chosen.setdefault((len(shape), tuple((fact.name, fact.form) for fact in kinds[names[0]])), []).append(
             (names, shape)

@@ -172,7 +172,7 @@ def _merged(metrics: Sequence[StatefulMetric], found: Sequence[Sequence[Any]]) -
     return values
 
 
-Batch: TypeAlias = tuple[Any, Any]  # an output and a target
+Batch: TypeAlias = tuple[Any, object]  # an output and a target
 
 
 def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[str]:
@@ -198,7 +198,7 @@ def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[
     return [name for name, value in once.items() if not isinstance(value, list)]
 
 
-def _counts(value: Any) -> bool:
+def _counts(value: object) -> bool:
     """True for what a metric may count in: numbers, and collections."""
     return not isinstance(value, bool) and isinstance(value, (*_NUMBERS, list, dict, set, deque))
 
@@ -234,7 +234,7 @@ def _same(one: Value, other: Value) -> bool:
 # -------------------------------------------------------------------------------------------------------- the objects
 
 
-def _reductions(metric: Any) -> Mapping[str, str] | None:
+def _reductions(metric: object) -> Mapping[str, str] | None:
     """Returns how each state of a user's metric is reduced; None for torchmetrics'. Raises MetricError."""
     for method in ("update", "compute"):
         if not callable(getattr(metric, method, None)):
@@ -303,7 +303,7 @@ def _is_distributed() -> bool:
     return False
 
 
-def _moved(value: Any, device: torch.device | str) -> Any:
+def _moved(value: object, device: torch.device | str) -> object:
     if isinstance(value, list | tuple):
         return [_moved(each, device) for each in value]
     return value.detach().to(device) if isinstance(value, Tensor) else value
@@ -323,14 +323,14 @@ def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, 
     return logits.sigmoid(), wanted, {"task": "multilabel", "num_labels": logits.shape[1]}
 
 
-def _values(name: str, found: Any) -> dict[str, Value]:
+def _values(name: str, found: object) -> dict[str, Value]:
     """Returns the result of a `compute` as plain numbers. Raises MetricError."""
     if isinstance(found, Mapping):
         return {f"{name}.{key}": _plain(value) for key, value in found.items()}
     return {name: _plain(found)}
 
 
-def _plain(found: Any) -> Value:
+def _plain(found: object) -> Value:
     if isinstance(found, Tensor):
         found = found.tolist()
     if hasattr(found, "item"):  # numpy's

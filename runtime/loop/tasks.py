@@ -92,7 +92,7 @@ def _predict(
                 part.add(rows, numbers[indices].numpy())
 
 
-def _rows(output: Any, samples: int) -> dict[str, NDArray[np.generic]]:
+def _rows(output: object, samples: int) -> dict[str, NDArray[np.generic]]:
     """Returns the tensors of an output with `samples` rows, by name. Raises OutputError if there is none."""
     found = {}
     for name, tensor in named_tensors(output).items():

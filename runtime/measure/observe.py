@@ -175,7 +175,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _wide_pair(input: Any, target: Any) -> tuple[Any, Any]:
+def _wide_pair(input: object, target: object) -> tuple[object, object]:
     """Returns a pair in float64; a batch that is input and target at once stays one."""
     wide = map_tensors(_wide, input)
     return wide, wide if target is input else map_tensors(_wide, target)
@@ -189,7 +189,7 @@ def _silence(model: nn.Module) -> None:
             module.dropout = 0.0
 
 
-def _digests(data: DataStep, input: Any, target: Any, samples: int) -> Iterator[str]:
+def _digests(data: DataStep, input: object, target: object, samples: int) -> Iterator[str]:
     """Yields a digest for each of `samples` samples; "" where a function of the user's puts them together, as it may
     pad them otherwise in another micro-batch.
     """

@@ -31,7 +31,7 @@ class RankOrderError(RuntimeError):
             self.add_note(note)
 
 
-def call_text(told: dict[str, Any]) -> str:
+def call_text(told: dict[str, object]) -> str:
     if told["used"] is not None:
         return f"rank {told['rank']} has come to the end of the network"
     name = f"`{told['name']}`" if told["name"] else "the network"

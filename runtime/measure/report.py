@@ -123,7 +123,7 @@ def _tracked(work: Callable[[B], T], tracker: Tracker) -> Callable[[B], T]:
     return watched
 
 
-def _tracked_memory(tracker: Tracker) -> dict[str, Any] | None:
+def _tracked_memory(tracker: Tracker) -> dict[str, object] | None:
     if not tracker.peak:
         return None
     return {
@@ -210,8 +210,8 @@ def _planned_memory(memory: Mapping[str, Any], measured: Mapping[str, Any] | Non
 
 
 def _side_by_side(
-    predicted: Iterable[Mapping[str, Any]] | None, measured: Iterable[Mapping[str, Any]] | None
-) -> list[dict[str, Any]]:
+    predicted: Iterable[Mapping[str, object]] | None, measured: Iterable[Mapping[str, object]] | None
+) -> list[dict[str, object]]:
     ours, theirs = _by_operation(predicted), _by_operation(measured)
     nothing = {"count": 0, "bytes": 0}
     return [

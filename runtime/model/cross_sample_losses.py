@@ -76,17 +76,17 @@ class WholeSum:
         self._step = step
         self._own = load_loss(step.python) if step.python is not None else None
 
-    def __call__(self, output: Any, target: Any) -> Tensor:
+    def __call__(self, output: object, target: object) -> Tensor:
         return self.gathered_sum(output, target, LocalSamples(samples_of(output, 0)))
 
-    def gathered_sum(self, output: Any, target: Any, others: GatheredSamples) -> Tensor:
+    def gathered_sum(self, output: object, target: object, others: GatheredSamples) -> Tensor:
         """Returns the sum where there are other ranks. Raises LossError."""
         with mark_errors(self._step.line):
             if self._own is None:
                 return contrastive(output, target, float(self._step.arguments["temperature"]), others)
             return self._of_all(output, target, others)
 
-    def _of_all(self, output: Any, target: Any, others: GatheredSamples) -> Tensor:
+    def _of_all(self, output: object, target: object, others: GatheredSamples) -> Tensor:
         assert self._own is not None and self._step.python is not None
         outputs, targets = others.fixed(map_tensors(wide, output)), others.fixed(target)
         if not others.samples:
@@ -103,7 +103,7 @@ class WholeSum:
         return total if others.ranks == 1 else total + (total / others.ranks - total).detach()
 
 
-def contrastive(output: Any, target: Any, temperature: float, others: GatheredSamples) -> Tensor:
+def contrastive(output: object, target: object, temperature: float, others: GatheredSamples) -> Tensor:
     """Returns the sum of the contrastive losses of a rank's own samples. Raises LossError."""
     views = _views(output)
     with torch.autocast(views.device.type, enabled=False):
@@ -139,7 +139,7 @@ def _groups(target: Any, samples: int, views: int, others: GatheredSamples, devi
     return found
 
 
-def _views(output: Any) -> Tensor:
+def _views(output: object) -> Tensor:
     """Returns embeddings as (samples, views, width)."""
     if isinstance(output, Tensor) and output.dim() == 2:
         return output.unsqueeze(1)
@@ -161,7 +161,7 @@ def _of_length_1(embeddings: Tensor) -> Tensor:
     return (embeddings / length.clamp(min=SHORTEST)).masked_fill(length <= SHORTEST, 0)
 
 
-def _zero_of(output: Any) -> Tensor:
+def _zero_of(output: object) -> Tensor:
     """Returns 0, which depends on the output where that has a gradient."""
     found = [each for each in tensors(output) if each.is_floating_point()]
     return found[0].sum(dtype=torch.float32) if found else torch.zeros(())

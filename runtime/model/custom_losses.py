@@ -54,7 +54,7 @@ def of_one_number(function: str) -> str:
     )
 
 
-def counts_itself(step: LossStep, output: Any, target: Any) -> bool:
+def counts_itself(step: LossStep, output: object, target: object) -> bool:
     """True if a user's loss gives a pair, or one number for each sample of several targets: it counts by itself."""
     assert step.python is not None
     with mark_errors(step.python.line):
@@ -158,7 +158,7 @@ def _part(batch: Any, name: str, shift: int) -> Any:
     return part[:, shift:] if shift else part
 
 
-def _of_model(output: Any) -> Any:
+def _of_model(output: object) -> object:
     """Returns the loss in a model's output: its `loss`, the one number in a tuple, or itself."""
     if isinstance(output, Mapping):
         if output.get("loss") is None:
@@ -174,7 +174,7 @@ def _of_model(output: Any) -> Any:
     return output if loss is None else loss
 
 
-def _loss_in_tuple(output: Sequence[Any]) -> Any:
+def _loss_in_tuple(output: Sequence[object]) -> object:
     """Returns the loss of a tuple: of (logits, loss) or (loss, logits, …) the one number without dims; (sum, count) as
     it is. A dict of further losses stays beside it.
 
@@ -221,7 +221,7 @@ def samples_of(batch: Any, without: int = 1) -> int:
     return found[0].shape[0] if found and found[0].dim() else without
 
 
-def _over_samples(value: Any, target: Any) -> Tensor:
+def _over_samples(value: object, target: object) -> Tensor:
     """Returns the sum of a further loss over the samples."""
     numbers = torch.as_tensor(value).detach().double()
     return numbers.sum() if numbers.numel() > 1 else numbers.reshape(()) * samples_of(target)

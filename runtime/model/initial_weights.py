@@ -248,11 +248,11 @@ def state_dict_in(loaded: object) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
-def _tensors(state: Mapping[str, Any]) -> list[Tensor]:
+def _tensors(state: Mapping[str, object]) -> list[Tensor]:
     return [value for value in state.values() if isinstance(value, Tensor)]
 
 
-def _state_dicts(loaded: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _state_dicts(loaded: object, path: str = "") -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yields the mappings of names to tensors by their path, outermost first. The state of an optimizer, which has the
     numbers of parameters, is none; nor are tensors of one number beside a state dict, as the best loss of a training.
     """

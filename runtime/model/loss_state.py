@@ -47,7 +47,7 @@ def load_loss(named: PythonFunction) -> Loss:
     """Returns the user's loss. Its first call that makes a gradient raises LossStateError if the loss has state."""
     function, tried = load_function(named), False
 
-    def loss(output: Any, target: Any) -> Any:
+    def loss(output: object, target: object) -> object:
         nonlocal tried
         if tried or not torch.is_grad_enabled():
             return function(output, target)
@@ -122,22 +122,22 @@ def _leaves(loss: Tensor, outputs: set[Any]) -> Iterator[Tensor]:
         waiting.extend(each for each, _ in node.next_functions)
 
 
-def held_tensors(function: Any) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
+def held_tensors(function: object) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
     """Yields the tensors that a function can reach, each by its path, and whether a module has it as a buffer."""
     for path, value, buffer in _held_values(function):
         if isinstance(value, Tensor):
             yield path, (value, buffer)
 
 
-def _held_numbers(function: Any) -> dict[str, int | float]:
+def _held_numbers(function: object) -> dict[str, int | float]:
     """Returns the numbers that a function can reach, by their paths."""
     return {path: value for path, value, _ in _held_values(function) if isinstance(value, int | float)}
 
 
-def _held_values(function: Any) -> Iterator[tuple[str, Any, bool]]:
+def _held_values(function: object) -> Iterator[tuple[str, object, bool]]:
     """Yields tensors and numbers that a function can reach, each with its path, and whether it is a buffer."""
     seen: set[int] = set()
-    waiting: list[tuple[str, Any, int]] = [("", function, 0)]
+    waiting: list[tuple[str, object, int]] = [("", function, 0)]
     while waiting and len(seen) < _MOST:
         path, owner, depth = waiting.pop(0)
         if id(owner) in seen or depth > _DEPTH:

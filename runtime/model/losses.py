@@ -63,7 +63,7 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
             return target.ne(step.ignore).sum()
 
 
-def try_out(step: LossStep, output: Any, target: Any) -> bool:
+def try_out(step: LossStep, output: object, target: object) -> bool:
     """Calls the loss on a small batch, within `as_rank_0`. Returns whether it counts by itself; raises as it does."""
     if step.python is not None and not step.together and counts_itself(step, output, target):
         step = replace(step, counts="own")
@@ -169,7 +169,7 @@ def _classes_first(step: LossStep, output: Tensor, target: Tensor) -> bool:
     return first
 
 
-def wide_tensors(output: Any) -> Any:
+def wide_tensors(output: object) -> object:
     """Converts the tensors of a structure so."""
     return map_tensors(wide, output)
 

@@ -28,7 +28,15 @@ from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
 from dslc.compiler.trace.structures import attribute_tensors
 from dslc.runtime.model.errors import ModelError
-from dslc.runtime.model.module_builder import initial_value, make_contiguous, own_model, seed_of, skeleton, tie, under_seed
+from dslc.runtime.model.module_builder import (
+    initial_value,
+    make_contiguous,
+    own_model,
+    seed_of,
+    skeleton,
+    tie,
+    under_seed,
+)
 from dslc.runtime.model.row_order import as_held
 
 Spot = tuple[nn.Module, str]

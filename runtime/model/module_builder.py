@@ -32,7 +32,7 @@ from dslc.runtime.process.user_code import load_function
 class _Unfilled(TorchFunctionMode):
     """Skips torch's own initial values, for which `normal_` on the meta device would load the compiler: 0.8 s."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))

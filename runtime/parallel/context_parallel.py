@@ -81,8 +81,8 @@ def given_positions(model: nn.Module, number: int) -> Iterator[None]:
         handle.remove()
 
 
-def _with_positions(number: int) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _with_positions(number: int) -> Callable[..., object]:
+    def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         input = tensors((args, kwargs))[0]
         own = input.shape[1]
         positions = torch.arange(number * own, (number + 1) * own, device=input.device).unsqueeze(0)
@@ -91,12 +91,12 @@ def _with_positions(number: int) -> Callable[..., Any]:
     return hook
 
 
-def _attending(forward: Callable[..., Any], attention: Callable[..., Tensor]) -> Callable[..., Any]:
+def _attending(forward: Callable[..., object], attention: Callable[..., Tensor]) -> Callable[..., object]:
     """Returns `forward` with another function in the place of torch's attention. It is in place only while `forward`
     runs, also when that runs again in the backward pass.
     """
 
-    def call_sharded(*args: Any, **kwargs: Any) -> Any:
+    def call_sharded(*args: object, **kwargs: object) -> object:
         before = F.scaled_dot_product_attention
         F.scaled_dot_product_attention = attention
         try:
@@ -118,7 +118,7 @@ def attend_as_torch(
     enable_gqa: bool = False,
     *,
     number: int,
-    group: Any,
+    group: object,
 ) -> Tensor:
     """Returns what torch's attention would for this rank's queries, piece `number`: (…, heads, length, head_dim)."""
     assert attn_mask is None, "the compiler refuses masks"
@@ -173,7 +173,7 @@ def attend(
     return llama_modules.attend(query, keys, values, is_causal=is_causal, window=window, first=first)
 
 
-def piece_of(job: JobProgram) -> Callable[[Any], Any]:
+def piece_of(job: JobProgram) -> Callable[[object], object]:
     """Returns the function that takes this rank's piece of a batch of sequences, a tensor or a structure of them."""
     if job.axes["context"] == 1:
         return _all_of_it
@@ -189,7 +189,7 @@ def piece_of(job: JobProgram) -> Callable[[Any], Any]:
     return functools.partial(map_tensors, cut)
 
 
-def gather_output(job: JobProgram, output: Any) -> Any:
+def gather_output(job: JobProgram, output: object) -> object:
     """Gathers an output from the ranks' pieces; tensors without positions, such as a loss, stay as they are."""
     group = mesh_of(job).group("context")
     if group is None:
@@ -205,5 +205,5 @@ def gather_output(job: JobProgram, output: Any) -> Any:
     return map_tensors(gathered, output)
 
 
-def _all_of_it(batch: Any) -> Any:
+def _all_of_it(batch: object) -> object:
     return batch

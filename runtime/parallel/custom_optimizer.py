@@ -66,7 +66,7 @@ def make_user_optimizer(step: OptimizerStep, groups: Sequence[Group]) -> torch.o
     return optimizer
 
 
-def has_modes(optimizer: Any) -> bool:
+def has_modes(optimizer: object) -> bool:
     """True if an optimizer has a `train()` and an `eval()`: it evaluates other weights than it trains."""
     return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
 
@@ -89,14 +89,14 @@ def _closure_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
     return optimizer.step
 
 
-def _takes_names(function: Callable[..., Any]) -> bool:
+def _takes_names(function: Callable[..., object]) -> bool:
     try:
         return next(iter(inspect.signature(function).parameters), "") == NAMED
     except ValueError:  # of a built-in
         return False
 
 
-def _check(found: Any, given: Sequence[tuple[str, Tensor]]) -> None:
+def _check(found: object, given: Sequence[tuple[str, Tensor]]) -> None:
     if not isinstance(found, torch.optim.Optimizer):
         raise OptimizerError(f"it gives a {type(found).__name__}, and should give a torch.optim.Optimizer")
     names = {id(tensor): name for name, tensor in given}

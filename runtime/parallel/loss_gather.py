@@ -71,7 +71,7 @@ class Neighbours:
         found: Tensor = _Gather.apply(own, self)  # type: ignore[no-untyped-call]
         return found
 
-    def fixed(self, own: Any) -> Any:
+    def fixed(self, own: object) -> object:
         leaves, form = flatten(own)
         rows = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         for leaf in rows.values():

@@ -74,7 +74,7 @@ def _user_optimizer(
 
 
 def _build(
-    kind: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+    kind: Callable[..., torch.optim.Optimizer], groups: list[dict[str, object]], arguments: dict[str, object]
 ) -> torch.optim.Optimizer:
     return kind(groups, **arguments)
 

@@ -163,7 +163,7 @@ def _as_often(ranks: int) -> Callable[[nn.Module, Any, Any], Any]:
     return lambda module, args, output: torch.cat([output] * ranks, -1)
 
 
-def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
+def _arrived(module: nn.Module, args: object, output: object) -> object:
     """Waits for the output. Without this torch (2.13) compiles the next module without a gradient: it looks at the
     tensor inside, which has none (`process_inputs` of AOTAutograd).
     """
@@ -177,7 +177,7 @@ class _Arrived(torch.autograd.Function):
         return there
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
         return gradients[0]
 
 

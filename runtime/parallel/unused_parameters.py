@@ -29,7 +29,7 @@ class Varying:
         self._model, self._group = model, group
         self._used = torch.zeros(len(self._parameters()), dtype=torch.int32, device=device)
 
-    def touched(self, loss: Tensor, output: Any) -> Tensor:
+    def touched(self, loss: Tensor, output: object) -> Tensor:
         """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient. The pass begins
         at the output, where `fully_shard` waits for it.
         """

@@ -76,7 +76,7 @@ def _text(call: Call) -> str:
     return f"{what}({', '.join(arguments)})"
 
 
-def _argument(value: Any) -> str:
+def _argument(value: object) -> str:
     """Returns an argument in words that are the same in each process."""
     match value:
         case Constant(tensor):

@@ -36,7 +36,7 @@ class InputForm:
     """`leaves` are the tensors of a batch. `example` is any batch of the data, None where a batch is one tensor."""
 
     leaves: tuple[Leaf, ...]
-    example: Any = None
+    example: object = None
 
     def __post_init__(self) -> None:
         if self.example is not None and (found := len(self._places(self.example)[0])) != len(self.leaves):
@@ -68,7 +68,7 @@ class InputForm:
             for (shape, _), dtype in zip(self.leaves, dtypes, strict=True)
         )
 
-    def run(self, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
+    def run(self, module: nn.Module, tensors: tuple[Tensor, ...]) -> object:
         """Returns what the module gives for a batch with these tensors."""
         if self.example is None:
             return module(*tensors)
@@ -78,14 +78,14 @@ class InputForm:
         return call(module, module.forward, batch)
 
     @staticmethod
-    def _places(batch: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _places(batch: object) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Returns the tensors of a batch, and its other leaves, by their places."""
         places = dict(zip(paths(batch), flatten(batch)[0], strict=True))
         tensors = {place: leaf for place, leaf in places.items() if isinstance(leaf, Tensor)}
         return tensors, {place: leaf for place, leaf in places.items() if place not in tensors}
 
 
-def _named(tensors: dict[str, Tensor], constants: dict[str, Any]) -> str:
+def _named(tensors: dict[str, Tensor], constants: dict[str, object]) -> str:
     parts = [_name(place) for place in tensors] + [f"{_name(place)} = {leaf!r}" for place, leaf in constants.items()]
     return ", ".join(parts) or "nothing"
 

@@ -522,7 +522,7 @@ class ScheduleRun:
     micro-batch, and returns the tensor from which the backward pass starts.
     """
 
-    def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[Any, Any], Tensor]):
+    def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[object, object], Tensor]):
         from torch.distributed.pipelining import PipelineStage
 
         step, self._pipeline = pipeline.step, pipeline
@@ -541,7 +541,7 @@ class ScheduleRun:
             for index, stage in sorted(pipeline.stages.items())
         ]
 
-        def of_output(output: Any, target: Any) -> Tensor:
+        def of_output(output: object, target: object) -> Tensor:
             return loss(pipeline.restored(output, samples), target)
 
         self._runtime = pipeline_runtime(self._stages, microbatches, of_output, step.rows)

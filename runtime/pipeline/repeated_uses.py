@@ -41,7 +41,7 @@ def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[in
             for parameter in dict.fromkeys(each for source in sources for each in leaves.get(source, ())):
                 if parameter in names:
                     uses[parameter].append(node)
-    users: dict[Any, list[int]] = defaultdict(list)
+    users: dict[object, list[int]] = defaultdict(list)
     for parameter, nodes in uses.items():
         for node in nodes:
             users[node].append(parameter)
@@ -97,10 +97,10 @@ def _upstream_first(*ends: Any) -> list[Any]:
     return order
 
 
-def _owners(recording: Recording, tensors: list[Tensor]) -> dict[Any, str]:
+def _owners(recording: Recording, tensors: list[Tensor]) -> dict[object, str]:
     """Returns for each node the layer that makes it, or the layer that began last before the node was made."""
     starts = {number: name for name, number in recording.starts.items()}
-    owners: dict[Any, str] = {}
+    owners: dict[object, str] = {}
     layer = next(iter(recording.starts), "")
     for number, call in enumerate(recording.calls):
         layer = starts.get(number, layer)

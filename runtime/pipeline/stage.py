@@ -147,9 +147,9 @@ class _Dense(torch.autograd.Function):
     """Returns the same tensors and makes their gradients contiguous, as only such can be sent."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> Any:
+    def forward(ctx: object, *given: Tensor) -> object:
         return tuple(tensor.view_as(tensor) for tensor in given)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: object, *gradients: Tensor) -> object:
         return tuple(gradient.contiguous() for gradient in gradients)

@@ -166,7 +166,7 @@ def stepper(
     return step
 
 
-def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: Any, samples: int) -> bool:
+def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: object, samples: int) -> bool:
     """Does one step that updates nothing. Returns whether it draws random numbers. Raises as the step does."""
     training = StepContext(model.train(), 1, model.zero_grad, device=torch.device("cpu"))
     training.samples = samples
@@ -183,7 +183,7 @@ def _begin_alike(model: nn.Module, group: dist.ProcessGroup) -> None:
             dist.broadcast(tensor, group_src=0, group=group)
 
 
-def _summed(losses: Any) -> tuple[Tensor, Tensor]:
+def _summed(losses: object) -> tuple[Tensor, Tensor]:
     if isinstance(losses, tuple | list) and len(losses) == 2:
         total, number = losses
         return total, torch.as_tensor(number, device=total.device).detach().double()

@@ -65,7 +65,7 @@ class WholeBatch:
 
         return cast("Pass", redraw)
 
-    def loss(self, output: Any, target: Any) -> Tensor:
+    def loss(self, output: object, target: object) -> Tensor:
         """Returns the sum of the losses of a micro-batch, differentiable in its output."""
         if not self._ahead:
             return self._sum.gathered_sum(output, target, self._others)
@@ -92,7 +92,7 @@ class WholeBatch:
             self._ahead.append(([each[n] for each in cut], value * (size / max(1, sum(sizes)))))
 
     @torch.no_grad()
-    def _outputs(self, batch: StepBatch) -> list[Any]:
+    def _outputs(self, batch: StepBatch) -> list[object]:
         """Returns the outputs of the micro-batches, and leaves the buffers as they were."""
         before: dict[str, Tensor] = {}
 
@@ -114,15 +114,15 @@ class WholeBatch:
         return outputs
 
 
-def _has_gradient(leaf: Any) -> bool:
+def _has_gradient(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
-def _differentiable(output: Any) -> list[Tensor]:
+def _differentiable(output: object) -> list[Tensor]:
     return [each for each in tensors(output) if _has_gradient(each)]
 
 
-def concatenate(parts: list[Any]) -> Any:
+def concatenate(parts: list[object]) -> object:
     """Returns structures of equal form as one, whose tensors have the rows of all."""
     leaves, form = flatten(parts[0])
     each = [flatten(part)[0] for part in parts]

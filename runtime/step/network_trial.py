@@ -415,7 +415,7 @@ class _Operations(TorchDispatchMode):
         self._model, self._names, self._rows, self._kept = model, names_of(model), rows, list(kept)
         self.results: list[tuple[CodePlace, Tensor]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         import sys
 
         result = func(*args, **(kwargs or {}))
@@ -489,9 +489,9 @@ def _begin(seed: int = _SEED) -> None:
 # ------------------------------------------------------------------------------------------------- comparison
 
 
-def _attributes(model: nn.Module) -> dict[str, Any]:
+def _attributes(model: nn.Module) -> dict[str, object]:
     """Returns copies of the plain attributes and variables that hold tensors, numbers or random generators."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in held_values(model):
         if isinstance(value, bool | int | float | Tensor) or _has_tensors(value):
             found[name] = map_tensors(lambda each: each.detach().clone(), value)
@@ -505,16 +505,16 @@ class _Generator:
     state: str
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """Returns a copy of an attribute, whose tensors belong to no graph."""
     return map_tensors(lambda each: each.detach().clone(), value) if _has_tensors(value) else copy.deepcopy(value)
 
 
-def _has_tensors(value: Any) -> bool:
+def _has_tensors(value: object) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, list | tuple | dict) and bool(tensors(value)))
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     a, b = tensors(one), tensors(other)
     if a or b:
         return len(a) == len(b) and all(_is_close(*pair, 0.0) for pair in zip(a, b, strict=True))

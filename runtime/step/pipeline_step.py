@@ -53,7 +53,7 @@ def stepper(
     number: int | Tensor = 1
     totals: list[Tensor] = []
 
-    def loss(output: Any, target: Any) -> Tensor:
+    def loss(output: object, target: object) -> Tensor:
         with autocast(precision, device):
             summed = loss_sum(output, target)
         if not isinstance(output, Tensor):
@@ -84,7 +84,7 @@ def stepper(
     return step
 
 
-def _over_all_parts(loss: Tensor, output: Any, job: JobProgram) -> Tensor:
+def _over_all_parts(loss: Tensor, output: object, job: JobProgram) -> Tensor:
     """Returns a loss of an output that is a structure. A loss that nothing of the batch counts for may be a constant.
 
     Raises LossError if parameters or tensors of earlier stages have a gradient by a part of the output alone that a

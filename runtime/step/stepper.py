@@ -170,7 +170,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     return run
 
 
-def connected(loss: Tensor, output: Any) -> Tensor:
+def connected(loss: Tensor, output: object) -> Tensor:
     """Returns a loss that depends on the output, so that every rank takes part in the backward pass."""
     if loss.requires_grad or not isinstance(output, Tensor) or not output.requires_grad:
         return loss

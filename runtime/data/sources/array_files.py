@@ -171,7 +171,7 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
     return PixelSamples(_mapped(file, pixels).reshape(-1, 3, 32, 32), labels)
 
 
-def _pickle_entry(made: dict[Any, Any], name: str) -> Any:
+def _pickle_entry(made: dict[object, object], name: str) -> object:
     """Returns an entry, whether Python 2 or Python 3 wrote the pickle."""
     return made[name.encode()] if name.encode() in made else made[name]
 
@@ -186,7 +186,7 @@ def _mapped(file: str, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 class _ArrayUnpickler(pickle.Unpickler):
     """Builds arrays and plain values, and calls nothing else that a pickle may name."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module.removeprefix("numpy.").removeprefix("_core.").removeprefix("core.") == "multiarray":
             if name == "_reconstruct":
                 return _empty_array

@@ -256,7 +256,7 @@ def _python(step: DataStep) -> Samples | tuple[Samples, ...]:
     return _dataset(step, made, "train")
 
 
-def _part(step: DataStep, made: Any, part: str) -> Samples:
+def _part(step: DataStep, made: object, part: str) -> Samples:
     """Wraps one of a user's data sets; that for validation may be several, by name."""
     if part != "validation" or not step.validation_sets:
         return _dataset(step, made, part)
@@ -283,7 +283,7 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
     return FetchedSamples(_indexed(step, made), step.line, step.seed, part)
 
 
-def _stream(step: DataStep, made: Any, part: str) -> Samples:
+def _stream(step: DataStep, made: object, part: str) -> Samples:
     own = FetchedSamples((), step.line, collate=collate(step.collate) if step.structured else None, whole=step.whole)
     try:
         return stream_samples(step, Shards(made), part, own.make_batch, is_structure=own.is_structure)
@@ -300,7 +300,7 @@ def _structures(step: DataStep, made: Any, part: str) -> Samples:
     )
 
 
-def _indexed(step: DataStep, made: Any) -> Any:
+def _indexed(step: DataStep, made: object) -> object:
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
         raise SourceError(
             f"{step.line}: a data set needs `len` and indexing, and {type(made).__name__} lacks one of them"

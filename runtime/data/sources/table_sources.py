@@ -48,7 +48,7 @@ class Rows:
         return image, torch.from_numpy(values)[0]
 
 
-def values(step: DataStep, table: Any, name: str) -> tuple[Tensor, Tensor]:
+def values(step: DataStep, table: object, name: str) -> tuple[Tensor, Tensor]:
     """Returns the rows of a table as a batch; `name` is the source's in messages."""
     found, made = step.arguments, []
     for columns, kind, shape in zip(found["columns"], found["kinds"], found["shapes"], strict=True):
@@ -113,7 +113,7 @@ def datasets(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
     name = f"the data set {step.arguments['path']}"
 
-    def concatenate_rows(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    def concatenate_rows(rows: list[object]) -> tuple[Tensor, Tensor]:
         import pyarrow as pa
 
         return values(step, pa.concat_tables(rows), name)

@@ -36,7 +36,7 @@ class TableFault(Exception):
         self.help = help
         self.code = code
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"missing": str(self), "help": self.help, "code": self.code}
 
 
@@ -71,7 +71,7 @@ def column_fact(name: str, column: Any, size: int | None) -> dict[str, Any]:
     raise TableFault(f"column `{name}` holds {kind}", "numbers, lists of numbers of one shape, or pictures")
 
 
-def _picture_fact(name: str, data: bytes | None, path: str | None, size: int | None) -> dict[str, Any]:
+def _picture_fact(name: str, data: bytes | None, path: str | None, size: int | None) -> dict[str, object]:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -360,7 +360,7 @@ def _is_absent(error: Exception) -> bool:
     return isinstance(error, OSError) or type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 
 
-def _not_loaded(path: str, more: dict[str, Any], error: Exception) -> TableFault:
+def _not_loaded(path: str, more: dict[str, object], error: Exception) -> TableFault:
     said = str(error).strip().split("\n")[0] or type(error).__name__
     if not _is_absent(error):
         return TableFault(f"`{path}` cannot be loaded: {said}", "`datasets.load_dataset` says it with its traceback")
@@ -375,7 +375,7 @@ def _not_loaded(path: str, more: dict[str, Any], error: Exception) -> TableFault
     )
 
 
-def _parted(path: str, made: Any) -> tuple[Any, Any]:
+def _parted(path: str, made: object) -> tuple[object, object]:
     if isinstance(made, dict):
         names = list(made)
         beside = next((name for name in _HELD_OUT if name in names), None)
@@ -419,7 +419,7 @@ def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, An
     }
 
 
-def _validation_facts(validation: Any) -> dict[str, Any]:
+def _validation_facts(validation: object) -> dict[str, object]:
     """Returns the facts of a streamed validation split, which is read whole, to be counted."""
     if validation is None:
         return {}
