@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
@@ -27,6 +27,9 @@ from dslc.compiler.trace.private_torch import (
     tree_flatten_with_path,
     tree_unflatten,
 )
+
+# A batch, a sample or an output: a tensor, or tensors in whatever classes the user's code puts them.
+Structure: TypeAlias = Any
 
 
 def flatten(value: object) -> tuple[list[Any], Any]:

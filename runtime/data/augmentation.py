@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from dslc.runtime.process.vision_library import let_torchvision_load
 
 if TYPE_CHECKING:
     from PIL import Image
+
+
+Picture: TypeAlias = Any  # of Pillow, an array or a tensor: what transforms take and give
 
 
 class WithPictures(Samples, Protocol):
@@ -67,7 +70,7 @@ class Augmented(DerivedSamples):
     """Samples whose pictures go through `prepare`, each with random numbers of its own."""
 
     samples: WithPictures
-    prepare: Callable[[Any], Tensor]
+    prepare: Callable[[Picture], Tensor]
     look: PictureStep
     seed: int
     line: str
@@ -86,7 +89,7 @@ class Augmented(DerivedSamples):
             targets.append(target)
         return pictures, torch.stack(targets) if targets else torch.empty(0, dtype=torch.int64)
 
-    def _augment_picture(self, picture: Any, index: int) -> Tensor:
+    def _augment_picture(self, picture: Picture, index: int) -> Tensor:
         place = self.place
         name = place(torch.tensor([index]))[0] if place else f"sample {index}"
         try:
@@ -128,13 +131,13 @@ class WrongPicture(RuntimeError):
     """A user's transform gave something that is no picture."""
 
 
-def prepared(look: PictureStep) -> Callable[[Any], Tensor]:
+def prepared(look: PictureStep) -> Callable[[Picture], Tensor]:
     """Returns the function that makes a picture of Pillow a tensor (channels, height, width), normalised."""
     before, after = _composed(look.augment), _composed(look.erase)
     own = own_transform(look) if look.transform is not None else None
     here = mark_errors(look.transform.line) if look.transform is not None else None
 
-    def prepare(picture: Any) -> Tensor:
+    def prepare(picture: Picture) -> Tensor:
         if look.fit is not None:
             picture = fitted(picture, *look.fit)
         if own is not None:
@@ -147,13 +150,13 @@ def prepared(look: PictureStep) -> Callable[[Any], Tensor]:
     return prepare
 
 
-def _composed(steps: tuple[AugmentStep, ...]) -> Callable[[Any], Any]:
+def _composed(steps: tuple[AugmentStep, ...]) -> Callable[[Picture], Picture]:
     if not steps:
         return lambda picture: picture
     let_torchvision_load()
     from torchvision.transforms import v2
 
-    composed: Callable[[Any], Any] = v2.Compose([transform_of(step) for step in steps])
+    composed: Callable[[Picture], Picture] = v2.Compose([transform_of(step) for step in steps])
     return composed
 
 
@@ -203,7 +206,7 @@ def normalizes(transform: object) -> bool:
     return found or (isinstance(inner, list | tuple) and any(normalizes(each) for each in inner))
 
 
-def numbers_of(picture: Any) -> Tensor:
+def numbers_of(picture: Picture) -> Tensor:
     """Returns a picture of Pillow, an array or a tensor as float32 (channels, height, width): bytes as 0 … 1."""
     from PIL import Image
 

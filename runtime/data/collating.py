@@ -6,18 +6,18 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import PythonFunction
-from dslc.compiler.trace.structures import flatten, paths, unflatten
+from dslc.compiler.trace.structures import Structure, flatten, paths, unflatten
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 
-Collate: TypeAlias = Callable[[list[Any]], Any]
+Collate: TypeAlias = Callable[[list[Structure]], Structure]
 
 
 class UnevenSamples(ValueError):
@@ -51,7 +51,7 @@ def _make_collate(function: PythonFunction) -> Collate:
 _LEAVES = (Tensor, np.ndarray, int, float, bool, str)
 
 
-def stacked(samples: list[Any], path: str = "") -> Any:
+def stacked(samples: list[Structure], path: str = "") -> Structure:
     """Stacks each tensor of equal structures along a new first dim. Arrays and numbers become tensors, integers of 64
     bits and floats of 32; anything else becomes a list. `path` is the place of the `samples` in larger ones.
 
@@ -75,7 +75,7 @@ def stacked(samples: list[Any], path: str = "") -> Any:
 
 
 @lru_cache(maxsize=16)
-def _init_fields(kind: type[Any]) -> tuple[str, ...] | None:
+def _init_fields(kind: type) -> tuple[str, ...] | None:
     """Returns the fields of a dataclass, None if its objects are not made of all of them."""
     fields = dataclasses.fields(kind)
     return tuple(field.name for field in fields) if all(field.init for field in fields) else None

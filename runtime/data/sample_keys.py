@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, SamplerStep
 from dslc.compiler.placement.shares import piece
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
 from dslc.runtime.data.splits import held_out, total
 from dslc.runtime.process.random_numbers import preserve_generators
@@ -167,7 +167,7 @@ def _classes(samples: Samples) -> Tensor | None:
     return told if _class_of(first) == int(told[0]) else None
 
 
-def _class_of(sample: Any) -> float:
+def _class_of(sample: Structure) -> float:
     return float(torch.as_tensor(sample[1]))
 
 

@@ -25,12 +25,14 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.data.collating import Collate, UnevenSamples, stacked, unstackable
 from dslc.runtime.process.job_line import mark_during
 from dslc.runtime.process.random_numbers import begin_sample, preserve_generators
+from dslc.runtime.process.user_code import UserObject
 
-Pair: TypeAlias = tuple[Any, Any]  # input and target: tensors, or structures of them
-Marks: TypeAlias = Mapping[str, Mapping[str, Any]]  # of a stream: the place in each lane, by its number in text
+Pair: TypeAlias = tuple[Structure, Structure]  # input and target: tensors, or structures of them
+Marks: TypeAlias = Mapping[str, Mapping[str, UserObject]]  # of a stream: the place in each lane, by its number in text
 Tell: TypeAlias = Callable[[str], None]
 
 
@@ -116,7 +118,7 @@ class FetchedSamples:
     with `whole` one structure, which is both input and target.
     """
 
-    dataset: Any
+    dataset: UserObject
     line: str
     seed: int = 0
     part: str = "train"
@@ -135,7 +137,7 @@ class FetchedSamples:
         numbers = indices.tolist()
         return self.make_batch([self.sample(epoch, index) for index in numbers], numbers)
 
-    def make_batch(self, samples: list[Any], numbers: Sequence[int] = ()) -> Pair:
+    def make_batch(self, samples: list[Structure], numbers: Sequence[int] = ()) -> Pair:
         """Returns the batch of some samples, which have these numbers in the data set, if they have some."""
         if self.collate is not None:
             if self.collate is stacked:
@@ -146,7 +148,7 @@ class FetchedSamples:
         inputs, targets = ([pair[part] for pair in samples] for part in (0, 1))
         return self._stack(inputs, numbers, "input"), self._stack(targets, numbers, "target")
 
-    def sample(self, epoch: int, index: int) -> Any:
+    def sample(self, epoch: int, index: int) -> Structure:
         """Returns one sample as the data set gives it, drawn with its own random numbers."""
         begin_sample(self.seed, self.part, epoch, index)
         try:
@@ -155,7 +157,7 @@ class FetchedSamples:
             name_sample(error, index)
             raise
 
-    def _refuse(self, samples: list[Any], numbers: Sequence[int], wrong: list[bool], wanted: str) -> None:
+    def _refuse(self, samples: list[Structure], numbers: Sequence[int], wrong: list[bool], wanted: str) -> None:
         """Raises SourceError for the first sample that is `wrong`."""
         if not any(wrong):
             return
@@ -168,7 +170,7 @@ class FetchedSamples:
             name_sample(error, numbers[first])
         raise error
 
-    def collated(self, samples: list[Any], numbers: Sequence[int] = ()) -> Pair:
+    def collated(self, samples: list[Structure], numbers: Sequence[int] = ()) -> Pair:
         """Returns a batch of samples as the data set gives them."""
         assert self.collate is not None
         try:
@@ -186,7 +188,7 @@ class FetchedSamples:
             raise SourceError(f"{self.line}: a batch of the data set has to be a pair (input, target)")
         return batch[0], batch[1]
 
-    def _stack(self, items: list[Any], numbers: Sequence[int], part: str) -> Tensor:
+    def _stack(self, items: list[Structure], numbers: Sequence[int], part: str) -> Tensor:
         if not items:
             return torch.empty(0)
         try:
@@ -434,7 +436,7 @@ def batch_aside(samples: Samples, indices: Tensor) -> Pair:
         return samples.batch(indices)
 
 
-def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Any]:
+def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Structure]:
     """Yields these samples as they are in `epoch`: as a user's data set gives them, others as pairs of tensors."""
     match samples:
         case Part():

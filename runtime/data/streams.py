@@ -22,13 +22,14 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, StreamStep
 from dslc.compiler.trace.stream_protocol import Shard, Shards
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.data.samples import Marks, Pair, SourceError, Tell
 from dslc.runtime.process.random_numbers import begin_sample, generator
 
@@ -190,7 +191,7 @@ class Stream:
     length: int  # samples that have a number, of one epoch of the sampler
     seed: int
     shuffle: bool
-    together: Callable[[list[Any]], Pair]
+    together: Callable[[list[Structure]], Pair]
     line: str
     is_structure: bool = False
     part: str = "train"
@@ -223,7 +224,7 @@ class Stream:
         self.tell = tell
         self._begin = {int(number): StreamPosition(**mark) for number, mark in marks.items()}
 
-    def _sample(self, number: int) -> Any:
+    def _sample(self, number: int) -> Structure:
         each = self.batch_size // self.step.lanes
         k, j = divmod(number, self.batch_size)
         lane, i = divmod(j, each)

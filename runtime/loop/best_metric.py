@@ -21,7 +21,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any
 
 import torch
 import torch.distributed as dist

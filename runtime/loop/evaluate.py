@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.compiler.placement.shares import largest, piece
-from dslc.compiler.trace.structures import call, map_tensors
+from dslc.compiler.trace.structures import Structure, call, map_tensors
 from dslc.runtime.data.batches import read_batches, split_batches
 from dslc.runtime.data.samples import Pair, Splits
 from dslc.runtime.data.splits import Split, range_of, samples_of
@@ -95,7 +94,7 @@ def named(found: Mapping[str, dict[str, Value]]) -> dict[str, Value]:
     }
 
 
-def forward(job: JobProgram, parts: TrainingComponents, input: Any) -> Any:
+def forward(job: JobProgram, parts: TrainingComponents, input: Structure) -> Structure:
     """Returns the model's output for `input`; None if another rank of a pipeline has it."""
     if parts.pipeline is not None:
         output = parts.pipeline.forward(input)
@@ -161,9 +160,9 @@ class WholeEvaluation:
         self._job, self._place, self._parts, self._loss = job, place, parts, parts.loss
         self.sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
         gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
-        self._outputs: list[tuple[Any, Any]] = []
+        self._outputs: list[Pair] = []
 
-    def batches(self, splits: Splits, split: Split, size: int) -> Iterator[tuple[Any, Any, bool]]:
+    def batches(self, splits: Splits, split: Split, size: int) -> Iterator[tuple[Structure, Structure, bool]]:
         """Yields at most `size` samples of this rank at a time, and whether they count; `add` takes each output."""
         chunks, ends = self._chunks(split, size)
         samples, ends_ = splits.samples_of_split(split), iter(ends)
@@ -174,7 +173,7 @@ class WholeEvaluation:
                 self._close(batch)
             counts, batch = next(ends_, (False, 0))
 
-    def add(self, output: Any, target: Any, counts: bool) -> None:
+    def add(self, output: Structure, target: Structure, counts: bool) -> None:
         pair = output, target
         self._outputs.append(pair if counts else map_tensors(lambda tensor: tensor[:0], pair))
 

@@ -34,7 +34,7 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure.replica_check import FIRST, bit_sums
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import Record
-from dslc.runtime.process.user_code import load_function
+from dslc.runtime.process.user_code import UserObject, load_function
 from dslc.runtime.step.assemble import TrainingComponents
 
 EVENTS = ("start", "epoch", "before_step", "after_backward", "after_step", "evaluated", "end", "failed")
@@ -58,10 +58,10 @@ class Context:
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, object]) -> None:
         object.__setattr__(self, "_values", values)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> UserObject:
         try:
             return self._values[name]
         except KeyError:
@@ -140,7 +140,7 @@ class Hooks:
     def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, run_dir: str) -> None:
         inner: Any = getattr(parts.optimizer, "optim", parts.optimizer)
         self._rank, self._steps_seen = place.rank, 0
-        self._values: dict[str, Any] = {
+        self._values: dict[str, object] = {
             "step": 0,
             "steps": job.steps,
             "epoch": None,
@@ -200,7 +200,7 @@ class Hooks:
             self._values["loss"] = loss
         self._call("after_step")
 
-    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+    def evaluated(self, metrics: Mapping[str, object]) -> None:
         self._values["metrics"] = dict(metrics)
         self._call("evaluated")
 
@@ -255,10 +255,10 @@ def _named(hooks: Sequence[HookStep]) -> list[str]:
     return found
 
 
-def make_hook_object(function: PythonFunction) -> Any:
+def make_hook_object(function: PythonFunction) -> UserObject:
     """Returns the object that a job names, made by its class or function if it is one. Raises HookError."""
     with mark_errors(function.line, f"`{function.function}`"):
-        found: Any = load_function(function)
+        found: UserObject = load_function(function)
         known = any(callable(getattr(found, name, None)) for name in (*EVENTS, "log"))
         if isinstance(found, type) or not known:
             if not callable(found):
@@ -272,7 +272,7 @@ class _Logger:
 
     def __init__(self, function: PythonFunction) -> None:
         self.function, self.name = function, function.function
-        self.object: Any = None
+        self.object: UserObject = None
         self.missed, self.in_a_row, self.reason = 0, 0, ""
 
     def make(self) -> None:

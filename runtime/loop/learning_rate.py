@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, wide, wide_tensors
 
-Measure: TypeAlias = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
+Measure: TypeAlias = Callable[[Structure, Structure], tuple[Tensor, int | Tensor]]
 
 
 class Metrics:

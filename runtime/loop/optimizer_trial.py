@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.network_facts import OptimizerFacts, StateFact
 from dslc.compiler.ir.parameter_names import matches
 from dslc.compiler.ir.program import OptimizerStep
-from dslc.compiler.trace.private_torch import COMPILER, TorchDispatchMode, storage_identity, tree_leaves
+from dslc.compiler.trace.private_torch import COMPILER, Operator, TorchDispatchMode, storage_identity, tree_leaves
 from dslc.runtime.checkpoint.custom_optimizer_state import OwnState, inner_tensors
 from dslc.runtime.parallel.custom_optimizer import RATES, OptimizerError, OwnOptimizer, has_modes
 
@@ -259,9 +258,13 @@ class _Temporaries(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak: int = 0
         self._live: int = 0
-        self._seen: dict[int, Any] = {storage_identity(tensor): None for tensor in known}
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage] | None] = {
+            storage_identity(tensor): None for tensor in known
+        }
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_dispatch__(
+        self, func: Operator, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and storage_identity(tensor) not in self._seen:

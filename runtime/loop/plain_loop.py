@@ -27,18 +27,19 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from dslc.compiler.ir.program import JobProgram, LearningRateStep, LossStep, ModelStep, OptimizerStep, RankPlace
-from dslc.compiler.trace.structures import call
+from dslc.compiler.trace.structures import Structure, call
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.samples import Splits
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.parallel.custom_optimizer import ParamGroup
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.stepper import StepResult
 from dslc.runtime.technique.precision import widen_model
 
-MeanLoss = Callable[[Any, Any], Tensor]
+MeanLoss = Callable[[Structure, Structure], Tensor]
 
 
 def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str) -> int:
@@ -139,7 +140,7 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
 class _AdamFrozenLater(torch.optim.Optimizer):
     """Adam on one rank whose second moment no longer changes after `alone` updates (runtime/exchange/)."""
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, alone: int, **arguments: Any) -> None:
+    def __init__(self, groups: list[ParamGroup], *, lr: float, alone: int, **arguments: Any) -> None:
         super().__init__(groups, {"lr": lr, **arguments})
         self._alone = alone
 
@@ -159,7 +160,7 @@ class _AdamFrozenLater(torch.optim.Optimizer):
                 parameter -= group["lr"] * state["mean"] / (1 - first**n) / (root + group["eps"])
 
 
-def _named_groups(step: OptimizerStep, model: nn.Module, others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _named_groups(step: OptimizerStep, model: nn.Module, others: list[ParamGroup]) -> list[ParamGroup]:
     """Returns the groups with the parameters of the job's own taken out of the others, behind them."""
     taken: dict[int, int] = {}
     for number, group in reversed(list(enumerate(step.groups))):
@@ -184,11 +185,11 @@ def _own_optimizer(
 ) -> torch.optim.Optimizer:
     assert step.python is not None
     function = load_function(step.python)
-    given: list[list[Any]] = [list(decayed), list(others)]
+    given: list[list[object]] = [list(decayed), list(others)]
     if next(iter(inspect.signature(function).parameters), "") == "named_parameters":
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         given = [[(names[id(parameter)], parameter) for parameter in each] for each in given]
-    groups: list[dict[str, Any]] = [{"params": given[0]}, {"params": given[1], "weight_decay": 0.0}]
+    groups: list[ParamGroup] = [{"params": given[0]}, {"params": given[1], "weight_decay": 0.0}]
     filled = [group for group in groups if group["params"]]
     optimizer: torch.optim.Optimizer = function(filled if step.no_decay else given[0], lr=step.lr)
     if hasattr(optimizer, "train"):  # schedule-free
@@ -309,7 +310,7 @@ def _mean_loss(step: LossStep) -> MeanLoss:
             return user_loss
 
 
-def _contrastive(output: Any, target: Tensor, temperature: float) -> Tensor:
+def _contrastive(output: Structure, target: Tensor, temperature: float) -> Tensor:
     """Returns the mean of the losses of all embeddings, one after another."""
     views = torch.stack(list(output), dim=1) if not isinstance(output, Tensor) else output
     views = views if views.dim() == 3 else views.unsqueeze(1)
@@ -326,7 +327,7 @@ def _contrastive(output: Any, target: Tensor, temperature: float) -> Tensor:
         return torch.stack(losses).mean()
 
 
-def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:
+def _mean_of_own(step: LossStep, found: Structure, target: Structure) -> Tensor:
     """Returns the mean of a loss that counts by itself, or that the model returns."""
     if step.kind == "own" and not isinstance(found, Tensor | tuple | list):
         found = found["loss"] if isinstance(found, dict) else found.loss
@@ -350,7 +351,7 @@ def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:
     return found.mean()
 
 
-def _has_dims(part: Any) -> bool:
+def _has_dims(part: object) -> bool:
     return isinstance(part, Tensor) and part.dim() > 0
 
 

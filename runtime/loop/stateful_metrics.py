@@ -25,13 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.losses import classes_last, match_target, wide, wide_tensors
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.random_numbers import begin_step, preserve_generators
-from dslc.runtime.process.user_code import load_function
+from dslc.runtime.process.user_code import UserObject, load_function
 from dslc.runtime.process.vision_library import let_torchvision_load
 
-Value: TypeAlias = Any  # a number, or a list of them to any depth
+Value: TypeAlias = "float | list[Value]"  # a number, or a list of them to any depth
 States: TypeAlias = dict[str, Any]  # by the name of an attribute, a tensor or a list of tensors
 Settings: TypeAlias = dict[str, Any]  # arguments of a torchmetrics class that follow from the output
 
@@ -73,9 +74,9 @@ class StatefulMetric:
         self._step, self._loss, self._device = step, loss, device
         self._line = step.python.line if step.python else ""
         self._settings: Settings = {}
-        self._object: Any = None
+        self._object: UserObject = None
 
-    def update(self, output: Any, target: Any) -> None:
+    def update(self, output: Structure, target: Structure) -> None:
         """Counts one batch: the model's output, in float32 at least, and the target."""
         with mark_errors(self._line):
             if self._step.kind == "torchmetrics":
@@ -124,7 +125,7 @@ class StatefulMetric:
                 return name
         return None
 
-    def _is_indifferent(self, name: str, value: Any) -> bool:
+    def _is_indifferent(self, name: str, value: object) -> bool:
         """True if `compute` gives the same with another value of an attribute."""
         changed = copy.deepcopy(self._object)
         setattr(changed, name, value)
@@ -134,13 +135,13 @@ class StatefulMetric:
             return False
         return _same(*results)
 
-    def make_metric(self, settings: Settings, device: torch.device | str = "") -> Any:
+    def make_metric(self, settings: Settings, device: torch.device | str = "") -> UserObject:
         """Returns a metric that has counted nothing, made with equal random numbers each time. Raises MetricError."""
         with preserve_generators():
             begin_step(0, 0, 0)
             return _on(self._new(settings), device or self._device)
 
-    def _new(self, settings: Settings) -> Any:
+    def _new(self, settings: Settings) -> UserObject:
         step = self._step
         if step.kind == "torchmetrics":
             let_torchvision_load()
@@ -223,11 +224,13 @@ def _as_one(batches: Sequence[Batch]) -> Sequence[Batch]:
     return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True))]  # type: ignore[list-item]
 
 
-def _same(one: Value, other: Value) -> bool:
-    if isinstance(one, dict):
-        return bool(one.keys() == other.keys()) and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, list):
+def _same(one: Value | dict[str, Value], other: Value | dict[str, Value]) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, list | dict) or isinstance(other, list | dict):
+        return False
     return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5) or (math.isnan(one) and math.isnan(other))
 
 
@@ -258,7 +261,7 @@ def _reductions(metric: object) -> Mapping[str, str] | None:
     return names
 
 
-def _where_defined(metric: Any, value: Tensor) -> Tensor:
+def _where_defined(metric: UserObject, value: Tensor) -> Tensor:
     """Returns the areas under the curves with nan, where torchmetrics has 0, for each class that all samples have, or
     none; a mean over classes is nan if each class is of this kind.
     """
@@ -272,7 +275,7 @@ def _where_defined(metric: Any, value: Tensor) -> Tensor:
     return value.masked_fill(~defined, math.nan) if value.dim() else value
 
 
-def _put_together(whole: Any, found: Sequence[States]) -> None:
+def _put_together(whole: UserObject, found: Sequence[States]) -> None:
     names = _reductions(whole)
     if names is None:
         for states in reversed(found):  # each goes before what is there
@@ -286,7 +289,7 @@ def _put_together(whole: Any, found: Sequence[States]) -> None:
             setattr(whole, name, _REDUCTIONS[how](of_ranks))
 
 
-def _on(metric: Any, device: torch.device | str) -> Any:
+def _on(metric: UserObject, device: torch.device | str) -> UserObject:
     """Returns the metric with its states on a device."""
     names = _reductions(metric)
     if names is None:

@@ -18,7 +18,6 @@ import json
 import os
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.trace.private_torch import COLLECTIVE_SPACES, TorchDispatchMode, group_named, schema_of
+from dslc.compiler.trace.private_torch import COLLECTIVE_SPACES, Operator, TorchDispatchMode, group_named, schema_of
 
 FIRST_STEP, STEPS = 4, 3  # the steps recorded: steps 4, 5 and 6 of a process
 
@@ -93,8 +93,12 @@ class Recorder(TorchDispatchMode):
         return True  # it changes no computation, so compiled code stays in use
 
     def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Operator,
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if any(each not in (torch.Tensor, torch.nn.Parameter) for each in types):
             return NotImplemented  # a DTensor decomposes itself, and its collectives come here again
         if func.namespace in COLLECTIVE_SPACES and not _ASIDE[0]:
@@ -108,7 +112,7 @@ class Recorder(TorchDispatchMode):
             for (operation, ranks), (count, size) in sorted(self._found.items())
         )
 
-    def _see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _see(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         names = [argument.name for argument in schema_of(func).arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = next((given[name] for name in _GROUP if name in given), None)

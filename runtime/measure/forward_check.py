@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.code_place import restored_generators
 from dslc.compiler.trace.private_torch import local_part
-from dslc.compiler.trace.structures import call, flatten, tensors, unflatten
+from dslc.compiler.trace.structures import Structure, call, flatten, tensors, unflatten
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.rank_order import call_text, different_use, module_of, place_of_call
 from dslc.runtime.parallel.context_parallel import piece_of
@@ -97,11 +97,11 @@ class ForwardCheck:
         self._group = mesh_of(job).group("data") if on else None
         self._other_axes = mesh_of(job).group("context", "tensor") if on else None
 
-    def compare(self, input: Any) -> None:
+    def compare(self, input: Structure) -> None:
         """Raises RankOrderError if the forward passes of the ranks differ; `input` is the input of a micro-batch."""
         if self._group is None:
             return
-        eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        eager: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if self._job.compiled:
             eager = torch.compiler.set_stance("force_eager")
         with collectives.exclude_collectives(), self._restored(), eager:
@@ -116,7 +116,7 @@ class ForwardCheck:
 
     # ------------------------------------------------------------------------------------------------- one pass
 
-    def _shared(self, input: Any) -> Any:
+    def _shared(self, input: Structure) -> Structure:
         """Returns the first rank's samples in this rank's classes; None where other leaves than tensors differ."""
         leaves, form = flatten(input[:ROWS] if isinstance(input, Tensor) else input)
         shared: list[Any] = [[leaf.detach().cpu() if isinstance(leaf, Tensor) else None for leaf in leaves]]
@@ -128,7 +128,7 @@ class ForwardCheck:
         pairs = zip(shared[0], leaves, strict=True)
         return unflatten([own if of_0 is None else of_0.to(self._parts.device) for of_0, own in pairs], form)
 
-    def _run(self, input: Any) -> ForwardPass:
+    def _run(self, input: Structure) -> ForwardPass:
         plain, cut = self._parts.plain, piece_of(self._job)
         calls: list[tuple[str, str]] = []
         sums: list[Tensor] = []
@@ -243,7 +243,7 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= _ROUNDING * torch.maximum(one[1], other[1]).abs())
 
 
-def _contents(values: dict[str, Any]) -> list[tuple[Any, Any]]:
+def _contents(values: dict[str, Any]) -> list[tuple[Structure, Structure]]:
     """Returns the plain lists and dictionaries among the attributes of a module, its buffers too, each with a copy."""
     kept = ("_parameters", "_modules")  # a pass that shards parameters changes them, and changes them back
     return [

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import AnyDropout
-from dslc.compiler.trace.structures import map_tensors, tensors
+from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.samples import Pair
@@ -130,7 +130,7 @@ class Observer:
 
         return watched
 
-    def _reordered(self, input: Any, target: Any) -> Pair:
+    def _reordered(self, input: Structure, target: Structure) -> Pair:
         if self._job.data.structured:
             return input, target  # its first dim need not be the samples
         generator = torch.Generator().manual_seed(self._mode.reorder + 1000 * self._step)

@@ -33,6 +33,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import tensors
@@ -68,7 +69,7 @@ class OrderCheck:
         self._names = {id(module): name for name, module in parts.plain.named_modules()}
         self._parameters: dict[int, str] = {id(each): name for name, each in parts.plain.named_parameters()}
         self._places: dict[str, str] = {}  # of each module that was called: the line of the user's code
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._first = True  # no evaluation has been compared
         self._evaluated = False  # since the last step
         self._done = self._left = self._micro = 0

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, file_name, targeted
 from dslc.compiler.ir.program import AdapterStep
 from dslc.runtime.model.errors import ModelError
-from dslc.runtime.model.module_builder import seed_of
+from dslc.runtime.model.tensor_names import seed_of
 from dslc.runtime.model.transformers_model import quiet
 from dslc.runtime.process.vision_library import let_torchvision_load
 

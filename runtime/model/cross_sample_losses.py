@@ -21,13 +21,13 @@ Limits: a tensor of an output or a target has a row for each sample, as long for
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.trace.structures import map_tensors, tensors
+from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.model.custom_losses import in_float32, samples_of, wide
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.loss_state import load_loss
@@ -49,7 +49,7 @@ class GatheredSamples(Protocol):
         """Returns the rows of all ranks; a gradient goes back to the ranks that they came from."""
         ...
 
-    def fixed(self, own: Any) -> Any:
+    def fixed(self, own: Structure) -> Structure:
         """Returns a structure with the rows of all ranks in each tensor. Only this rank's own rows have a gradient."""
         ...
 
@@ -65,7 +65,7 @@ class LocalSamples:
     def gathered(self, own: Tensor) -> Tensor:
         return own
 
-    def fixed(self, own: Any) -> Any:
+    def fixed(self, own: Structure) -> Structure:
         return own
 
 
@@ -125,7 +125,7 @@ def contrastive(output: object, target: object, temperature: float, others: Gath
         return losses.sum() / each
 
 
-def _groups(target: Any, samples: int, views: int, others: GatheredSamples, device: torch.device) -> Tensor:
+def _groups(target: Structure, samples: int, views: int, others: GatheredSamples, device: torch.device) -> Tensor:
     """Returns for each of all samples a number that it shares with its positives: its own, or its class."""
     if views > 1:
         return torch.arange(others.samples, device=device)

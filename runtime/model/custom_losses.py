@@ -18,13 +18,13 @@ Limits: the samples of a batch are counted by the first dim of its first tensor,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.trace.structures import tensors
+from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.process.job_line import mark_errors
@@ -74,7 +74,7 @@ class OwnSum:
         self._number: int | Tensor = 0
         self._further: dict[str, Tensor] = {}
 
-    def __call__(self, output: Any, target: Any) -> Tensor:
+    def __call__(self, output: Structure, target: Structure) -> Tensor:
         found = self.count_losses(output, target)
         number = found.number
         self._number += number.detach().double() if isinstance(number, Tensor) else number
@@ -88,22 +88,22 @@ class OwnSum:
         self._number, self._further = 0, {}
         return number, further
 
-    def count_losses(self, output: Any, target: Any) -> LossCounts:
+    def count_losses(self, output: Structure, target: Structure) -> LossCounts:
         """Returns what a batch gives. Raises LossError."""
         with mark_errors(self._line):
             found = self._own(output, target) if self._own is not None else _of_model(output)
         return self.interpret(found, target)
 
-    def interpret(self, found: Any, target: Any) -> LossCounts:
+    def interpret(self, found: Structure, target: Structure) -> LossCounts:
         """Returns the meaning of what a loss gave. Raises LossError."""
-        further: Mapping[str, Any] = {}
+        further: Mapping[str, Structure] = {}
         if isinstance(found, tuple | list) and len(found) in (2, 3) and isinstance(found[-1], Mapping):
             *kept, further = found
             found = kept[0] if len(kept) == 1 else tuple(kept)
         total, number = self._sum(found, target)
         return LossCounts(total, number, {name: _over_samples(value, target) for name, value in further.items()})
 
-    def _sum(self, found: Any, target: Any) -> tuple[Tensor, int | Tensor]:
+    def _sum(self, found: Structure, target: Structure) -> tuple[Tensor, int | Tensor]:
         if isinstance(found, tuple | list) and len(found) == 2:
             total, number = found
             if isinstance(total, Tensor) and total.numel() == 1 and _numbers(number) == 1:
@@ -120,7 +120,7 @@ class OwnSum:
         self._refuse(found)
         raise AssertionError
 
-    def _number_of(self, target: Any) -> int | Tensor:
+    def _number_of(self, target: Structure) -> int | Tensor:
         """Returns the number of what a mean is of."""
         arguments = self._step.arguments
         name, ignore, shift = arguments["mean_of"], arguments["ignore"], arguments["shift"]
@@ -129,7 +129,7 @@ class OwnSum:
         number: Tensor = _part(target, name, shift).ne(ignore).sum()
         return number
 
-    def _counted_mask(self, target: Any, losses: Tensor) -> Tensor | None:
+    def _counted_mask(self, target: Structure, losses: Tensor) -> Tensor | None:
         """Returns which of the losses count, by the target of each; None if all do."""
         arguments, ignore = self._step.arguments, self._step.ignore
         if self._step.kind == "own" and arguments["mean_of"] is not None:
@@ -137,7 +137,7 @@ class OwnSum:
         fits = isinstance(target, Tensor) and not target.is_floating_point() and target.numel() == losses.numel()
         return target.reshape(-1).ne(ignore) if fits and ignore is not None else None
 
-    def _refuse(self, found: Any) -> None:
+    def _refuse(self, found: object) -> None:
         named = self._step.python
         what = f"`{named.function}`" if named is not None else "the model"
         got = "one number" if isinstance(found, Tensor) else f"a {type(found).__name__}"
@@ -148,7 +148,7 @@ class OwnSum:
         )
 
 
-def _part(batch: Any, name: str, shift: int) -> Any:
+def _part(batch: Structure, name: str, shift: int) -> Structure:
     if isinstance(batch, Mapping):
         part = batch[name]
     elif isinstance(batch, tuple | list) and name.isdecimal() and int(name) < len(batch):
@@ -215,7 +215,7 @@ def _has_gradient(part: object) -> bool:
     return isinstance(part, Tensor) and part.requires_grad
 
 
-def samples_of(batch: Any, without: int = 1) -> int:
+def samples_of(batch: Structure, without: int = 1) -> int:
     """Returns the samples of a batch or an output, by its first tensor; `without` if that has no dim."""
     found = tensors(batch)
     return found[0].shape[0] if found and found[0].dim() else without

@@ -14,8 +14,6 @@ the last input that the model was given: a module is run again, for its gradient
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -71,7 +69,7 @@ def apply(token: int | None, model: nn.Module) -> None:
         return
     documents = Documents(token)
 
-    def look(module: nn.Module, given: tuple[Any, ...]) -> None:
+    def look(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         documents.see(given[0])
 
     for module in model.modules():

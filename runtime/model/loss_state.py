@@ -14,22 +14,23 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import CellType
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from dslc.compiler.ir.program import PythonFunction
 from dslc.compiler.trace.private_torch import times_written
-from dslc.compiler.trace.structures import tensors
+from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import LossError
-from dslc.runtime.process.user_code import load_function
+from dslc.runtime.process.user_code import UserObject, load_function
 
 _DEPTH = 6  # of attributes within attributes that are searched
 _MOST = 10_000  # objects that are searched
 
-Loss = Callable[[Any, Any], Any]
+Loss = Callable[[Structure, Structure], Structure]
 
 
 class LossStateError(LossError):
@@ -57,7 +58,7 @@ def load_loss(named: PythonFunction) -> Loss:
     return loss
 
 
-def try_state(function: Loss, name: str, output: Any, target: Any, *, again: bool = False) -> Any:
+def try_state(function: Loss, name: str, output: Structure, target: Structure, *, again: bool = False) -> Structure:
     """Returns what the loss gives for a batch. Raises LossStateError if the loss has parameters that would train, or a
     buffer that the call changes; with `again` also if a second call gives another loss, by what the first has changed.
     """
@@ -109,16 +110,16 @@ def _seed() -> None:
     np.random.seed(0)
 
 
-def _leaves(loss: Tensor, outputs: set[Any]) -> Iterator[Tensor]:
+def _leaves(loss: Tensor, outputs: set[Node | None]) -> Iterator[Tensor]:
     """Yields the leaves that a loss depends on, except the leaves behind the outputs."""
     seen, waiting = set(outputs), [loss.grad_fn]
     while waiting:
-        node: Any = waiting.pop()
-        if node in seen:
+        node = waiting.pop()
+        if node is None or node in seen:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            yield node.variable
+            yield getattr(node, "variable")  # noqa: B009 - of the nodes of leaves alone
         waiting.extend(each for each, _ in node.next_functions)
 
 
@@ -151,7 +152,7 @@ def _held_values(function: object) -> Iterator[tuple[str, object, bool]]:
                 waiting.append((inner, value, depth + 1))
 
 
-def _parts(owner: Any) -> Iterator[tuple[str, Any, bool]]:
+def _parts(owner: UserObject) -> Iterator[tuple[str, object, bool]]:
     """Yields the objects that an object holds: their names, and whether each is a buffer."""
     if isinstance(owner, functools.partial):
         yield from (("", each, False) for each in (owner.func, *owner.args))
@@ -182,7 +183,7 @@ def _parts(owner: Any) -> Iterator[tuple[str, Any, bool]]:
         yield from ((name, each, False) for name, each in vars(owner).items())
 
 
-def _filled(cell: Any) -> bool:
+def _filled(cell: CellType) -> bool:
     try:
         return cell.cell_contents is not cell
     except ValueError:

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.trace.private_torch import OperationMode, fake_store
-from dslc.compiler.trace.structures import map_tensors, tensors
+from dslc.compiler.trace.private_torch import OperationMode, Operator, fake_store
+from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.model.cross_sample_losses import WholeSum
 from dslc.runtime.model.custom_losses import OwnSum, counts_itself, of_one_number, wide
 from dslc.runtime.model.errors import LossError
@@ -45,7 +45,7 @@ __all__ = [
     "wide_tensors",
 ]
 
-LossSum: TypeAlias = Callable[[Any, Any], Tensor]
+LossSum: TypeAlias = Callable[[Structure, Structure], Tensor]
 
 _NONE_IGNORED = -(2**62)  # torch always has an ignored target; no label has this value
 
@@ -88,7 +88,7 @@ def as_rank_0(ranks: int) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
+def mixes_samples(step: LossStep, output: Structure, target: Structure) -> bool:
     """True if the loss of a sample depends on the rest of its batch: the losses of a batch differ from the losses of
     its first sample and of the rest. False where samples cannot be told apart, or the loss talks to other ranks. Called
     as `try_out` is.
@@ -99,7 +99,7 @@ def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
         return False
     talks: list[bool] = []
 
-    def watch(func: Any, args: Any, kwargs: Any) -> Any:
+    def watch(func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         talks.extend([True] * ("c10d" in func.namespace))
         return func(*args, **kwargs)
 

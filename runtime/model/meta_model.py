@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,12 +31,12 @@ from dslc.runtime.model.module_builder import (
     initial_value,
     make_contiguous,
     own_model,
-    seed_of,
     skeleton,
     tie,
     under_seed,
 )
 from dslc.runtime.model.row_order import as_held
+from dslc.runtime.model.tensor_names import seed_of
 
 Spot = tuple[nn.Module, str]
 Facts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype by name
@@ -220,7 +219,7 @@ def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
 def _facts_of_rank_0(facts: Facts) -> Facts:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return facts
-    told: list[Any] = [facts]
+    told = [facts]
     dist.broadcast_object_list(told, 0)
     return dict(told[0])
 

@@ -12,10 +12,8 @@ raised. meta_model.py makes a model that is not to be whole on any rank from the
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +23,7 @@ from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model import modules
 from dslc.runtime.model.errors import ModelError
+from dslc.runtime.model.tensor_names import seed_of
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 
@@ -32,9 +31,15 @@ from dslc.runtime.process.user_code import load_function
 class _Unfilled(TorchFunctionMode):
     """Skips torch's own initial values, for which `normal_` on the meta device would load the compiler: 0.8 s."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if getattr(func, "__module__", "") == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
+            return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
 
 
@@ -58,11 +63,6 @@ def initial_value(init: InitStep, seed: int) -> Tensor:
             return value.normal_(init.a, init.b, generator=generator)
         case "constant":
             return value.fill_(init.a)
-
-
-def seed_of(seed: int, name: str) -> int:
-    """Returns the seed of one tensor or module, which follows from the job's and its name."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 
 def _make(step: ModuleStep) -> nn.Module:

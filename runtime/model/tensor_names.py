@@ -1,12 +1,19 @@
-"""The tensors of a model by their plain names, and the name of their file."""
+"""The tensors of a model by their plain names, the name of their file, and the seed of each."""
 
 from __future__ import annotations
+
+import hashlib
 
 from torch import Tensor, nn
 
 from dslc.compiler.ir.parameter_names import ParameterNames
 
 WEIGHTS = "weights.safetensors"  # in a run directory
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Returns the seed of one tensor or module, which follows from the job's and its name."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

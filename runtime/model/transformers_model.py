@@ -195,11 +195,12 @@ def _plain(model: Any, pad: int | None) -> None:
     if pad is not None and "attention_mask" not in inspect.signature(forward).parameters:
         raise TransformersError(f"`{kind.__name__}` takes no attention mask, which `data.pad` asks for")
 
-    def logits(self: Any, input: Tensor, **beside: Tensor) -> Any:
+    def logits(self: nn.Module, input: Tensor, **beside: Tensor) -> Tensor:
         mask = {} if pad is None else {"attention_mask": (input != pad).long()}
-        return forward(self, **{name: input}, **mask, **beside).logits
+        scores: Tensor = forward(self, **{name: input}, **mask, **beside).logits
+        return scores
 
-    def with_positions(self: Any, input: Tensor, position_ids: Tensor | None = None) -> Any:
+    def with_positions(self: nn.Module, input: Tensor, position_ids: Tensor | None = None) -> Tensor:
         return logits(self, input) if position_ids is None else logits(self, input, position_ids=position_ids)
 
     made = with_positions if "position_ids" in inspect.signature(forward).parameters else logits

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,6 +50,7 @@ def apply(job: JobProgram, model: nn.Module) -> None:
         return
     mesh = mesh_of(job)
     number, group = mesh.coordinates["context"], mesh.group("context")
+    assert group is not None
     for module in model.modules():
         if isinstance(module, Attention | GroupedAttention):
             module.attend = functools.partial(attend, number=number, group=group)
@@ -68,7 +68,9 @@ def apply(job: JobProgram, model: nn.Module) -> None:
 def torchs_attention(job: JobProgram) -> Callable[..., Tensor]:
     """Returns the function that stands in for torch's attention: it meets the keys and values of all pieces."""
     mesh = mesh_of(job)
-    return functools.partial(attend_as_torch, number=mesh.coordinates["context"], group=mesh.group("context"))
+    group = mesh.group("context")
+    assert group is not None
+    return functools.partial(attend_as_torch, number=mesh.coordinates["context"], group=group)
 
 
 @contextlib.contextmanager
@@ -118,7 +120,7 @@ def attend_as_torch(
     enable_gqa: bool = False,
     *,
     number: int,
-    group: object,
+    group: dist.ProcessGroup,
 ) -> Tensor:
     """Returns what torch's attention would for this rank's queries, piece `number`: (…, heads, length, head_dim)."""
     assert attn_mask is None, "the compiler refuses masks"
@@ -147,7 +149,7 @@ def attend_as_torch(
     )
 
 
-def _of_all_pieces(key: Tensor, value: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+def _of_all_pieces(key: Tensor, value: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Returns keys and values of the whole sequence, which one gather brings."""
     if key.shape == value.shape:
         both = torch.stack((key, value)).contiguous()
@@ -159,7 +161,14 @@ def _of_all_pieces(key: Tensor, value: Tensor, group: Any) -> tuple[Tensor, Tens
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, window: int | None = None, *, number: int, group: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    window: int | None = None,
+    *,
+    number: int,
+    group: dist.ProcessGroup,
 ) -> Tensor:
     """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim)."""
     first, own = number * query.shape[2], query.shape[2]

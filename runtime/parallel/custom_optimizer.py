@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,14 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import is_distributed, local_part
 from dslc.runtime.process.job_line import mark_errors
-from dslc.runtime.process.user_code import load_function
+from dslc.runtime.process.user_code import UserObject, load_function
 from dslc.runtime.technique import dynamo
 
 NAMED = "named_parameters"  # the first argument of a function that takes names
 CLOSURE = "closure"  # the argument of `step` that evaluates the loss
 RATES = ("lr", "initial_lr")  # entries of a group that the schedule sets
 
+ParamGroup: TypeAlias = dict[str, Any]  # of torch.optim: `params`, and options of any kind
 Group = tuple[list[tuple[str, Tensor]], bool]  # tensors with their names; true if they do not decay
 
 
@@ -52,11 +53,12 @@ def make_user_optimizer(step: OptimizerStep, groups: Sequence[Group]) -> torch.o
         function = load_function(step.python)
         named = _takes_names(function)
         lists: list[list[Any]] = [pairs if named else [tensor for _, tensor in pairs] for pairs, _ in groups]
-        parameters: list[Any] = [
+        decaying: list[ParamGroup] = [
             {"params": each} | ({"weight_decay": 0.0} if spared else {})
             for each, (_, spared) in zip(lists, groups, strict=True)
         ]
-        found: Any = function(parameters if step.no_decay else [each for each in lists for each in each], lr=step.lr)
+        parameters = [parameter for each in lists for parameter in each]
+        found: UserObject = function(decaying if step.no_decay else parameters, lr=step.lr)
         _check(found, given)
     for group in found.param_groups:
         group["initial_lr"] = float(group["lr"])
@@ -81,7 +83,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _closure_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
+def _closure_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], object]:
     """Returns the `step` of an optimizer that evaluates the loss: its closure may be an argument by name alone."""
     closure = inspect.signature(optimizer.step).parameters.get(CLOSURE)
     if closure is not None and closure.kind is closure.KEYWORD_ONLY:
@@ -119,7 +121,7 @@ class OwnOptimizer(torch.optim.Optimizer):
     that the user's optimizer updates, which shares its memory.
     """
 
-    def __init__(self, step: OptimizerStep, groups: Iterable[Mapping[str, Any]], names: Mapping[int, str]) -> None:
+    def __init__(self, step: OptimizerStep, groups: Iterable[ParamGroup], names: Mapping[int, str]) -> None:
         given = [dict(group) for group in groups]
         super().__init__(given, {"lr": step.lr})
         self.pairs: list[tuple[Tensor, Tensor]] = []
@@ -132,7 +134,7 @@ class OwnOptimizer(torch.optim.Optimizer):
         self.needs_closure = self.own is not None and (step.closure or needs_closure(self.own))
         if self.own is not None:
             self.state = self.own.state
-            self._update: Callable[..., Any] = _closure_step(self.own) if self.needs_closure else _step_of(self.own)
+            self._update: Callable[..., object] = _closure_step(self.own) if self.needs_closure else _step_of(self.own)
 
     @property
     def has_modes(self) -> bool:
@@ -141,13 +143,13 @@ class OwnOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def evaluates(self, on: bool) -> None:
         """Calls the user's `eval()`, or `train()`."""
-        own: Any = self.own
+        own: UserObject = self.own
         for parameter, part in self.pairs:
             if parameter is not part:
                 part.data = local_part(parameter).detach()
         own.eval() if on else own.train()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], object] | None = None) -> None:  # type: ignore[override]
         """Updates the parameters. A `closure` is handed to an optimizer that needs one, and to no other."""
         if self.own is None:
             return

@@ -27,12 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import import_compiler, spec_of
-from dslc.compiler.trace.structures import tensors
+from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.meta_model import job_line
@@ -43,6 +44,7 @@ from dslc.runtime.parallel.rounded_sums import round_sums
 from dslc.runtime.technique import offload
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
 # Imported inside functions: torch.distributed.fsdp takes 0.6 s to import, and the first use of its tensors as much
@@ -142,18 +144,18 @@ class _OutputExposer:
         found = tensors(output) or tensors(dict(getattr(output, "__dict__", {}))) if self._beside else []
         return (output, found) if self._beside else output
 
-    def restore_output(self, module: nn.Module, given: object, output: Any) -> object:
+    def restore_output(self, module: nn.Module, given: object, output: Structure) -> object:
         return output[0] if self._beside else output
 
 
-def _shards(axes: Mesh, mesh: Any) -> Any:
+def _shards(axes: Mesh, mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """Returns the group of ranks that together have all rows of all gradients."""
     if axes.root is not None:
         return axes.group(*AXES)
     return mesh.get_group(mesh.ndim - 1) if mesh.size(mesh.ndim - 1) > 1 else None
 
 
-def _counts(axes: Mesh, mesh: Any) -> Callable[[Tensor], bool]:
+def _counts(axes: Mesh, mesh: DeviceMesh) -> Callable[[Tensor], bool]:
     """Returns a function: true of a gradient if this rank counts its rows, of all ranks that hold the same ones."""
     if axes.root is None:
         return all_count
@@ -167,7 +169,7 @@ def _counts(axes: Mesh, mesh: Any) -> Callable[[Tensor], bool]:
     return counts
 
 
-def _counts_of_parts(mesh: Any) -> Callable[[Tensor], bool]:
+def _counts_of_parts(mesh: DeviceMesh) -> Callable[[Tensor], bool]:
     """Returns a function: true of a gradient that this rank counts, of the ranks of its replica. Each counts its rows,
     and the first one whole parameters as well.
     """

@@ -23,7 +23,7 @@ from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.model.tensor_names import parameter_names
 from dslc.runtime.parallel import zero1
-from dslc.runtime.parallel.custom_optimizer import OwnOptimizer
+from dslc.runtime.parallel.custom_optimizer import OwnOptimizer, ParamGroup
 from dslc.runtime.technique import offload
 
 
@@ -50,7 +50,7 @@ def build_optimizer(
         return _user_optimizer(step, groups, model, names, shared_out)
     parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device.type if parameters else "cpu"
-    arguments: dict[str, Any] = {**step.arguments, "lr": step.lr}
+    arguments: ParamGroup = {**step.arguments, "lr": step.lr}
     if device in step.fused and all(parameter.is_floating_point() for parameter in parameters):
         arguments["fused"] = True
     else:
@@ -63,7 +63,7 @@ def build_optimizer(
 
 
 def _user_optimizer(
-    step: OptimizerStep, groups: list[dict[str, Any]], model: nn.Module, names: ParameterNames, shared_out: bool
+    step: OptimizerStep, groups: list[ParamGroup], model: nn.Module, names: ParameterNames, shared_out: bool
 ) -> torch.optim.Optimizer:
     first = {id(parameter): names.first_name(name) for name, parameter in model.named_parameters()}
     kind: Any = partial(OwnOptimizer, step, names=first)
@@ -79,15 +79,15 @@ def _build(
     return kind(groups, **arguments)
 
 
-def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> list[dict[str, Any]]:
+def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> list[ParamGroup]:
     """Returns the groups: the job's own after the rest, and those without decay after those with."""
     patterns = [group.parameters for group in step.groups]
-    groups: dict[tuple[int, bool, Any], dict[str, Any]] = {}
+    groups: dict[tuple[int, bool, object], ParamGroup] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         number, still = names.group(patterns, name), names.match(step.no_decay, name)
-        own: dict[str, Any] = {"weight_decay": 0.0} if still else {}
+        own: ParamGroup = {"weight_decay": 0.0} if still else {}
         if number:
             named = step.groups[number - 1]
             given = {"lr": named.lr, "weight_decay": named.weight_decay}

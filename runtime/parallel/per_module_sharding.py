@@ -16,7 +16,7 @@ that does not (E0624).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,7 +103,7 @@ class ShardedModules:
     def names(self) -> list[str]:
         return self._names
 
-    def _gathered(self, name: str, places: dict[str, int]) -> Any:
+    def _gathered(self, name: str, places: dict[str, int]) -> Callable[[nn.Module, object], None]:
         def hook(part: nn.Module, _: object) -> None:
             for own, parameter in part.named_parameters():
                 if f"{name}.{own}" in places:

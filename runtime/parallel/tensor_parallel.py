@@ -38,6 +38,7 @@ from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model import row_order
 from dslc.runtime.model.module_builder import tie
 from dslc.runtime.parallel.engine import Engine
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
-_LOSS: list[Any] = []  # torch's context for losses over shares of the classes, once it is open
+_LOSS: list[
+    contextlib.AbstractContextManager[object]
+] = []  # torch's context for losses over shares of the classes, once it is open
 
 
 def apply(job: JobProgram, model: nn.Module) -> None:
@@ -118,16 +121,16 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
     """Makes the module use its own parameters as they are, and sums their gradients over the axis."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    kept: dict[str, Any] = {}
+    kept: dict[str, nn.Parameter] = {}
 
-    def share_parameters(module: nn.Module, args: Any) -> None:
+    def share_parameters(module: nn.Module, args: object) -> None:
         for name, parameter in own_parameters(module).items():
             if parameter is not None:
                 kept[name] = parameter
                 shared = DTensor.from_local(parameter, axis, [Replicate()], run_check=False)
                 own_parameters(module)[name] = shared.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
 
-    def restore_parameters(module: nn.Module, args: Any, output: Any) -> None:
+    def restore_parameters(module: nn.Module, args: object, output: object) -> None:
         own_parameters(module).update(kept)
 
     module.register_forward_pre_hook(share_parameters)
@@ -155,11 +158,11 @@ def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _first_share(ranks: int) -> Callable[[nn.Module, Any], Any]:
+def _first_share(ranks: int) -> Callable[[nn.Module, tuple[Tensor, ...]], object]:
     return lambda module, args: (args[0].chunk(ranks, -1)[0],)
 
 
-def _as_often(ranks: int) -> Callable[[nn.Module, Any, Any], Any]:
+def _as_often(ranks: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
     return lambda module, args, output: torch.cat([output] * ranks, -1)
 
 
@@ -172,7 +175,7 @@ def _arrived(module: nn.Module, args: object, output: object) -> object:
 
 class _Arrived(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Any) -> Tensor:
+    def forward(ctx: Any, output: Structure) -> Tensor:
         there: Tensor = output.wait()
         return there
 

@@ -13,11 +13,11 @@ host waits for the device once a step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from dslc.compiler.trace.structures import tensors
 
@@ -61,14 +61,15 @@ class Varying:
 def leaves(*outputs: Tensor) -> Iterator[int]:
     """Yields the identities of the parameters that a loss, or all outputs, depend on."""
     for node in graph_nodes(*outputs):
-        if hasattr(node, "variable"):
-            yield id(node.variable)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            yield id(variable)
 
 
-def graph_nodes(*outputs: Tensor) -> Iterator[Any]:
+def graph_nodes(*outputs: Tensor) -> Iterator[Node]:
     """Yields each node of the graph from which some tensors have their gradients."""
-    seen: set[Any] = set()
-    waiting: list[Any] = [output.grad_fn for output in outputs]
+    seen: set[Node] = set()
+    waiting: list[Node | None] = [output.grad_fn for output in outputs]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

@@ -14,11 +14,11 @@ Limits: parameters of one dtype (torch refuses several).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
+from dslc.compiler.ir.steps import Arguments
+from dslc.runtime.parallel.custom_optimizer import ParamGroup
 from dslc.runtime.technique import dynamo
 
 
@@ -34,7 +34,7 @@ def lay_out(model: nn.Module) -> None:
 
 
 def share_out(
-    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+    kind: type[torch.optim.Optimizer], groups: list[ParamGroup], arguments: Arguments
 ) -> torch.optim.Optimizer:
     """Returns the optimizer `kind` over `groups` of parameters; this rank keeps its share of the state."""
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -228,7 +228,8 @@ class _CallRecorder(TorchFunctionMode):
         self.recording.outputs = tuple(leaf.number for leaf in result.leaves if isinstance(leaf, RecordedValue))
         if not self.recording.outputs:
             raise CaptureError("what it returns is not a tensor that its forward computes")
-        names = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
+        known = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
+        names = {key: reference for key, reference in known.items() if isinstance(reference, ModuleTensor)}
         self.recording.repeated = repeated_uses(self.recording, self._alive, names)
 
     def _returned(self, leaf: object) -> object:

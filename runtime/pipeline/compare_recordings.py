@@ -22,6 +22,8 @@ from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.pipeline.recording import Call, Constant, Recording
 from dslc.runtime.process.job_line import mark_errors
 
+RankCalls = tuple[int, Sequence[tuple[str, str]]]  # a rank, and its calls with the lines of the user's code
+
 
 class RecordingsDifferError(RuntimeError):
     """Ranks have recorded different forward passes. The text is for the user; `told` on the rank that reports it."""
@@ -53,7 +55,9 @@ def compare_recordings(job: JobProgram, recording: Recording) -> None:
     raise_difference(job, of_all[0], other)
 
 
-def raise_difference(job: JobProgram, one: tuple[int, Sequence[Any]], other: tuple[int, Sequence[Any]]) -> None:
+def raise_difference(
+    job: JobProgram, one: tuple[int, Sequence[tuple[str, str]]], other: tuple[int, Sequence[tuple[str, str]]]
+) -> None:
     pairs = enumerate(itertools.zip_longest(one[1], other[1]), 1)
     number, pair = next((n, pair) for n, pair in pairs if None in pair or pair[0][0] != pair[1][0])
     texts = [

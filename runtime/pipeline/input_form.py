@@ -10,12 +10,11 @@ is a constant. Other batches raise InputFormError.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.trace.structures import call, flatten, paths, unflatten
+from dslc.compiler.trace.structures import Structure, call, flatten, paths, unflatten
 
 Leaf = tuple[tuple[int, ...], str]  # shape of one sample, and dtype
 
@@ -42,7 +41,7 @@ class InputForm:
         if self.example is not None and (found := len(self._places(self.example)[0])) != len(self.leaves):
             raise InputFormError(f"a batch has {found} tensors, and the plan {len(self.leaves)}", _REMEDY)
 
-    def tensors_of(self, batch: Any) -> tuple[Tensor, ...]:
+    def tensors_of(self, batch: Structure) -> tuple[Tensor, ...]:
         """Returns the tensors of a batch, in the order of the example."""
         if self.example is None:
             return (batch,)

@@ -46,6 +46,7 @@ from dslc.compiler.trace.private_torch import (
     run_microbatches,
     separate_tensors,
 )
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.meta_model import Blank, Spot
 from dslc.runtime.model.tensor_names import named_tensors, parameter_names
@@ -406,7 +407,7 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------------------ without gradients
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Structure) -> Structure:
         """Returns the model's output for the batch `input` on the ranks with the last stage; None elsewhere.
 
         All ranks of the pipeline call it with the same number of samples.
@@ -426,7 +427,7 @@ class Pipeline:
                 self._sent += [(dist.isend(tensor, to, group=self.group), tensor) for tensor in given]
         return self.restored(made, samples) if self.ends else None
 
-    def restored(self, output: Any, samples: int) -> Any:
+    def restored(self, output: Structure, samples: int) -> Structure:
         """Returns what the last stage gives in the form in which the model gives it."""
         last_stage = self.stages[self.last_stage]
         return last_stage.restored(output, samples) if isinstance(last_stage, CapturedStage) else output
@@ -558,7 +559,7 @@ class ScheduleRun:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 yield from (info.buffer for info in infos if info.buffer is not None)
 
-    def run(self, micro: Sequence[tuple[Any, Any]]) -> None:
+    def run(self, micro: Sequence[tuple[Structure, Structure]]) -> None:
         """Runs the forward and backward passes of all micro-batches, which are of equal size."""
         # torch's `step` takes a whole batch, which it would cut into these again.
         for stage in self._stages:

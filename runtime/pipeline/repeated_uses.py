@@ -9,25 +9,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
-from dslc.runtime.pipeline.recording import Recording, full
+from dslc.runtime.pipeline.recording import ModuleTensor, Recording, full
 
 Repeated = tuple[str, ...]  # a parameter, the layers in which it is used again, and a parameter between
 MOST = 64  # uses of a parameter that are looked at
 
 
-def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[int, Any]) -> tuple[Repeated, ...]:
+def repeated_uses(
+    recording: Recording, tensors: list[Tensor], names: Mapping[int, ModuleTensor]
+) -> tuple[Repeated, ...]:
     """Returns the parameters that are used again after other parameters. `tensors` are the tensors of the recording by
     their number, `names` the parameters by identity.
     """
     order = _upstream_first(*(tensors[number].grad_fn for number in recording.outputs))
     owners = _owners(recording, tensors)
-    leaves: dict[Any, frozenset[int]] = {}  # parameters from which alone a node is computed
-    origins: dict[Any, dict[str, None]] = {}  # the layers of these nodes, which have the parameter, too
-    uses: dict[int, list[Any]] = defaultdict(list)
+    leaves: dict[Node, frozenset[int]] = {}  # parameters from which alone a node is computed
+    origins: dict[Node, dict[str, None]] = {}  # the layers of these nodes, which have the parameter, too
+    uses: dict[int, list[Node]] = defaultdict(list)
     for node in order:
         sources = [source for source, _ in node.next_functions if source is not None]
         variable = getattr(node, "variable", None)
@@ -63,14 +65,15 @@ def repeated_uses(recording: Recording, tensors: list[Tensor], names: Mapping[in
 
 
 def _layers_before(
-    use: Any, parameter: int, leaves: Mapping[Any, frozenset[int]], origins: Mapping[Any, Mapping[str, None]]
+    use: Node, parameter: int, leaves: Mapping[Node, frozenset[int]], origins: Mapping[Node, Mapping[str, None]]
 ) -> list[str]:
     """Returns the layers between a parameter and an operation that uses it, all computed from the parameter alone."""
-    sources = [source for source, _ in use.next_functions if parameter in leaves.get(source, ())]
+    sources = [source for source, _ in use.next_functions if source is not None]
+    sources = [source for source in sources if parameter in leaves.get(source, ())]
     return [name for source in sources for name in origins[source]]
 
 
-def _nodes_between(earlier: Any, upstream: list[Any]) -> list[Any]:
+def _nodes_between(earlier: Node, upstream: list[Node]) -> list[Node]:
     """Returns the nodes of `upstream` that depend on `earlier`, without the last of it."""
     after = {earlier}
     found = []
@@ -81,10 +84,10 @@ def _nodes_between(earlier: Any, upstream: list[Any]) -> list[Any]:
     return found
 
 
-def _upstream_first(*ends: Any) -> list[Any]:
+def _upstream_first(*ends: Node | None) -> list[Node]:
     """Returns the nodes of the graph of autograd that `ends` depend on, and these, each after those it depends on."""
-    order: list[Any] = []
-    visited: set[Any] = set()
+    order: list[Node] = []
+    visited: set[Node] = set()
     pending = [(end, False) for end in reversed(ends) if end is not None]
     while pending:
         node, ready = pending.pop()

@@ -12,20 +12,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import StageStep
 from dslc.compiler.trace.private_torch import is_view
+from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.meta_model import Spot
 from dslc.runtime.pipeline.recording import Call, ModuleTensor, filled, tensors_of
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline.captured import Code
 
-Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
+Contexts = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class StageModule(nn.Module):
@@ -109,7 +110,7 @@ class CapturedStage(nn.Module):
             for number, dtype in zip(code.gives, self._sent, strict=True)
         )
 
-    def restored(self, output: Any, samples: int) -> Any:
+    def restored(self, output: Structure, samples: int) -> Structure:
         """Returns the output of the last stage in the form in which the model gives it."""
         code = self._codes[self._whole[0].training]
         if code.result.is_tensor:

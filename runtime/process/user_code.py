@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from dslc.compiler.facts.untrusted_files import recreate_file
 from dslc.compiler.ir.program import PythonFunction
@@ -18,6 +18,7 @@ from dslc.runtime.process.vision_library import let_torchvision_load
 
 GIVEN = "dslc_given"  # the module of objects that a program gives in place of `python(…)`
 HANDED_OVER = ("__main__", GIVEN)  # modules whose objects go to other processes by value: no file has them
+UserObject: TypeAlias = Any  # what the user's code makes: a hook, a metric, a data set, or any other object
 
 
 def hand_over(functions: Iterable[str], path: str) -> None:

@@ -16,13 +16,13 @@ changes are copied.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.compiler.trace.structures import flatten, tensors, unflatten
+from dslc.compiler.trace.structures import Structure, flatten, tensors, unflatten
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.cross_sample_losses import WholeSum
 from dslc.runtime.model.custom_losses import samples_of
@@ -31,8 +31,8 @@ from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import autocast
 
-Forward = Callable[[Any], Any]
-Pass = TypeVar("Pass", bound=Callable[[Any, Any], Tensor])
+Forward = Callable[[Structure], Structure]
+Pass = TypeVar("Pass", bound=Callable[[Structure, Structure], Tensor])
 
 
 class WholeBatch:
@@ -58,7 +58,7 @@ class WholeBatch:
     def wrap(self, work: Pass) -> Pass:
         """Returns the pass of a micro-batch, which draws again what it drew ahead."""
 
-        def redraw(input: Any, target: Any) -> Tensor:
+        def redraw(input: Structure, target: Structure) -> Tensor:
             if self._drawn:
                 random_numbers.restore(self._drawn.pop(0), self._device)
             return work(input, target)

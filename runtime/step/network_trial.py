@@ -53,8 +53,9 @@ from dslc.compiler.trace.code_place import (
     restored_generators,
     set_inner_value,
 )
-from dslc.compiler.trace.private_torch import AnyBatchNorm, TorchDispatchMode
+from dslc.compiler.trace.private_torch import AnyBatchNorm, Operator, TorchDispatchMode
 from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
+from dslc.runtime.data.samples import Pair
 from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.parallel.unused_parameters import leaves
 from dslc.runtime.process import random_numbers
@@ -89,7 +90,7 @@ class NetworkTrial:
     """
 
     make: Callable[[], nn.Module]
-    batch: tuple[Any, Any]
+    batch: Pair
     loss: LossStep | None = None
     reads: bool = False
     model: nn.Module = field(init=False)
@@ -134,7 +135,14 @@ class NetworkTrial:
         except Exception:  # any kind: an attribute that cannot be copied; the network is made anew
             return self._make_network()
 
-    def _pass(self, model: nn.Module, batch: tuple[Any, Any], *, training: bool = True, seed: int = _SEED) -> Pass:
+    def _pass(
+        self,
+        model: nn.Module,
+        batch: Pair,
+        *,
+        training: bool = True,
+        seed: int = _SEED,
+    ) -> Pass:
         model.train(training)
         with_fixed_statistics(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -152,7 +160,7 @@ class NetworkTrial:
         buffers = {name: tensor.detach().clone() for name, tensor in self._state(model).items()}
         return Pass([each.detach() for each in outputs], frozenset(used), (total, number), buffers, drew)
 
-    def _rows_of(self, rows: Sequence[int]) -> tuple[Any, Any]:
+    def _rows_of(self, rows: Sequence[int]) -> Pair:
         input, target = self.batch
         chosen = map_tensors(lambda each: each[list(rows)], input)
         return chosen, chosen if target is input else map_tensors(lambda each: each[list(rows)], target)
@@ -199,7 +207,7 @@ class NetworkTrial:
         written = {name: parameters[name].detach() for name in self._written if name in parameters}
         return dict(model.named_buffers()) | written
 
-    def _place_of_draw(self, values: Mapping[str, Any] = MappingProxyType({})) -> CodePlace:
+    def _place_of_draw(self, values: Mapping[str, object] = MappingProxyType({})) -> CodePlace:
         model = self._with_values(values)
         _begin()
         with HostDraws(model).line_of() as places:
@@ -245,9 +253,9 @@ class NetworkTrial:
     def _influential(
         self,
         passes: list[Pass],
-        before: Mapping[str, Any],
-        held: Mapping[str, Any],
-        carried: Mapping[str, Any],
+        before: Mapping[str, object],
+        held: Mapping[str, object],
+        carried: Mapping[str, object],
         draws: HostDraws,
     ) -> list[str]:
         """Returns the attributes that a pass has changed and that others depend on; adds the passes that it makes.
@@ -259,9 +267,9 @@ class NetworkTrial:
             alone = [name for name in held if not self._stays_with({name: carried[name]}, passes)]
             return alone or _iterators(self.model) or list(held)
         counters = {
-            name: (before[name], value)
-            for name, value in held.items()
-            if isinstance(value, int | float) and isinstance(before.get(name), int | float)
+            name: (start, end)
+            for name, end in held.items()
+            if isinstance(end, int | float) and isinstance(start := before.get(name), int | float)
         }
         for jump in _JUMPS:
             later = {name: start + jump * (end - start) for name, (start, end) in counters.items()}
@@ -269,12 +277,12 @@ class NetworkTrial:
                 return list(counters)
         return []
 
-    def _stays_with(self, values: Mapping[str, Any], passes: list[Pass]) -> bool:
+    def _stays_with(self, values: Mapping[str, object], passes: list[Pass]) -> bool:
         """True if a pass of a copy with these attributes is like the first pass."""
         passes.append(self._pass_later(values))
         return _passes_agree(passes[0], passes[-1])
 
-    def _pass_later(self, values: Mapping[str, Any]) -> Pass:
+    def _pass_later(self, values: Mapping[str, object]) -> Pass:
         """Returns a pass of a copy with these attributes and buffers, and notes whether it draws host randomness."""
         model = self._with_values(values)
         draws = HostDraws(model)
@@ -305,7 +313,7 @@ class NetworkTrial:
         for jump in _JUMPS[:-1] if numbers else ():
             passes.append(self._pass_later({name: a + jump * (b - a) for name, (a, b) in numbers.items()}))
 
-    def _attribute(self, name: str, value: Any) -> AttributeFacts:
+    def _attribute(self, name: str, value: object) -> AttributeFacts:
         if value is None:
             return AttributeFacts(name=name, holds=ITERATOR)
         holds = TENSORS if _has_tensors(value) else NUMBER if isinstance(value, int | float) else GENERATOR
@@ -415,7 +423,9 @@ class _Operations(TorchDispatchMode):
         self._model, self._names, self._rows, self._kept = model, names_of(model), rows, list(kept)
         self.results: list[tuple[CodePlace, Tensor]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_dispatch__(
+        self, func: Operator, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         import sys
 
         result = func(*args, **(kwargs or {}))

@@ -11,7 +11,6 @@ does so for itself, as all of them get the targets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor

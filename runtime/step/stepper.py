@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import lower_all, raise_all, scale_all
-from dslc.compiler.trace.structures import call
+from dslc.compiler.trace.structures import Structure, call
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import count
@@ -109,7 +109,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         together = WholeBatch(job, place, parts, lambda input: output_of(input))
         loss_sum = together.loss
 
-    def output_of(input: Any) -> Any:
+    def output_of(input: Structure) -> Structure:
         with aside(), autocast(precision, device):
             return call(model, plain, cut(input)) if job.data.structured else model(cut(input))
 
@@ -119,7 +119,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
             loss = connected(loss_sum(output, cut(target)), output)
             return loss if varying is None else varying.touched(loss, output)
 
-    def forward_of_structure(input: Any, target: Any) -> Tensor:
+    def forward_of_structure(input: Structure, target: Structure) -> Tensor:
         with aside(), autocast(precision, device):
             output = call(model, plain, cut(input))
             loss = connected(loss_sum(output, cut(target)), output)
@@ -207,9 +207,7 @@ def own_count(
             number *= job.world_size
         elif group is not None:
             dist.all_reduce(number, group=group)
-        gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
-        if rows:
+        if rows := _rows(parameters):
             wide = torch.promote_types(rows[0].dtype, torch.float32)
             scale_all(rows, (samples / number.clamp(min=1)).to(wide))
         return number
@@ -269,9 +267,9 @@ def cut_off(parameters: Sequence[Tensor], most: float) -> None:
         lower_all(rows, most)
 
 
-def _rows(parameters: Sequence[Tensor]) -> list[Any]:
+def _rows(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Returns the rows of the gradients that are this rank's."""
-    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
 
 

@@ -18,7 +18,6 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ from dslc.runtime.data.sources import array_files, image_folder, table_sources
 from dslc.runtime.data.sources.synthetic import synthetic_samples
 from dslc.runtime.data.splits import for_test, held_out, total
 from dslc.runtime.data.streams import Stream, stream_samples
-from dslc.runtime.process.user_code import load_function
+from dslc.runtime.process.user_code import UserObject, load_function
 
 # ------------------------------------------------------------------------------------------------------- opening
 
@@ -267,7 +266,7 @@ def _part(step: DataStep, made: object, part: str) -> Samples:
     return concatenate_samples(opened, step.structured)
 
 
-def _dataset(step: DataStep, made: Any, part: str) -> Samples:
+def _dataset(step: DataStep, made: UserObject, part: str) -> Samples:
     """Wraps a user's data set: tensors and arrays are taken whole, anything else sample by sample."""
     if step.stream is not None and is_stream(made):
         return _stream(step, made, part)
@@ -291,7 +290,7 @@ def _stream(step: DataStep, made: object, part: str) -> Samples:
         raise SourceError(f"{step.line}: {error}") from error
 
 
-def _structures(step: DataStep, made: Any, part: str) -> Samples:
+def _structures(step: DataStep, made: UserObject, part: str) -> Samples:
     """Wraps a user's data set whose batches are structures of tensors."""
     if is_pair_of_arrays(made):
         made = list(zip(*made, strict=True))

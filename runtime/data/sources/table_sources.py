@@ -11,7 +11,7 @@ Limits: worker processes decode images, and each worker reads the blocks it need
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,11 +22,15 @@ from dslc.runtime.data.samples import ConcatenatedSamples, Samples, SourceError
 from dslc.runtime.data.sources import tables
 from dslc.runtime.data.streams import stream_samples
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from PIL import Image
+
 
 class Rows:
     """Batches of rows: `gather` returns the rows at some indices as an Arrow table; messages have `name`."""
 
-    def __init__(self, count: int, gather: Callable[[Tensor], Any], step: DataStep, name: str) -> None:
+    def __init__(self, count: int, gather: Callable[[Tensor], pa.Table], step: DataStep, name: str) -> None:
         self.count, self.gather, self.step, self.name = count, gather, step, name
         self.by_process = _has_pictures(step)
         self.is_structure = False
@@ -37,7 +41,7 @@ class Rows:
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         return values(self.step, self.gather(indices), self.name)
 
-    def picture(self, index: int) -> tuple[Any, Tensor]:
+    def picture(self, index: int) -> tuple[Image.Image, Tensor]:
         found, table = self.step.arguments, self.gather(torch.tensor([index]))
         (inputs, targets), (mode, kind), (_, shape) = found["columns"], found["kinds"], found["shapes"]
         try:
@@ -88,7 +92,7 @@ class ParquetFiles(ConcatenatedSamples):
         return [self.files[part] for part in self.part_of(indices).tolist()]
 
 
-def _read_row_groups(file: str, groups: tuple[int, int], planned: int, step: DataStep) -> Any:
+def _read_row_groups(file: str, groups: tuple[int, int], planned: int, step: DataStep) -> pa.Table:
     import pyarrow.parquet as pq
 
     start, count = groups
@@ -118,7 +122,7 @@ def datasets(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
         return values(step, pa.concat_tables(rows), name)
 
-    def samples(made: Any, part: str) -> Samples:
+    def samples(made: library.Dataset, part: str) -> Samples:
         rows = made.select_columns(columns).with_format("arrow")
         if step.stream is not None:
             return stream_samples(step, Shards(rows), part, concatenate_rows)

@@ -18,11 +18,24 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dslc.compiler.facts.file_patterns import TooManyEntriesError, files_matching
+from dslc.compiler.ir.steps import Arguments
 from dslc.compiler.trace.stream_protocol import Shards
+
+if TYPE_CHECKING:
+    import datasets
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from numpy.typing import NDArray
+    from PIL import Image
+
+    Numbers: TypeAlias = NDArray[np.float32 | np.int64]
+
+SourceFields: TypeAlias = dict[str, Any]  # of SourceFacts
 
 BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one block; a row group may have more
 WINDOW = 64 << 20  # bytes of the blocks that are shuffled together, and so held at once
@@ -43,12 +56,12 @@ class TableFault(Exception):
 # ------------------------------------------------------------------------------------------------------ columns
 
 
-def column_fact(name: str, column: Any, size: int | None) -> dict[str, Any]:
+def column_fact(name: str, column: pa.Array, size: int | None) -> SourceFields:
     """Returns `kind` (float32, int64, or the mode of a picture) and `shape` of a sample, from a column of one row."""
     import pyarrow.types as t
 
     column = _plain(column)
-    kind: Any = column.type
+    kind: pa.DataType = column.type
     value: Any = column[0].as_py()
     if value is None:
         raise TableFault(f"column `{name}` has no value in its first row", "rows without gaps")
@@ -83,7 +96,7 @@ def _picture_fact(name: str, data: bytes | None, path: str | None, size: int | N
     return {"kind": mode, "shape": [1 if mode == "L" else 3, height, width]}
 
 
-def _plain(column: Any) -> Any:
+def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Returns one array, of the storage type if it is of an extension type."""
     import pyarrow as pa
 
@@ -98,7 +111,7 @@ def _plain(column: Any) -> Any:
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
-def column_values(column: Any, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
+def column_values(column: pa.Array, kind: str, shape: tuple[int, ...], size: int | None) -> Numbers:
     """Returns a column as an array (n, *shape) of float32 or int64. Raises ValueError for unequal shapes."""
     import numpy as np
     import pyarrow as pa
@@ -124,7 +137,7 @@ def column_values(column: Any, kind: str, shape: tuple[int, ...], size: int | No
     return np.array(values, kind).reshape(rows, *shape)
 
 
-def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) -> Any:
+def _pictures(column: pa.Array, mode: str, shape: tuple[int, ...], size: int | None) -> Numbers:
     import numpy as np
 
     from dslc.runtime.data.images import decoded
@@ -141,7 +154,7 @@ def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) 
     return made
 
 
-def picture_of(column: Any, mode: str) -> Any:
+def picture_of(column: pa.Array, mode: str) -> Image.Image:
     """Returns the picture (of Pillow) in the first row of a column. Raises ValueError if there is none, and OSError."""
     from dslc.runtime.data.images import opened
 
@@ -159,7 +172,7 @@ def _size_text(shape: tuple[int, ...]) -> str:
 Columns = tuple[str, ...]
 
 
-def _facts_of(table: Any, input: Columns, target: Columns, size: int | None, classes: int | None) -> dict[str, Any]:
+def _facts_of(table: pa.Table, input: Columns, target: Columns, size: int | None, classes: int | None) -> SourceFields:
     """Returns the facts of a table with one row."""
     sides = [_side_by_side(table, names, size) for names in (input, target)]
     tensors = [{"shape": side["shape"], "dtype": "int64" if side["kind"] == "int64" else "float32"} for side in sides]
@@ -171,7 +184,7 @@ def _facts_of(table: Any, input: Columns, target: Columns, size: int | None, cla
     return {"input": tensors[0], "target": tensors[1], "classes": classes, "found": layout}
 
 
-def _side_by_side(table: Any, names: Columns, size: int | None) -> dict[str, Any]:
+def _side_by_side(table: pa.Table, names: Columns, size: int | None) -> SourceFields:
     """Returns the fact of one column, or of several of one number each, which make a list."""
     facts = [column_fact(name, table.column(name), size) for name in names]
     if len(facts) == 1:
@@ -184,7 +197,7 @@ def _side_by_side(table: Any, names: Columns, size: int | None) -> dict[str, Any
     return {"kind": "float32" if any(f["kind"] == "float32" for f in facts) else "int64", "shape": [len(facts)]}
 
 
-def values_of(table: Any, names: Columns, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
+def values_of(table: pa.Table, names: Columns, kind: str, shape: tuple[int, ...], size: int | None) -> Numbers:
     """Returns columns as one array. Raises ValueError as `column_values` does, with the column's name."""
     import numpy as np
 
@@ -200,7 +213,7 @@ def values_of(table: Any, names: Columns, kind: str, shape: tuple[int, ...], siz
 # ------------------------------------------------------------------------------------------------------ Parquet
 
 
-def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | None) -> dict[str, Any]:
+def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | None) -> SourceFields:
     """Returns the fields of SourceFacts. Raises TableFault."""
     try:
         import pyarrow as pa
@@ -212,8 +225,8 @@ def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | Non
     files = _files_of(pattern)
     if not files:
         raise TableFault(f"no file matches {pattern}", "pandas' `frame.to_parquet(FILE)` writes one", "E0309")
-    types: dict[str, Any] = {}
-    first: Any = None
+    types: dict[str, pa.DataType] = {}
+    first: pa.Table = None
     blocks: list[tuple[str, int, int, int, int]] = []  # file, first group, groups, rows, bytes
     for file in files:
         try:
@@ -251,7 +264,7 @@ def _files_of(pattern: str) -> list[str]:
     return files
 
 
-def _hold_columns(file: str, before: str, schema: Any, columns: Columns, types: dict[str, Any]) -> None:
+def _hold_columns(file: str, before: str, schema: pa.Schema, columns: Columns, types: dict[str, pa.DataType]) -> None:
     for name in columns:
         if name not in schema.names:
             raise TableFault(f"{file} has no column `{name}`", f"it has {_listed(schema.names)}")
@@ -262,7 +275,7 @@ def _hold_columns(file: str, before: str, schema: Any, columns: Columns, types: 
             )
 
 
-def _blocks(file: str, metadata: Any, columns: Columns) -> list[tuple[str, int, int, int, int]]:
+def _blocks(file: str, metadata: pq.FileMetaData, columns: Columns) -> list[tuple[str, int, int, int, int]]:
     """Returns consecutive row groups, together as many as fit into a block."""
     made: list[tuple[str, int, int, int, int]] = []
     wanted = [
@@ -279,7 +292,7 @@ def _blocks(file: str, metadata: Any, columns: Columns) -> list[tuple[str, int, 
     return made
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in list(names)[:12]) or "none"
 
 
@@ -288,7 +301,7 @@ def _listed(names: Any) -> str:
 _HELD_OUT = ("validation", "val", "valid", "dev", "test")
 
 
-def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple[Any, Any]:
+def open_datasets(arguments: Arguments, *, fetch: bool = False) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """Returns the data set to train on, and the one held out or None. Raises TableFault.
 
     A data set on this machine is found without the network, whose timeouts would take most of a minute; `fetch`
@@ -375,7 +388,7 @@ def _not_loaded(path: str, more: dict[str, object], error: Exception) -> TableFa
     )
 
 
-def _parted(path: str, made: object) -> tuple[object, object]:
+def _parted(path: str, made: datasets.Dataset) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     if isinstance(made, dict):
         names = list(made)
         beside = next((name for name in _HELD_OUT if name in names), None)
@@ -387,7 +400,7 @@ def _parted(path: str, made: object) -> tuple[object, object]:
     return made, None
 
 
-def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, Any]:
+def datasets_facts(arguments: Arguments, *, fetch: bool) -> SourceFields:
     """Returns the fields of SourceFacts. Raises TableFault."""
     train, validation = open_datasets(arguments, fetch=fetch)
     names = list(train.column_names or next(iter(train), {}))
@@ -419,7 +432,7 @@ def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, An
     }
 
 
-def _validation_facts(validation: object) -> dict[str, object]:
+def _validation_facts(validation: datasets.Dataset | None) -> SourceFields:
     """Returns the facts of a streamed validation split, which is read whole, to be counted."""
     if validation is None:
         return {}
