@@ -1,9 +1,8 @@
 """Pictures for training, changed at random by transforms of torchvision or of the user, and the normalisation of all.
 
-Model: `Augmented` asks a source for one picture after another (`picture(index)`), seeds the random generators for each,
-and sends it through the transforms: those on pictures of Pillow, then numbers 0 … 1, the normalisation, and the
+Model: a picture goes through the transforms on pictures of Pillow, then numbers 0 … 1, the normalisation, and the
 transforms on normalised numbers. The pictures of the validation split come from the source's own `batch`, resized and
-cropped, and are normalised by `NormalizedSamples`.
+cropped, and are normalised alone.
 
 Contract: a picture is a pure function of the seed, the epoch and its number in the source. It does not depend on the
 rank, the worker, the micro-batch or the pictures made before it.

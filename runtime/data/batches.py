@@ -1,9 +1,8 @@
 """The batches of a training: for each step the micro-batches of one rank, prepared in the order of the sampler.
 
-Model: one operation gathers this rank's samples of as many steps as fit into `GATHERED` bytes. The result is cut into
-micro-batches, which are views of it. This takes some microseconds a step, less than handing over from another thread
-would. With `workers`, that many processes (torch's DataLoader) make samples that need computing (a user's data set,
-images) ahead of the training. One process makes the samples of a stream, one thread all other samples.
+Model: one operation gathers this rank's samples of as many steps as fit into `GATHERED` bytes; micro-batches are views
+of the result. With `workers`, that many processes (torch's DataLoader) make samples that need computing (a user's data
+set, images) ahead of the training. One process makes the samples of a stream, one thread all other samples.
 
 Contract: step s is global batch `s % steps_per_epoch` of epoch `s // steps_per_epoch`; nothing depends on the step at
 which iteration begins, so that a resumed run sees the very next sample.

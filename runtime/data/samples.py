@@ -1,17 +1,11 @@
 """Samples: the interface of a data source to the training, and its few implementations.
 
-Model: `Samples` have a length and `batch(indices)`, which gathers the samples at these indices into an input and a
-target tensor. `TensorSamples` are in memory or mapped into it, in their stored form (bytes of text, float64). They are
-converted batch by batch. `FetchedSamples` are fetched one at a time. `ConcatenatedSamples` are several sources one
-after another; a limited number of sources is open at a time. `Part` is some of the samples of another source.
-
 Contract: floats become float32, integers of any width and booleans int64, but in structures, whose tensors keep their
-dtypes. A batch depends on its indices alone and, if
-the data set draws random numbers, on the epoch: not on the process that makes it, or on the batches made before. It
-leaves the host's random generators anywhere, unless it is made by `batch_aside`.
-Evaluations and predictions use epoch 0. `by_process` says that a sample needs computing (a picture is decoded, a user's
-code runs), so that workers are processes; other samples are gathered by a thread. `is_structure` says that a batch is a
-structure of tensors, which is not cut: each micro-batch is made by itself.
+dtypes. A batch depends on its indices alone and, if the data set draws random numbers, on the epoch: not on the process
+that makes it, or on the batches made before. It leaves the host's random generators anywhere, unless it is made by
+`batch_aside`. Evaluations and predictions use epoch 0. `by_process` says that a sample needs computing (a picture is
+decoded, a user's code runs), so that workers are processes; other samples are gathered by a thread. `is_structure` says
+that a batch is a structure of tensors, which is not cut: each micro-batch is made by itself.
 """
 
 from __future__ import annotations

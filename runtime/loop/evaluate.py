@@ -1,11 +1,9 @@
 """Evaluation, exact over a split on any number of ranks.
 
-Model: each rank evaluates its own contiguous share, in batches, without padding; the sums of the metrics are one
-float64 vector, summed over the ranks at the end by one all-reduce; metrics that keep states gather those. If a forward
-pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than other ranks repeats a batch and
-does not count it.
-
-A loss that compares samples is taken over batches of `data.batch` samples, in their order (`WholeEvaluation`).
+Model: each rank evaluates its own contiguous share, in batches, without padding; one all-reduce at the end sums the
+metrics (metrics.py). If a forward pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than
+other ranks repeats a batch and does not count it. A loss that compares samples is taken over batches of `data.batch`
+samples, in their order (`WholeEvaluation`).
 
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
 the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.

@@ -15,11 +15,8 @@ When `stop` finds a loss, without a new wait of the host:
                has a gradient of its own (exchange/), as nothing then holds a rank up in each step.
 
 Gradients are checked when their norm is known (`clip`, on CPUs) and before an update that is saved; parameters before
-they are saved, and when a loss is not finite. With loss scaling an overflowing gradient is left to the scaler, and is
-no fault.
-
-An exchange that makes other numbers nan by one (exchange/) says so itself on CPUs, before the update, and which
-gradients were at fault. One of momenta finds them in the update, before a weight changes.
+they are saved, and when a loss is not finite. With loss scaling an overflowing gradient is no fault. An exchange that
+makes other numbers nan by one (exchange/) finds the gradients at fault itself, on CPUs, before a weight changes.
 
 Limits: a gradient that is not finite under a finite loss shows in the next loss, unless it is clipped or saved first.
 All ranks read the board in time only if each of them trains something, which the compiler ensures for the stages of a

@@ -1,9 +1,7 @@
 """The files of a prediction: the part of each rank, and the one file made of them.
 
-Model: a rank appends its outputs and the numbers of its samples as bytes to files, one for each array. Beside them it
-writes the number of rows, and the shape and kind of each array. `join` writes the header of the requested file and
-appends the bytes of one rank after another, so that nothing is ever in memory whole; checkpoint/tensor_file.py writes a
-`.safetensors`.
+Model: a rank appends its outputs and the numbers of its samples as bytes to files, one for each array. `join` writes
+the header of the requested file and appends the bytes of one rank after another: nothing is ever in memory whole.
 
 Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), or `output.NAME` for each tensor of a
 structure, float32, or int64 for whole numbers; and `index`, int64: the number of each sample in the source. It is

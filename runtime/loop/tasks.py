@@ -1,12 +1,10 @@
 """The tasks of the ranks besides training: evaluate a checkpoint, or write its model's predictions.
 
-Model: the parts are the parts of a training, with the weights of a checkpoint (`mode.use`) instead of initial values:
-each rank reads its own. An evaluation runs as in a training. For a prediction the samples are put into the order of the
-source and split over the ranks, one contiguous piece each. A rank writes its outputs batch by batch into a file of its
-own; the process that launched the ranks joins these (predictions.py).
+Model: the parts are those of a training, with the weights of a checkpoint (`mode.use`) instead of initial values. For a
+prediction the samples are put into the order of the source and split over the ranks, one contiguous piece each. A rank
+writes its outputs batch by batch into a file of its own; the launcher joins these (predictions.py).
 
-Contract: rank 0 leaves `evaluation.json`; each rank of a prediction leaves the files that predictions.py reads. Every
-sample is used once. No rank holds the outputs of more than one batch.
+Contract: rank 0 leaves `evaluation.json`. Every sample is used once. No rank holds the outputs of more than one batch.
 
 Limits: only a second Ctrl-C ends a task. A prediction fetches its samples in line, whatever `data.workers` says.
 """

@@ -1,11 +1,10 @@
 """Records the collectives that a rank really runs in a step, at torch's dispatcher.
 
-Model: `Recorder` is a dispatch mode. Every caller of a collective goes through one of the operators of `c10d` or
-`_c10d_functional`, whatever the backend. Callers are Python, the reducer of DistributedDataParallel in C++,
-`fully_shard`, a DTensor, an optimizer, and our own batch normalisation. Each collective is counted once, by kind and by
+Model: every collective goes through an operator of `c10d` or `_c10d_functional`, whatever the backend and the caller:
+Python, the reducer of DistributedDataParallel in C++, `fully_shard` or a DTensor. Each is counted once, by kind and by
 the size of its group, with the bytes of this rank's input: for an all-gather its own part, for a reduce-scatter the
-whole, for a broadcast the tensor, also on a rank that receives it. A message from one rank to another is a `send` on
-the one and a `receive` on the other.
+whole, for a broadcast the tensor, also on a rank that receives it. A message is a `send` on one rank and a `receive` on
+the other.
 
 Contract: only the stepper's own collectives count, not the collectives of logging, evaluation and checkpoints. A
 training that is not profiled has no recorder, and pays nothing.

@@ -1,12 +1,10 @@
 """Compares, in some steps, the order in which ranks come to their collectives, before each of them.
 
-Model: collectives of a step follow from the modules that run and from the parameters that the loss depends on. A module
-with sharded parameters gathers them, and a module that is cut over an axis exchanges activations. The backward pass
-sums the gradients of the parameters that were used. Ranks that differ in either would add up tensors that do not belong
-together, or wait for ever. So the tensors of the model are compared once. Each module that exchanges something is
-announced before it runs. The parameters of a loss are announced before its backward pass (or before the end of the
-network, if parameters may differ). An announcement is an all-reduce of two numbers, the digest of a text and its
-negative: the maxima agree only if all digests do.
+Model: collectives of a step follow from the modules that run and from the parameters that the loss depends on. Ranks
+that differ in either would add up tensors that do not belong together, or wait for ever. So the tensors of the model
+are compared once. Each module that exchanges something is announced before it runs. The parameters of a loss are
+announced before its backward pass (or before the end of the network, if parameters may differ). An announcement is an
+all-reduce of two numbers, the digest of a text and its negative: the maxima agree only if all digests do.
 
 Contract: a difference is a RankOrderError on each of the ranks, before any rank exchanges anything else. It names the
 module or the parameter, the ranks and the lines of the user's code. In all other steps no hook is there and nothing is

@@ -1,9 +1,8 @@
 """Compares what all ranks should hold alike: samples by their number, and the tensors of a model that ranks share.
 
-Model: each rank makes the data set for itself. Before the first step it reads samples of each split, and the ranks
-compare their digests: `FEW` of them, and up to `MANY` more that take no longer than `SECONDS`. Where some differ, all
-read these again: what differs from read to read is drawn anew for each access, and is not compared, unless one rank
-draws anew what another does not.
+Model: each rank makes the data set for itself. Before the first step the ranks compare digests of samples of each
+split: `FEW`, and up to `MANY` more that take no longer than `SECONDS`. Those that differ are read again: what differs
+from read to read is not compared, unless one rank draws anew what another does not.
 
 Parameters with copies on several ranks are compared by a digest of each, a sum of its bits: after the first steps,
 after each evaluation, and before each checkpoint. Copies over a tensor axis, whose gradients are not exchanged, are

@@ -10,11 +10,10 @@ storages of `averages` of the weights; `communication` is memory allocated while
 reduced; `activations` is all else. On a GPU all but parameters, optimizer and buffers are `others`, cuBLAS's workspaces
 among them.
 
-Contract: `tracker = Tracker(model, optimizer, device)` after the parts are assembled, with `received` if there are
-lasting buffers that other ranks send into; `with tracker.step(): …` around each of the first few steps, the update and
-`zero_grad` included; two are enough. Then `tracker.rest` and `tracker.peak` are bytes by kind, `tracker.when` is the
-part of the step with the peak. `rest` is between two steps, after the last that was measured; `peak` is the highest of
-all. A step takes a few times as long while it is measured.
+Contract: `tracker.step()` is around each of the first few steps, the update and `zero_grad` included; two are enough.
+Then `rest` and `peak` are bytes by kind: between two steps, after the last that was measured, and at the highest;
+`when` is the part of the step with the peak. `received` are lasting buffers that other ranks send into. A step takes a
+few times as long while it is measured.
 
 Limits: the step's batch was allocated before, and is not counted. Releases by other threads are not reported: gloo's
 threads hold exchanged tensors for a moment longer, which is ignored. Memory that a library allocates outside torch

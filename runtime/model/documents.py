@@ -1,8 +1,7 @@
 """Documents in one sequence: attention and positions that stay within each.
 
-Model: a token ends a document. Before the model runs, `Documents` numbers the documents of its input and the positions
-in each. Attention then sees the positions of its own document alone, and learned positions begin anew with each. Rotary
-positions need nothing: attention depends on the distance alone, and both are of one document.
+Model: a token ends a document. Attention sees the positions of its own document alone, and learned positions begin anew
+with each. Rotary positions need nothing: attention depends on the distance alone, and both are of one document.
 
 Contract: `apply` changes modules in place; names and parameters stay. The output at a position, and its gradient, are
 the same as for its document alone, except for rounding. The mask is made once a pass, (batch, 1, length, length) in the

@@ -1,8 +1,7 @@
 """Losses as sums: the loop divides them by the global count of samples or tokens of a step.
 
-Model: `loss_sum(step)` gives a function of (output, target) whose value is the sum of the losses of the samples (or
-tokens) of one micro-batch. The sum of these over the micro-batches and ranks, divided by the sum of `count`, is the
-mean of the global batch, whatever the shares.
+Model: the sum of `loss_sum(step)` over the micro-batches and ranks, divided by the sum of `count`, is the mean of the
+global batch, whatever the shares.
 
 Contract: for cross entropy outputs have shape (n, …, classes), or (n, classes, …); for `mse`, `l1` and `bce`, which
 average over each sample's own numbers, outputs have the shape of the target. Ignored targets add nothing to the sum and

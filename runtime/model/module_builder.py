@@ -1,9 +1,8 @@
 """Makes the model that a `ModelStep` describes.
 
 A library model is built on the meta device, which costs no memory, and then given its parameters one by one. Each is
-drawn alone from a generator that the seed and the parameter's own name determine. So its value does not depend on the
-other parameters, the device or the number of ranks. A user's own model is the result of their function, called once
-under the seed; one of the `transformers` library is made in the same way.
+drawn from a generator that the seed and its own name determine: whatever the other parameters, the device or the ranks.
+A user's own model is what their function returns under the seed; one of `transformers` is made in the same way.
 
 Contract: the names in the state dict are the plain names of the unwrapped model; every tensor is filled, or an error is
 raised. meta_model.py makes a model that is not to be whole on any rank from the same functions.

@@ -1,10 +1,8 @@
 """A user's own optimizer: a function or class that gives a `torch.optim.Optimizer`.
 
-Model: the user's code gets the tensors that this rank updates. These are parameters as they are, or this rank's rows of
-sharded parameters (it needs no DTensor). Under ZeRO-1 they are the parameters dealt out to this rank. `OwnOptimizer`
-stands around it for the rest of the training, and has the parameters themselves. The schedule sets the rate of its
-groups; in a step it gives the user's groups theirs, each multiplied by the same factor, and the gradients of this
-rank's rows.
+Model: the user's code gets the tensors that this rank updates: parameters, or its rows of sharded ones (it needs no
+DTensor); under ZeRO-1 those dealt out to this rank. `OwnOptimizer`, around it, has the parameters themselves. In a step
+it multiplies the rates of the user's groups by the schedule's factor, and gives them the gradients of this rank's rows.
 
 Contract: the user's optimizer has each of the tensors once, in any groups, each with an `lr`. Without `no_decay` it is
 given a list of tensors; else a list of groups; the group without decay has a `weight_decay` of 0. A first argument that

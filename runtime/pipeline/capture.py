@@ -13,9 +13,7 @@ no parameter. Every stage that needs its results computes them again; every othe
 that modules keep as plain attributes are constants (attributes.py): every rank makes the whole module.
 
 Contract: running the list gives the module's output, for any number of samples. A module that cannot be recorded raises
-a CaptureError with the reason and the line. Reasons are control flow that depends on numbers, whole numbers that are no
-multiple of the batch, and tensors of unknown origin. Further reasons are objects passed from layer to layer, and
-changes of buffers and of constants.
+a CaptureError with the reason and the line.
 
 Limits: conditions on shapes and on the module's own state stay as in the capture. Hooks on the module itself and on
 containers do not run.
@@ -68,6 +66,7 @@ from dslc.runtime.pipeline.recording import (
     Result,
     filled,
     full,
+    map_parts,
     merged,
     tensors_of,
     touches,
@@ -396,17 +395,8 @@ class _CallRecorder(TorchFunctionMode):
             elif known is not None:
                 held.add(known)
             return Constant(value) if known is None else known
-        if isinstance(value, slice):
-            return slice(
-                *(self._replace_tensors(each, takes, held, what) for each in (value.start, value.stop, value.step))
-            )
-        if isinstance(value, tuple | list):
-            items = [self._replace_tensors(each, takes, held, what) for each in value]
-            if hasattr(value, "_fields"):
-                return type(value)(*items)
-            return items if isinstance(value, list) else tuple(items)
-        if isinstance(value, dict):
-            return {key: self._replace_tensors(each, takes, held, what) for key, each in value.items()}
+        if isinstance(value, slice | tuple | list | dict):
+            return map_parts(lambda each: self._replace_tensors(each, takes, held, what), value)
         if value is None or value is Ellipsis or isinstance(value, _PLAIN + _TORCHS):
             return value
         taker = f"`{what}`" if isinstance(what, str) else "torch"

@@ -1,10 +1,9 @@
 """The pipeline axis: cuts the stages of a rank out of the model, and runs them by torch's schedule runtime.
 
 Model: every rank makes the whole model on the meta device, which costs nothing, and keeps the layers of its own stages
-in place. Parameters so have the names that they have in one process, and only these are given numbers. A stage
-(stage.py) calls its layers one after another. A user's own module may do anything between its layers: each rank first
+in place, under the names of one process. A user's own module may do anything between its layers: each rank first
 records its forward pass (capture.py) and cuts that (captured.py). In a step torch's `_PipelineScheduleRuntime` runs the
-program's own table (`Schedule`); without gradients a batch goes from stage to stage (`Pipeline.forward`).
+program's own table (`ScheduleRun`); without gradients a batch goes from stage to stage (`Pipeline.forward`).
 
 A tied weight whose layers are on two ranks exists twice, under the name that it has first in the model. The gradients
 of both are summed after the passes (`Pipeline.add_up_shared`), so that both are updated to the same numbers. The rank

@@ -7,7 +7,7 @@ recorded as a multiple of the samples. capture.py writes such lists, captured.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -149,16 +149,23 @@ def filled(
             return tensor
         case torch.device():
             return device or value
+        case _:
+            return map_parts(lambda each: filled(each, values, held, samples, device), value)
+
+
+def map_parts(function: Callable[[Any], object], value: Any) -> Any:
+    """Returns a slice or a collection with `function` of each of its parts; any other value as it is."""
+    match value:
         case slice():
-            parts = (value.start, value.stop, value.step)
-            return slice(*(filled(each, values, held, samples, device) for each in parts))
-        case tuple() | list():
-            items = [filled(each, values, held, samples, device) for each in value]
-            if hasattr(value, "_fields"):
-                return type(value)(*items)
-            return items if isinstance(value, list) else tuple(items)
+            return slice(*map(function, (value.start, value.stop, value.step)))
+        case tuple() if hasattr(value, "_fields"):
+            return type(value)(*map(function, value))
+        case tuple():  # a torch.Size would take no references
+            return tuple(map(function, value))
+        case list():
+            return list(map(function, value))
         case dict():
-            return {key: filled(each, values, held, samples, device) for key, each in value.items()}
+            return {key: function(each) for key, each in value.items()}
         case _:
             return value
 

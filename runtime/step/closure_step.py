@@ -1,9 +1,5 @@
 """A step of an optimizer that takes a closure, as torch's LBFGS: it evaluates the loss and the gradients by itself.
 
-Model: `optimizer.step(closure)` calls the closure once or more often. Each call zeroes the gradients and runs the
-passes of all micro-batches of the step's batch. It sums the gradients over the ranks and clips them, and returns the
-mean loss over the global batch.
-
 Contract: every rank gets the same loss and the same gradients, so that a line search decides alike on all ranks. Each
 evaluation of a step begins with the same random numbers. The loss of the step is the loss of its first evaluation,
 which is at the parameters before the update.

@@ -1,9 +1,8 @@
 """A step of the user's own, `train.step`: for trainings without a single loss and optimizer.
 
-Model: the function is called once a step, with this rank's batch and a `StepContext`. The context's `update` closes a
-step, for all parameters or some parts of the model. It runs a backward pass, sums the gradients over the ranks, divides
-them by the count of all losses, clips, and runs the optimizer. What the function returns is logged as the loss of the
-step.
+Model: the function is called once a step, with this rank's batch and a `StepContext`, whose `update` runs a backward
+pass, sums the gradients over the ranks, divides them by the count of all losses, clips, and runs the optimizer. What
+the function returns is logged as the loss of the step.
 
 Contract: an update equals the update of one process with the global batch. Every rank makes the same updates in the
 same order. A parameter of another part keeps its value and its optimizer state, and so does a parameter that no rank

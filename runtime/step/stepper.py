@@ -15,6 +15,7 @@ the samples at first, and its gradients are corrected once the count is known.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -104,29 +105,23 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     exchange = parts.exchange
     begin = exchange.begin if exchange is not None else _do_nothing
 
-    together: WholeBatch | None = None
-    if job.loss.together:  # the loss compares samples
-        together = WholeBatch(job, place, parts, lambda input: output_of(input))
-        loss_sum = together.loss
+    run_model = functools.partial(call, model, parts.plain.forward) if job.data.structured else model
 
     def output_of(input: Structure) -> Structure:
         with aside(), autocast(precision, device):
-            return call(model, plain, cut(input)) if job.data.structured else model(cut(input))
+            return run_model(cut(input))
 
-    def forward(input: Tensor, target: Tensor) -> Tensor:
+    together: WholeBatch | None = None
+    if job.loss.together:  # the loss compares samples
+        together = WholeBatch(job, place, parts, output_of)
+        loss_sum = together.loss
+
+    def forward(input: Structure, target: Structure) -> Tensor:
         with aside(), autocast(precision, device):
-            output = model(cut(input))
+            output = run_model(cut(input))
             loss = connected(loss_sum(output, cut(target)), output)
             return loss if varying is None else varying.touched(loss, output)
 
-    def forward_of_structure(input: Structure, target: Structure) -> Tensor:
-        with aside(), autocast(precision, device):
-            output = call(model, plain, cut(input))
-            loss = connected(loss_sum(output, cut(target)), output)
-            return loss if varying is None else varying.touched(loss, output)
-
-    if job.data.structured:
-        plain, forward = parts.plain.forward, forward_of_structure
     if together is not None:
         forward = together.wrap(forward)
     varying: Varying | None = None

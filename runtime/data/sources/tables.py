@@ -1,10 +1,9 @@
 """Opens tables by a library (Parquet files by pyarrow, data sets by Hugging Face `datasets`) and says what a column
 holds.
 
-Model: the compiler asks this module, in a child process, for the facts of a table. The runtime opens it through the
-same functions and with the layout found, so that both see the same rows and shapes. This module imports no torch, and
-the libraries only when it is called. A column holds numbers, lists of numbers of one shape, or pictures: encoded bytes,
-alone or with a path as `datasets` stores them.
+Model: the compiler, in a child process, and the runtime open a table by the same functions, and see the same rows and
+shapes. This module imports no torch, and the libraries only when it is called. A column holds numbers, lists of numbers
+of one shape, or pictures: encoded bytes, alone or with a path as `datasets` stores them.
 
 Contract: facts come from the footers of Parquet files and from the first row. `TableFault` explains a fault as a
 diagnostic does.
