@@ -219,9 +219,7 @@ class _StreamBatches(IterableDataset[Any]):
 
 
 class WorkerError(Exception):
-    """An exception of a data set in a loader worker, as the rank raises it: its text, its frames in the user's code,
-    and the sample that it concerns. torch would put a traceback of the worker's into its text.
-    """
+    """An exception of a loader worker, as the rank raises it: text, frames of the user's code, and the sample."""
 
     def __init__(self, message: str, frames: tuple[str, ...] = (), during_what: str = "") -> None:
         super().__init__(message, frames, during_what)

@@ -61,9 +61,7 @@ class Samples(Protocol):
 
 
 class Streamed(Samples, Protocol):
-    """The samples of a stream (streams.py): `marks` returns the places that it has come to, and `go_to` begins there;
-    `tell` is then called with a line where that takes long.
-    """
+    """A stream: `marks` returns how far it has been read, and `go_to` begins there and tells if that takes long."""
 
     def marks(self) -> Marks: ...
 
@@ -105,11 +103,8 @@ class TensorSamples:
 
 @dataclass(frozen=True)
 class FetchedSamples:
-    """Samples of a user's data set, fetched one by one. Each has random numbers of its own, which follow from (`seed`,
-    `part`, epoch, index).
-
-    They are pairs of tensors, which are stacked; or, with `collate`, anything that it makes a pair of structures, or
-    with `whole` one structure, which is both input and target.
+    """Samples of a user's data set, fetched one by one, each with its own random numbers. They are pairs of tensors,
+    which are stacked; or, with `collate`, anything that it makes a pair of structures or, with `whole`, one.
     """
 
     dataset: UserObject
@@ -345,11 +340,7 @@ def concatenate_samples(parts: Sequence[Samples], structured: bool) -> Samples:
 
 @dataclass(frozen=True)
 class Checked(DerivedSamples):
-    """Checks that the network can take the numbers of the samples, which the plan could not know.
-
-    On a GPU an index out of range ends the process with an assertion of a kernel; here it is an error that names the
-    place.
-    """
+    """Checks the numbers of samples against the network: on a GPU a wrong index would end the process."""
 
     line: str
     vocab: int | None  # inputs are 0 <= n < vocab

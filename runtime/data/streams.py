@@ -39,9 +39,8 @@ TELLS = 5.0  # seconds after which reading again is reported, and between report
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPosition:
-    """A place in a lane: in pass `epoch`, after `read` samples of shard `at` of those that the lane reads in it, and
-    `count` of the pass; `state` is the shard's own. Then `given` samples of the window that begins there; `drawn` are
-    those that the lane has given in all.
+    """A place in a lane: in pass `epoch`, after `read` samples of its shard `at` and `count` of the pass; `state` is
+    the shard's own. `given` samples of the window that begins there were given, `drawn` in all.
     """
 
     epoch: int = 0
@@ -181,9 +180,7 @@ class _Lane:
 
 @dataclass
 class Stream:
-    """The samples of a stream by their numbers, as `Samples`; they are read in ascending order, or again from the
-    beginning. `together` makes some of them a batch.
-    """
+    """The samples of a stream by their numbers, read in ascending order. `together` makes some of them a batch."""
 
     shards: Shards
     step: StreamStep

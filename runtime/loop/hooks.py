@@ -75,9 +75,7 @@ class Context:
 
 
 class _AloneCheck:
-    """Finds that a hook which one of several ranks calls alone changes the model, by digests before and after a call:
-    in the first steps and those whose number is a power of two, and at events outside of steps.
-    """
+    """Finds that a hook of one rank alone changes the model: by digests around calls, in steps 1, 2, 4, …"""
 
     def __init__(self, place: RankPlace, parts: TrainingComponents, job: JobProgram, hook: HookStep) -> None:
         self._rank, self._parts = place.rank, parts
@@ -292,9 +290,7 @@ class _Logger:
 
 
 class Loggers:
-    """The user's loggers, on rank 0. One whose service cannot be reached misses records, and the training goes on.
-    After `TRIES` records in a row it is called no more, as each call may wait long.
-    """
+    """The user's loggers, on rank 0. One whose service fails misses records, and is called no more after `TRIES`."""
 
     TRIES = 3
 
@@ -348,9 +344,7 @@ _BUSY = (408, 425, 429)  # status codes of HTTP that ask to come back
 
 
 def is_of_service(error: BaseException | None) -> bool:
-    """True if an exception says that a service or a file cannot be used, or follows from one that does: no name, a
-    refused connection, a timeout, a server's own error, a folder that cannot be written.
-    """
+    """True if an exception says, or follows from one that says, that a service or a file cannot be used."""
     while error is not None:
         status = _http_status(error)
         named = any(_OF_SERVICE.fullmatch(each.__name__) for each in type(error).__mro__)

@@ -77,9 +77,7 @@ def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -
 
 @torch.no_grad()
 def repeat(job: JobProgram, parts: TrainingComponents, batch: StepBatch, seen: NonFiniteObservation) -> None:
-    """Repeats the forward passes of the step; notes the first module whose output is not finite, whether the losses are
-    finite this time, and by what they may differ from those before.
-    """
+    """Repeats the forward passes of a step and notes the first module at fault, the loss, and what may differ."""
     drawn, state = _generators(parts.device), _state(parts.plain)
     if job.compiled:
         torch.compiler.set_stance("force_eager")  # a compiled module need not call its submodules' hooks

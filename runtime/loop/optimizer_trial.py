@@ -89,9 +89,7 @@ def _facts_of(measured: _TrialMeasurements, trial: _UpdateTrial) -> OptimizerFac
 
 
 def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exception) -> bool:
-    """True if an optimizer whose `step()` raised `error` does a step with a closure. Raises OptimizerError if it needs
-    gradients before it calls the closure.
-    """
+    """True if an optimizer whose `step()` failed takes a closure. Raises OptimizerError if it calls that too late."""
     made = _TrialOptimizer(replace(step, closure=True), [(names, torch.ones(_small(shape))) for names, shape in named])
     gradients = [torch.ones_like(q) for q in made.parameters]
     for before in (False, True):
@@ -323,9 +321,7 @@ class _TrialOptimizer:
         self.update()
 
     def update(self, before: bool = False) -> None:
-        """Does a step. A closure's loss is a paraboloid whose least value is at the gradients that were set. Parameters
-        have gradients once it was called, and `before`.
-        """
+        """Does a step. A closure's loss is a paraboloid around the gradients that were set; `before`: they stay set."""
         if not self.optimizer.needs_closure:
             self.optimizer.step()
             return

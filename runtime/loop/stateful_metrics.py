@@ -177,9 +177,8 @@ Batch: TypeAlias = tuple[Any, object]  # an output and a target
 
 
 def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[str]:
-    """Tries a metric on batches: on all of them, as one batch if they are of tensors; and on each by a metric of its
-    own, put together with a metric that had no batch. Returns the names of its results that are one number. Raises as
-    its code does, and MetricError if it is no metric or the results differ.
+    """Tries a metric on all batches at once, and on each apart, put together. Returns the names of its results that are
+    numbers. Raises as its code does, and MetricError if it is no metric or the results differ.
     """
     alone, *several = (StatefulMetric(step, loss) for _ in range(len(batches) + 2))
     for output, target in _as_one(batches):
@@ -262,9 +261,7 @@ def _reductions(metric: object) -> Mapping[str, str] | None:
 
 
 def _where_defined(metric: UserObject, value: Tensor) -> Tensor:
-    """Returns the areas under the curves with nan, where torchmetrics has 0, for each class that all samples have, or
-    none; a mean over classes is nan if each class is of this kind.
-    """
+    """Returns areas under curves with nan, where torchmetrics has 0, for classes that all samples have, or none."""
     target = torch.cat([torch.atleast_1d(part) for part in metric.target])
     classes = getattr(metric, "num_classes", None)
     if classes is not None:
@@ -313,9 +310,7 @@ def _moved(value: object, device: torch.device | str) -> object:
 
 
 def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, Tensor, Settings]:
-    """Returns output and target as the classification metrics of torchmetrics take them, and the task that the metrics
-    are made with: one of several classes, yes or no (one logit), or several of those.
-    """
+    """Returns output and target as torchmetrics' classification metrics take them, and the arguments of its task."""
     if loss.kind != "bce":
         scores, labels = classes_last(loss, output, target)
         ignored = {} if loss.ignore is None else {"ignore_index": loss.ignore}

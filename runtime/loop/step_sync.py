@@ -24,8 +24,8 @@ from dslc.runtime.step.assemble import TrainingComponents
 
 
 class StepReduction:
-    """The knowledge that all ranks share of a step: whether they leave after it (`stopped`). Of a logged step also the
-    mean loss over the global batch, and the sum of the guards' numbers. `late`: a checkpoint is due by rank 0's clock.
+    """What all ranks know of a step: whether they leave after it (`stopped`), if it is logged its mean loss and the
+    guards' sum, and whether a checkpoint is due by rank 0's clock (`late`).
     """
 
     def __init__(
@@ -107,9 +107,7 @@ def _logged(job: JobProgram, step: int) -> bool:
 
 
 def _waits(job: JobProgram, step: int) -> bool:
-    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py). Ranks that
-    each have a gradient of their own may not, but where they agree on the loss.
-    """
+    """True if the host waits in this step for a collective that rank 0 takes part in (process/stop.py)."""
     return (job.device == "cpu" and job.gradients.kind != "local") or _logged(job, step)
 
 

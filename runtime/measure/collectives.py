@@ -140,9 +140,7 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
 
 
 def _compiling_unseen() -> AbstractContextManager[object]:
-    """Keeps the mode out of the compiler while torch compiles. A graph of DistributedDataParallel does not keep modes
-    out by itself, except at its cuts into buckets, which it would then lose (2.13).
-    """
+    """Keeps the mode out of torch's compiler, for which DistributedDataParallel would lose its buckets (2.13)."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     return dynamo.config.patch(optimize_ddp=False) if dynamo is not None else nullcontext()
 

@@ -68,9 +68,7 @@ class ForwardPass:
 
 
 class ForwardCheck:
-    """Compares forward passes over the same samples. Made by all ranks. `after_pass` is called after each pass, before
-    the ranks exchange anything else; `fail` raises the error.
-    """
+    """Compares forward passes over the same samples. All ranks make it; `after_pass` follows each, `fail` raises."""
 
     def __init__(
         self,

@@ -190,9 +190,7 @@ def _silence(model: nn.Module) -> None:
 
 
 def _digests(data: DataStep, input: object, target: object, samples: int) -> Iterator[str]:
-    """Yields a digest for each of `samples` samples; "" where a function of the user's puts them together, as it may
-    pad them otherwise in another micro-batch.
-    """
+    """Yields a digest for each sample; "" where the user's function collates, which may pad otherwise elsewhere."""
     found = tensors(input) + (tensors(target) if target is not input else [])
     if data.collate is not None or (data.structured and any(tensor.shape[:1] != (samples,) for tensor in found)):
         yield from [""] * samples

@@ -20,9 +20,7 @@ DIFFERENT_ORDER = (
 
 
 class RankOrderError(RuntimeError):
-    """Ranks that are about to exchange different things. The text is for the user; `told` on the rank that reports
-    it. `module` is the one at which they part, if that is known.
-    """
+    """Ranks are about to exchange different things. `told` on the rank that reports it, `module` if it is known."""
 
     def __init__(self, message: str, *, told: bool, module: str | None, notes: Sequence[str]) -> None:
         super().__init__(message)
@@ -39,9 +37,7 @@ def call_text(told: dict[str, object]) -> str:
 
 
 def different_use(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
-    """Returns in words the parameters that one of two ranks alone uses, and the first of them. The ranks differ in
-    `used`, and `places` are the lines of their modules.
-    """
+    """Returns in words the parameters that one of two ranks alone uses, and the first of them."""
     only = [name for name in one["used"] if name not in other["used"]]
     also = [name for name in other["used"] if name not in one["used"]]
     parts = [

@@ -139,9 +139,7 @@ def _numbers(count: int) -> list[int]:
 def _leaf_digests(
     job: JobProgram, place: RankPlace, numbered: Sequence[Numbered]
 ) -> tuple[list[dict[str, int]], float]:
-    """Reads samples one after another, the samples of a split in one process. Returns the digests of their tensors by
-    name, and the seconds that the quickest one took, the first one left out.
-    """
+    """Returns the digests of samples' tensors by name, and the seconds that the quickest sample but the first took."""
     digests: list[dict[str, int]] = []
     seconds = 0.0
     for _, group in itertools.groupby(numbered, key=lambda each: each[0]):
@@ -185,9 +183,7 @@ def _differing(digests: Sequence[int], device: torch.device, group: dist.Process
 
 
 def _first_difference(of_all: Sequence[Sequence[Mapping[str, int]]]) -> tuple[int, str] | None:
-    """Returns the first rank, and the part of the sample, that differs from rank 0's and is not drawn anew. `of_all`
-    has the digests of each read on each rank.
-    """
+    """Returns the first rank and part of a sample that differs from rank 0's in each read."""
     for rank, reads in enumerate(of_all):
         for name in {**of_all[0][0], **reads[0]}:
             if of_all[0][0].get(name) != reads[0].get(name) and not any(_changes(each, name) for each in of_all):
@@ -196,9 +192,7 @@ def _first_difference(of_all: Sequence[Sequence[Mapping[str, int]]]) -> tuple[in
 
 
 def _drawn_by_one(of_all: Sequence[Sequence[Sequence[Mapping[str, int]]]]) -> tuple[int, str] | None:
-    """Returns the first rank that differs from rank 0 in a part of samples that it draws anew, and the part. One of the
-    two draws it anew in each of several samples, the other in none.
-    """
+    """Returns the first rank, and the part, that it or rank 0 alone draws anew in each of several samples."""
     if len(of_all[0]) < REPEATED // 2:
         return None
     for rank, samples in enumerate(of_all):

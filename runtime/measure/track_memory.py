@@ -44,9 +44,7 @@ _EXCHANGE = ("FSDP::", MARK, "c10d::", "record_param_comms", "gloo:", "nccl:", "
 
 
 class _Event(NamedTuple):
-    """An allocation (a release if the size is below 0) or, without an address, a mark or the beginning of a phase of
-    `fully_shard`. `until`: the end of the collective that it happened inside.
-    """
+    """An allocation, a release (size below 0), or a mark (no address); `until` ends the collective around it."""
 
     time: int
     address: int | None
@@ -61,9 +59,7 @@ class _Event(NamedTuple):
 
 
 class _Block:
-    """Memory that was allocated in the step. `until`: the time of its release, if another thread releases it: with the
-    collective that used or broadcast it, or when `fully_shard` ends a phase.
-    """
+    """Memory that was allocated in the step; another thread releases it at `until`."""
 
     __slots__ = ("around", "end", "kind", "phase", "size", "start", "until")
 

@@ -96,9 +96,7 @@ def scale(step: AdapterStep) -> float:
 
 
 def save_configuration(step: AdapterStep, targets: list[str], base: str, kind: str, folder: str) -> None:
-    """Writes what peft's `from_pretrained` needs beside the weights of the adapter. `base` is the folder of the model's
-    weights, "" if it is not known; `kind` is peft's name for what the model does, "" for none.
-    """
+    """Writes what peft's `from_pretrained` needs beside the weights; `kind` is peft's name of the task, or ""."""
     with _quiet():
         written = [each for each in step.targets if "*" not in each and "?" not in each and "[" not in each]
         named = written if len(written) == len(step.targets) else targets

@@ -37,9 +37,7 @@ SHORTEST = 1e-12  # the length of an embedding below which it has no direction
 
 
 class GatheredSamples(Protocol):
-    """The samples that a rank's own are compared with: `samples` of `ranks` ranks; its own begin at `first`. All ranks
-    call the same methods in the same order.
-    """
+    """The samples of `ranks` ranks, `samples` in all, this rank's from `first` on. All ranks call the same methods."""
 
     ranks: int
     samples: int

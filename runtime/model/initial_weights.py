@@ -208,9 +208,7 @@ def _load_file(path: str) -> object:
 
 
 def _refusal_reason(path: str, error: str) -> str:
-    """Returns why torch does not read a file by `weights_only`: it holds an object of a class, which may run code, or
-    is no file of `torch.save`. Torch's own advice is left out: to read it all the same.
-    """
+    """Returns why `weights_only` refuses a file; torch's advice, to read it all the same, is left out."""
     found = re.search(r"(?i)unsupported (?:global: )?GLOBAL (\S+)", error)
     if found is not None:
         return f"it holds an object of `{found[1]}`, which may run code: {_SAVE_ALONE}"
@@ -228,9 +226,7 @@ def _refusal_reason(path: str, error: str) -> str:
 
 
 def state_dict_in(loaded: object) -> dict[str, Tensor]:
-    """Returns the tensors of the state dict in what `torch.load` gives: that itself, that under a usual key, or the one
-    that there is, however deep. Raises ValueError if there is none, or several.
-    """
+    """Returns the tensors of the one state dict in what `torch.load` gives, however deep; else raises ValueError."""
     for key in _WRAPPINGS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -253,9 +249,7 @@ def _tensors(state: Mapping[str, object]) -> list[Tensor]:
 
 
 def _state_dicts(loaded: object, path: str = "") -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yields the mappings of names to tensors by their path, outermost first. The state of an optimizer, which has the
-    numbers of parameters, is none; nor are tensors of one number beside a state dict, as the best loss of a training.
-    """
+    """Yields mappings of names to tensors by path, outermost first; not optimizers' states, nor single numbers."""
     if not isinstance(loaded, Mapping) or not all(isinstance(key, str) for key in loaded):
         return
     inner = [(key, value) for key, value in loaded.items() if isinstance(value, Mapping)]

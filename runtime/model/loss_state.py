@@ -59,8 +59,8 @@ def load_loss(named: PythonFunction) -> Loss:
 
 
 def try_state(function: Loss, name: str, output: Structure, target: Structure, *, again: bool = False) -> Structure:
-    """Returns what the loss gives for a batch. Raises LossStateError if the loss has parameters that would train, or a
-    buffer that the call changes; with `again` also if a second call gives another loss, by what the first has changed.
+    """Returns what the loss gives. Raises LossStateError if it has parameters that would train, or changes a buffer or,
+    with `again`, anything by which a second call differs.
     """
     nodes = {each.grad_fn for each in tensors(output)} | {None}
     leaves = {id(each) for each in tensors((output, target))}

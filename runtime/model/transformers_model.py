@@ -141,9 +141,7 @@ def save_configuration(step: TransformersStep, folder: str) -> dict[str, tuple[i
 
 
 def preload(step: TransformersStep) -> None:
-    """Imports the library and the module of the model, which takes seconds, in the process from which ranks are forked.
-    Computes nothing. The ranks report faults of the configuration.
-    """
+    """Imports the library and the model's module, which takes seconds, in the process that forks the ranks."""
     with contextlib.suppress(ImportError, ModelError), quiet():
         let_torchvision_load()
         import transformers
@@ -175,9 +173,7 @@ def padding_of(model: nn.Module) -> int | None:
 
 @contextlib.contextmanager
 def treat_as_known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Makes the library treat a tensor without memory whose `numbers` are known as an ordinary one. For a traced tensor
-    it does not check whether a mask can be omitted, and computes with masks that a training does without.
-    """
+    """Has the library treat traced tensors whose `numbers` are known as ordinary ones, as for masks it can omit."""
     from transformers.utils import import_utils
 
     found = import_utils.is_fake_tensor

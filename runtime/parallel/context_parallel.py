@@ -94,9 +94,7 @@ def _with_positions(number: int) -> Callable[..., object]:
 
 
 def _attending(forward: Callable[..., object], attention: Callable[..., Tensor]) -> Callable[..., object]:
-    """Returns `forward` with another function in the place of torch's attention. It is in place only while `forward`
-    runs, also when that runs again in the backward pass.
-    """
+    """Returns `forward` with another function as torch's attention while it runs, also in the backward pass."""
 
     def call_sharded(*args: object, **kwargs: object) -> object:
         before = F.scaled_dot_product_attention

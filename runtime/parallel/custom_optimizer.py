@@ -13,8 +13,9 @@ Limits: a rank that holds no row of a parameter has a tensor without numbers for
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from dslc.compiler.trace.private_torch import is_distributed, local_part
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import UserObject, load_function
 from dslc.runtime.technique import dynamo
+from dslc.runtime.technique.ema import Average, WeightsInPlace
 
 NAMED = "named_parameters"  # the first argument of a function that takes names
 CLOSURE = "closure"  # the argument of `step` that evaluates the loss
@@ -179,3 +181,54 @@ def _step_of(optimizer: torch.optim.Optimizer) -> Callable[..., object]:
     """Returns `optimizer.step`; of one of torch's own without the wrapper that loads the compiler."""
     kind = type(optimizer)
     return dynamo.plain_step(optimizer) if kind.step.__module__.startswith("torch.optim.") else optimizer.step
+
+
+def weights_in_place(
+    average: Average | None, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> WeightsInPlace | None:
+    """Returns what puts the weights of an evaluation into a model: `average`, or an optimizer with `train()` and
+    `eval()`; None if there is neither. Raises OptimizerError for both, and for an optimizer that has some of the
+    parameters alone.
+    """
+    own = getattr(optimizer, "optim", optimizer)
+    if not isinstance(own, OwnOptimizer) or not own.has_modes:
+        return average
+    if average is not None or own is not optimizer:
+        what = "`train.ema`" if average is not None else "`parallelism.zero = 1`"
+        raise OptimizerError(f"it has `train()` and `eval()`, which do not go together with {what}")
+    return EvaluationWeights(own, model)
+
+
+class EvaluationWeights(WeightsInPlace):
+    """The weights that an optimizer with `train()` and `eval()` evaluates, as schedule-free ones have (Defazio et al.
+    2024, arXiv:2405.15682), in a plain model or a rank's part of it.
+
+    `eval()` comes before an evaluation, and before weights are saved; `train()` comes after. The parameters then get
+    back the very numbers that they had, so a training does not depend on how often it is evaluated. A checkpoint has
+    the weights that train, and those of `eval()` as averages (technique/ema.py).
+    """
+
+    def __init__(self, optimizer: OwnOptimizer, model: nn.Module) -> None:
+        super().__init__(model)
+        self._optimizer = optimizer
+
+    def update(self, step: int) -> None:
+        """Does nothing: the optimizer keeps its average itself."""
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        with self.in_place():
+            self.begin()
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        weights, _ = self.local_parts()
+        before = [weight.clone() for weight in weights]
+        self._optimizer.evaluates(True)
+        try:
+            yield
+        finally:
+            self._optimizer.evaluates(False)
+            with torch.no_grad():
+                for weight, value in zip(weights, before, strict=True):
+                    weight.copy_(value)

@@ -31,8 +31,8 @@ Hook = Callable[[dist.GradBucket], None]
 def wrap(
     job: JobProgram, model: nn.Module, hook: Hook | None = None, complete: Callable[[], None] = do_nothing
 ) -> Engine:
-    """Returns the engine of `model` itself for one rank, else of DistributedDataParallel around it. A `hook` takes the
-    mean of a bucket of gradients in place of an exact sum, and `complete` waits for it.
+    """Returns the engine of `model` for one rank, else of DistributedDataParallel. A `hook` takes the mean of a bucket
+    in place of an exact sum; `complete` waits for it.
     """
     if job.gradients.kind == "zero1":
         zero1.lay_out(model)
@@ -69,9 +69,7 @@ def wrap(
 
 
 def _complete_at_once(hook: Hook) -> Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]:
-    """Returns a communication hook that calls `hook` and tells DistributedDataParallel at once that the bucket is done.
-    It keeps the gradients where they are, so that they may change until `complete` has waited.
-    """
+    """Returns a communication hook that is done at once; gradients may change until `complete` has waited."""
 
     def complete(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         hook(bucket)

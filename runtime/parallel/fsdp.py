@@ -132,9 +132,7 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
 
 
 class _OutputExposer:
-    """Puts the tensors of an object that a module returns beside it, in whose class `fully_shard` would not look for
-    them, while that looks: without one the module would not take part in the backward pass.
-    """
+    """Shows `fully_shard` the tensors inside an output of another class, for its backward pass."""
 
     def __init__(self) -> None:
         self._beside = False
@@ -170,9 +168,7 @@ def _counts(axes: Mesh, mesh: DeviceMesh) -> Callable[[Tensor], bool]:
 
 
 def _counts_of_parts(mesh: DeviceMesh) -> Callable[[Tensor], bool]:
-    """Returns a function: true of a gradient that this rank counts, of the ranks of its replica. Each counts its rows,
-    and the first one whole parameters as well.
-    """
+    """Returns whether this rank of a replica counts a gradient: its rows and, on the first, whole parameters."""
     first = mesh.get_local_rank(mesh.ndim - 1) == 0
     return lambda parameter: first or hasattr(parameter, "to_local")
 

@@ -52,9 +52,7 @@ def whole_parameters(model: nn.Module) -> set[nn.Parameter]:
 
 @contextlib.contextmanager
 def present_when_called(model: nn.Module) -> Iterator[None]:
-    """Gives the parts of a model, which is not sharded, their parameters only while each is called: else they have no
-    numbers, so that a step fails that would fail if they were sharded.
-    """
+    """Gives the parts of a model their parameters only while each is called, as if they were sharded."""
     whole, parts = whole_parameters(model), [part for _, part in parts_of(model)]
     spots = {
         part: [
@@ -112,8 +110,8 @@ class ShardedModules:
         return hook
 
     def backward(self, loss: Tensor) -> set[str]:
-        """Does the backward pass of a loss; returns the parameters of parts that some rank has used. Raises ModelError
-        if some ranks use a part that other ranks do not.
+        """Does a backward pass; returns the parameters of parts that some rank has used. Raises ModelError if a part is
+        not used alike.
         """
         found = {self._numbers[each] for each in leaves(loss) if each in self._numbers}
         owners = [next(n for n, unit in enumerate(self._units) if each.startswith(f"{unit}.")) for each in self._names]

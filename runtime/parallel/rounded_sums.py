@@ -34,9 +34,7 @@ def largest_of(numbers: Tensor) -> Tensor:
 
 
 def scale_of(largest: Tensor, terms: int = 1) -> Tensor:
-    """Returns the power of two by which numbers up to `largest` are multiplied, so that a sum of `terms` of them fits
-    half precision; 1 if a number is not finite. Of zeros alone any scale is right.
-    """
+    """Returns the power of two by which a sum of `terms` numbers up to `largest` fits half precision; else 1."""
     scale = torch.exp2(torch.floor(torch.log2(_MOST / (terms * largest).clamp(min=2.0**-100))))
     return torch.where(largest.isfinite(), scale, torch.ones_like(scale))
 

@@ -139,9 +139,7 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 
 @contextlib.contextmanager
 def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
-    """Makes the modules of `step` take, hold and return the shapes that they have on a rank. It works in a user's own
-    `model` without numbers and without other ranks: this rank stands in for the other ranks.
-    """
+    """Gives the modules of `step`, without numbers or other ranks, the shapes that they have on a rank."""
     with contextlib.ExitStack() as around:
         for name, style in step.styles:
             module = model.get_submodule(name)
@@ -167,9 +165,7 @@ def _as_often(ranks: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
 
 
 def _arrived(module: nn.Module, args: object, output: object) -> object:
-    """Waits for the output. Without this torch (2.13) compiles the next module without a gradient: it looks at the
-    tensor inside, which has none (`process_inputs` of AOTAutograd).
-    """
+    """Waits for the output, whose gradient torch (2.13) would lose in compiling the next module (`process_inputs`)."""
     return _Arrived.apply(output) if is_on_its_way(output) else output  # type: ignore[no-untyped-call]
 
 
@@ -185,9 +181,7 @@ class _Arrived(torch.autograd.Function):
 
 
 def engine(job: JobProgram, model: nn.Module) -> Engine:
-    """Returns the engine of a model whose shares no data axis cuts further. Norms on pieces of the sequence have
-    partial gradients, each rank its own.
-    """
+    """Returns the engine of a model that no data axis cuts further; norms on pieces have partial gradients."""
     axes = mesh_of(job)
     parameters: list[Any] = []
 

@@ -30,9 +30,7 @@ class Varying:
         self._used = torch.zeros(len(self._parameters()), dtype=torch.int32, device=device)
 
     def touched(self, loss: Tensor, output: object) -> Tensor:
-        """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient. The pass begins
-        at the output, where `fully_shard` waits for it.
-        """
+        """Returns a loss that gives every parameter a gradient, from the output on, where `fully_shard` waits."""
         found = set(leaves(loss))
         if not loss.requires_grad:
             for tensor in tensors(output):

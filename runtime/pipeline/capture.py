@@ -10,7 +10,7 @@ that follow from their sizes are the rank's own.
 
 A call is *own* to every stage if it needs only the input, buffers and constants: it draws no random numbers and touches
 no parameter. Every stage that needs its results computes them again; every other call belongs to one stage. Tensors
-that modules keep as plain attributes are constants (attributes.py): every rank makes the whole module.
+that modules keep as plain attributes are constants (`_Attributes`): every rank makes the whole module.
 
 Contract: running the list gives the module's output, for any number of samples. A module that cannot be recorded raises
 a CaptureError with the reason and the line.
@@ -49,9 +49,8 @@ from dslc.compiler.trace.private_torch import (
     unset_fake_temporarily,
     without_torch_function,
 )
-from dslc.compiler.trace.structures import flatten
+from dslc.compiler.trace.structures import attribute_tensors, flatten
 from dslc.runtime.parallel.tensor_parallel import as_on_a_rank
-from dslc.runtime.pipeline.attributes import ATTRIBUTE, Attributes
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import (
     LARGE,
@@ -77,6 +76,7 @@ from dslc.runtime.process.frame_ownership import is_users
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
 _LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}
 _PLAIN = (bool, int, float, complex, str, bytes, range, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
+_ATTRIBUTE = "is a plain attribute: a buffer of a layer (`register_buffer`) may be changed by that layer"
 _TORCHS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -99,7 +99,7 @@ def capture(
     modules = {name: model.get_submodule(name) for name in layers if name}
     training = model.training
     made = {}
-    attributes = Attributes(model, fake)
+    attributes = _Attributes(model, fake)
     with (
         _pretending(model, fake, low if precision.level == "O2" else None),
         as_on_a_rank(tensor, model) if tensor is not None else contextlib.nullcontext(),
@@ -170,7 +170,7 @@ class _CallRecorder(TorchFunctionMode):
         fake: FakeTensorMode,
         low: torch.dtype | None,
         summed: Sequence[str],
-        attributes: Attributes,
+        attributes: _Attributes,
     ) -> None:
         super().__init__()
         self._attributes = attributes
@@ -328,7 +328,7 @@ class _CallRecorder(TorchFunctionMode):
     ) -> None:
         for tensor in tensors_of((args, kwargs)):
             if (name := self._attributes.name_of(tensor)) and times_written(tensor) != versions.get(id(tensor)):
-                raise CaptureError(f"its forward changes `{name}`, which {ATTRIBUTE}", _line())
+                raise CaptureError(f"its forward changes `{name}`, which {_ATTRIBUTE}", _line())
         changed = {key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version}
         tensors = tensors_of(result)
         if not tensors and not changed and not layer:
@@ -456,6 +456,67 @@ def _with_known_numbers(numbers: Callable[[Tensor], bool]) -> contextlib.Abstrac
     from dslc.runtime.model.transformers_model import treat_as_known
 
     return treat_as_known(numbers)
+
+
+# ---------------------------------------------------------------------------------------------------------- attributes
+
+
+class _Attributes:
+    """The tensors that modules keep as plain attributes, which a recording takes as constants: their numbers are equal
+    in each step. One that shares memory with a parameter or buffer, or has a gradient, is none. `fake` is the mode of
+    the recording, in which a tensor with numbers has another that stands for it.
+    """
+
+    def __init__(self, model: nn.Module, fake: FakeTensorMode) -> None:
+        self._kept: list[Tensor] = []  # alive, so that no other tensor has their identity
+        self._names: dict[int, str] = {}  # by a tensor, and by its memory
+        self._memory: dict[int, str] = {}
+        self._faults: dict[int, str] = {}
+        owners: dict[int, str] = {}
+        for path, module in model.named_modules():
+            for name, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
+                if tensor is not None:
+                    self._kept.append(tensor)
+                    owners.setdefault(storage_identity(tensor), full(ModuleTensor(path, name)))
+        own = {id(tensor) for tensor in self._kept}
+        for path, module in model.named_modules():
+            for name, tensor in attribute_tensors(module):
+                if id(tensor) in own:
+                    continue
+                place = full(ModuleTensor(path, name))
+                self._kept.append(tensor)
+                self._names[id(tensor)] = place
+                attribute = f"`{place}`, a plain attribute,"
+                if tensor.layout is not torch.strided:
+                    self._faults[id(tensor)] = f"{attribute} is no array of numbers: make it in `forward`, of buffers"
+                    continue
+                owner = owners.get(storage_identity(tensor))
+                if owner is not None:
+                    self._faults[id(tensor)] = f"{attribute} is a view of `{owner}`: take it in `forward`"
+                elif tensor.requires_grad:
+                    self._faults[id(tensor)] = f"{attribute} has a gradient: compute it in `forward`"
+                else:
+                    self._kept.append(fake.from_tensor(tensor))
+                    self._memory |= {storage_identity(each): place for each in self._kept[-2:]}
+
+    def name_of(self, tensor: Tensor) -> str:
+        """Returns the name of the attribute whose memory this is; "" for none."""
+        return self._memory.get(storage_identity(tensor), "")
+
+    def fault(self, tensor: Tensor, model: nn.Module) -> str:
+        """Returns why a tensor that no torch function has returned is no constant; "" if it is one."""
+        if id(tensor) in self._names:
+            return self._faults.get(id(tensor), "")
+        if getattr(tensor, "fake_mode", None) is None:
+            return ""
+        for path, module in model.named_modules():
+            for name, each in attribute_tensors(module):
+                if each is tensor:
+                    place = full(ModuleTensor(path, name))
+                    return f"it uses the tensor of an earlier forward pass that it keeps in `{place}`"
+        return (
+            f"it uses a tensor of shape {tuple(tensor.shape)} that no torch function has returned, and no module keeps"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ lines of the user's

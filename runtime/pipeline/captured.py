@@ -59,8 +59,8 @@ def look(
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
 ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[Repeated, ...]]:
-    """Returns the layers in their order, the values that cross each cut between two of them, and the parameters that
-    are used again after other parameters. `rest` are the parameters of "". Raises as `capture` does.
+    """Returns the layers in order, the values that cross each cut, and the parameters used again after others. Raises
+    as `capture` does.
     """
     recordings = capture(model, layers, input_form, precision, tensor)
     ordered = order(recordings, layers, rest)

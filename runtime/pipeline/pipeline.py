@@ -518,9 +518,7 @@ def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
 
 
 class ScheduleRun:
-    """The passes of one step: torch runs the program's table. `loss` takes the model's output and the target of a
-    micro-batch, and returns the tensor from which the backward pass starts.
-    """
+    """The passes of one step by torch's runtime. `loss` takes an output and a target, and starts the backward pass."""
 
     def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[object, object], Tensor]):
         from torch.distributed.pipelining import PipelineStage

@@ -22,9 +22,7 @@ MOST = 64  # uses of a parameter that are looked at
 def repeated_uses(
     recording: Recording, tensors: list[Tensor], names: Mapping[int, ModuleTensor]
 ) -> tuple[Repeated, ...]:
-    """Returns the parameters that are used again after other parameters. `tensors` are the tensors of the recording by
-    their number, `names` the parameters by identity.
-    """
+    """Returns the parameters used again after others, from the recording's tensors by number."""
     order = _upstream_first(*(tensors[number].grad_fn for number in recording.outputs))
     owners = _owners(recording, tensors)
     leaves: dict[Node, frozenset[int]] = {}  # parameters from which alone a node is computed

@@ -30,9 +30,7 @@ Contexts = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class StageModule(nn.Module):
-    """Layers of the model, one after another. `around` is the context they run in. `trains_before`: a stage before has
-    parameters that train, so gradients are passed to it; else torch sends zeros.
-    """
+    """Layers, one after another, within `around`. `trains_before`: a stage before trains, and is sent gradients."""
 
     def __init__(
         self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts, trains_before: bool = True
@@ -53,9 +51,7 @@ class StageModule(nn.Module):
 
 @dataclass(kw_only=True)
 class CapturedPart:
-    """The code of a stage of a user's own module, in training and in evaluation. It has the places of the tensors that
-    it uses outside of layers: in a layer of its own, or in `holder`.
-    """
+    """The code of a stage of a user's module, and the places of tensors outside of layers, some of them in `holder`."""
 
     codes: Mapping[bool, Code]
     holder: nn.Module = field(default_factory=nn.Module)

@@ -18,8 +18,8 @@ from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.model.meta_model import blank, build_model
 from dslc.runtime.parallel import context_parallel, ddp, fsdp, tensor_parallel
+from dslc.runtime.parallel.custom_optimizer import weights_in_place
 from dslc.runtime.parallel.engine import Engine, do_nothing
-from dslc.runtime.parallel.evaluation_weights import weights_in_place
 from dslc.runtime.parallel.mesh import mesh_of, several_axes
 from dslc.runtime.parallel.optimizers import build_optimizer
 from dslc.runtime.pipeline import pipeline
@@ -56,8 +56,8 @@ def assemble(
     tell: initial_weights.Tell = lambda line, whole: None,
     samples: Samples | None = None,
 ) -> TrainingComponents:
-    """Makes the parts on `device`. With several ranks or shards, the process group must be open. `tell` is given lines
-    for whoever watches the training. Stages that take structures are recorded with a batch of `samples`.
+    """Makes the parts on `device`, in an open process group. `tell` is given lines for whoever watches the training;
+    `samples` are recorded with by stages that take structures.
     """
     axis: pipeline.Pipeline | None = None
     exchange: Exchange | None = None

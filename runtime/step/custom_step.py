@@ -64,8 +64,8 @@ class StepContext:
         self.norm: Tensor | None = None
 
     def update(self, losses: Tensor | tuple[Tensor, Tensor], *parts: str) -> None:
-        """Updates the parameters of some parts of the model (`"generator"`), or all, by the mean of losses over all
-        ranks: one for each sample, or a pair (sum, count). Raises LossError.
+        """Updates some parts of the model, or all, by the mean over all ranks of losses, or of a pair (sum, count).
+        Raises LossError.
         """
         with torch.autocast(self.device.type, enabled=False):
             self._update(*_summed(losses), parts)

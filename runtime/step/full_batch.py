@@ -36,9 +36,7 @@ Pass = TypeVar("Pass", bound=Callable[[Structure, Structure], Tensor])
 
 
 class WholeBatch:
-    """The loss of the micro-batches of a step, one after another: `begin` is called with each batch, then `loss` with
-    each output. `forward` makes the output of an input, without the loss.
-    """
+    """The loss of the micro-batches of a step: `begin` takes each batch, then `loss` each output of `forward`."""
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, forward: Forward) -> None:
         assert isinstance(parts.loss, WholeSum)

@@ -85,9 +85,7 @@ _ODD_SIZES = (5, 7)  # numbers of samples in the passes that look for a place
 
 @dataclass
 class NetworkTrial:
-    """A network that is tried: `batch` holds input and target of `ROWS` samples, or of two; `loss` is the loss of a
-    network that returns its own; `reads` is true if its forward pass reads numbers out of tensors.
-    """
+    """A network that is tried with a `batch` of `ROWS` samples, or of two; `loss` is of one that returns it."""
 
     make: Callable[[], nn.Module]
     batch: Pair
@@ -258,8 +256,8 @@ class NetworkTrial:
         carried: Mapping[str, object],
         draws: HostDraws,
     ) -> list[str]:
-        """Returns the attributes that a pass has changed and that others depend on; adds the passes that it makes.
-        `passes` are two of fresh copies, and the second one of a copy.
+        """Returns the attributes that a pass changed and that others depend on; adds to `passes`, two of fresh copies
+        and one again.
         """
         if draws.holder in held or not draws.is_seeded:
             return [draws.holder] if draws.holder in held else []  # no two passes are alike

@@ -308,8 +308,8 @@ def share_of_mean(summed: Tensor, ranks: int, number: int | Tensor) -> Tensor:
 def global_count(
     job: JobProgram, place: RankPlace, batch: StepBatch, device: torch.device, *, by_itself: bool = False
 ) -> tuple[int | Tensor, Callable[[], None]]:
-    """Returns the divisor of a step's losses, and a function to call before it is used. `by_itself`: where it would be
-    a sum over the ranks, the rank takes its own part times their number.
+    """Returns the divisor of a step's losses, and a function to call before its use. `by_itself`: the rank takes its
+    own part times the ranks, where it would be a sum over them.
     """
     match job.loss.counts:
         case "samples" | "own":

@@ -301,10 +301,8 @@ _HELD_OUT = ("validation", "val", "valid", "dev", "test")
 
 
 def open_datasets(arguments: Arguments, *, fetch: bool = False) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """Returns the data set to train on, and the one held out or None. Raises TableFault.
-
-    A data set on this machine is found without the network, whose timeouts would take most of a minute; `fetch`
-    downloads a missing one.
+    """Returns the data set to train on, and the one held out or None; `fetch` downloads a missing one, which is looked
+    for without the network first. Raises TableFault.
     """
     try:
         import datasets
