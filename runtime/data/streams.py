@@ -6,13 +6,11 @@ Model: pass `e` reads the shards in the order of a permutation that follows from
 holds at most two. A global batch takes equally many samples from each lane, lane 0 first. So a rank reads only the
 lanes of its share. Sample number `k * batch + j` is entry `j` of global batch `k`.
 
-Contract: the sample of a number is a function of the seed and the stream. It depends neither on the ranks or workers
-nor on where the training began. A mark (a place in a lane) holds where the lane's present window began. A resumed
-training goes there by the state of the shard, or by reading that shard again. It reads at most one window that was
-given before.
+Contract: the sample of a number is a function of the seed and the stream, whatever the ranks and workers, and wherever
+the training began. A resumed training goes to where a lane's present window began by the state of the shard, or by
+reading that shard again, and reads at most one window that was given before.
 
 Limits: lanes whose shards are of unequal length get ahead of each other; each pass has every sample once all the same.
-One lane keeps passes strictly apart, and every rank then reads everything.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Finds the cause of numbers that are not finite, the module at fault, from what each rank has seen of a step.
 
-Model: the forward passes of the step are repeated, with a hook on every module, which finds the first whose output is
-not finite. The ranks exchange what they have seen, and all come to the same text.
-
-Limits: the repeated step draws other random numbers.
+The forward passes of the step are repeated, with other random numbers and a hook on every module. The ranks exchange
+what they have seen, and all come to the same text.
 """
 
 from __future__ import annotations

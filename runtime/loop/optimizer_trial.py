@@ -1,9 +1,8 @@
 """Tries a user's own optimizer before any rank starts: what it keeps, and what may be divided among ranks.
 
-Model: its state is measured by steps on the model's parameters, without memory (on the meta device) or, if its code
-cannot run there, on numbers. Then a few parameters of the model, made smaller, are trained for some steps by random
-gradients: all at once and each alone, whole and in rows and columns, from one seed and another, and with a checkpoint
-between two steps. Updates that agree to `CLOSE` of the largest are the same.
+Model: its state is measured by steps on the model's parameters, on the meta device or, if its code cannot run there, on
+numbers. Then a few parameters, made smaller, are trained by random gradients: all at once and each alone, whole and in
+rows and columns, from two seeds, and with a checkpoint between. Updates that agree to `CLOSE` of the largest are equal.
 
 Contract: `try_out` raises as the user's code does, and OptimizerError for an object that is no optimizer. A parameter
 whose smaller copy is kept otherwise (a quantised state of large parameters alone) is tried whole, if it is not too

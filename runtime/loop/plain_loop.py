@@ -1,8 +1,7 @@
 """A training written by hand with torch, with which `dslc verify` compares the runtime's own.
 
-Model: one process, one loop: forward, a mean loss, backward, clip, `optimizer.step()`, `scheduler.step()`. The
-optimizer is torch's, as a plain loop over the tensors (neither fused nor `foreach`); parameters without decay are a
-group; the schedule is made of `torch.optim.lr_scheduler`; the norm is the norm that `clip_grad_norm_` returns.
+Model: the optimizer is torch's, as a plain loop over the tensors (neither fused nor `foreach`), the schedule is made of
+`torch.optim.lr_scheduler`, and the norm is what `clip_grad_norm_` returns.
 
 Contract: nothing here uses the code of a training's step (step/stepper.py, parallel/optimizers.py, learning_rate.py,
 model/losses.py, technique/precision.py, technique/frozen.py), so that a fault in any of these shows. It writes the

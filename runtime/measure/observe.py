@@ -6,8 +6,7 @@ Model: a training with `observe` records for each step of each rank:
 - the sum of its losses, its divisor, and the norm of the gradient;
 - whether the step drew random numbers.
 
-Before the first step and after the last each rank writes its part of every tensor of the model. It also writes the
-part's place in the tensor.
+Before the first step and after the last each rank writes its part of every tensor of the model, with its place.
 
     observed/rank-N.json                the steps
     observed/start-N.safetensors        the tensors before the first step; `end-N` after the last; `first-N` after the

@@ -6,8 +6,7 @@ begins with numbers of the same distribution as a dense layer's, B with zeros. A
 `save`, which train where they are.
 
 Contract: `add` takes a module of any device. The first numbers of A follow from the seed and its name in the file of an
-adapter alone (`layers.0.q_proj.lora_A.weight`): they depend neither on the other layers nor on the plan. `merge`
-returns the bits that peft's `merge_and_unload` does.
+adapter alone (`layers.0.q_proj.lora_A.weight`). `merge` returns the bits that peft's `merge_and_unload` does.
 
 Limits: dense layers alone, `nn.Linear` and the `Conv1D` of transformers.
 """

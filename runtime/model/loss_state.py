@@ -1,9 +1,8 @@
 """Finds the state of a user's loss: parameters that would train, and tensors that a call changes.
 
-Model: the parameters of the network alone are updated, averaged, sharded and saved. A loss is a function of output and
-target. No optimizer has a parameter of its own, so the parameter's gradient would grow from step to step. A buffer that
-its calls change would differ from rank to rank and be lost at a resume. `load_loss` returns a loss whose first call in
-a training raises LossStateError for either.
+Model: the parameters of the network alone are updated, averaged, sharded and saved. No optimizer has a parameter of a
+loss, whose gradient would grow from step to step. A buffer that its calls change would differ from rank to rank and be
+lost at a resume. `load_loss` returns a loss whose first call in a training raises LossStateError for either.
 
 A parameter is found by the graph of gradients, wherever the loss keeps it: in an attribute, a closure, an argument, or
 a module. Its name is found by a search of these places.

@@ -1,10 +1,9 @@
 """A model on the meta device, and its initial values tensor by tensor, for a model that no rank is to hold whole.
 
-Model: `blank` returns the module with shapes and names but no numbers. `values` yields one whole tensor after another,
-on the CPU or the device, to be cut and freed. A library model's values are drawn one by one from the seed and the name.
-A user's own model is built on rank 0 under the seed, and its tensors are broadcast one at a time; the other ranks build
-it on the meta device. With `reset` no rank builds it: each module's tensors are made by its `reset_parameters`, under a
-seed that follows from the job's and the module's name.
+Model: a library model's values are drawn one by one from the seed and the name, to be cut and freed. A user's own model
+is built on rank 0 under the seed, and its tensors are broadcast one at a time; the other ranks build it on the meta
+device. With `reset` no rank builds it: each module's tensors are made by its `reset_parameters`, under a seed that
+follows from the job's and the module's name.
 
 Contract: all ranks ask for all values in the same order, as a broadcast is a collective. The values are the values of
 the plain model that `build_model` makes. A tensor that gets no value is an error that names it. All parameters are

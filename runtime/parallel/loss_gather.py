@@ -1,9 +1,8 @@
 """The data ranks over whose samples a loss is, and the exchange of their outputs.
 
-Model: the program gives the number of neighbours along the data axis that form a group: all of them, or the ranks of a
-node. Shares of a batch are known by arithmetic; each rank sends as many rows as the largest share has, filled up with
-zeros. Forward, an all-gather brings the rows of all; backward, a reduce-scatter sums the gradients of each rank's rows.
-A structure of tensors is sent as the bytes of its rows, by one all-gather, and has no way back.
+Model: a group is all ranks of the data axis, or those of a node. Each sends as many rows as the largest share has.
+Forward, an all-gather brings the rows of all; backward, a reduce-scatter sums the gradients of each rank's rows. A
+structure of tensors is sent as the bytes of its rows, by one all-gather, and has no way back.
 
 Contract: all ranks make the groups, and call the methods in the same order. A rank may have no rows.
 

@@ -1,13 +1,9 @@
 """The optimizer of a job: a class of `torch.optim`, or a user's own (custom_optimizer.py), over the parameters that
 train.
 
-Contract: the arguments are torch's own; the numbers are torch's. The fused kernel is used on the
-devices that the program names (dsl/language/optimizers.py says which have one), else the `foreach` form. On one core of
-a CPU, over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers within
-one rounding of the update.
-
-Limits: a fused kernel rounds differently from the plain loop; a job uses the same kernel on every rank and under every
-plan for the same kind of device.
+Contract: the fused kernel is used on the devices that the program names, else the `foreach` form. On one core of a CPU,
+over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers within one
+rounding of the update. A job uses the same kernel on every rank and under every plan for the same kind of device.
 """
 
 from __future__ import annotations

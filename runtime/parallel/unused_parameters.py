@@ -1,10 +1,9 @@
 """Parameters that only some steps use, where a forward pass or a loss looks at numbers.
 
 Model: `fully_shard` sums the gradients of all parameters of a unit at once, and DistributedDataParallel the gradients
-of a bucket, on all ranks alike. So each parameter needs a gradient. A parameter that a rank's batch has not used is
-added to its loss, times 0. The graph of the loss says which it has used; a parameter that no rank has used in a step
-loses its gradient before the update. In one process, too, it has no gradient, and neither momentum nor weight decay
-moves it.
+of a bucket, on all ranks alike. So each parameter needs a gradient. A parameter that a rank's batch has not used, by
+the graph of its loss, is added to the loss, times 0. A parameter that no rank has used in a step loses its gradient
+before the update, as in one process: neither momentum nor weight decay moves it.
 
 Limits: the whole model is one unit of `fully_shard`, gathered during the passes (compiler/placement/sharding.py). The
 host waits for the device once a step.

@@ -1,8 +1,7 @@
 """Stages of a module that was recorded call by call (capture.py): the places to cut it, and the code of a stage.
 
 Model: a cut lies before the first call of a layer. All values computed before it and needed after it cross from stage
-to stage, also through stages that do not use them; values own to every stage are computed again. A stage (stage.py runs
-it) is the calls between two cuts, in order, with the module's own layers.
+to stage, also through stages that do not use them; values own to every stage are computed again.
 
 Contract: every crossing value is a batch of floating-point numbers, samples first. A parameter is used on one stage
 alone, unless it is tied. A cut that would break this is refused with a reason.

@@ -1,8 +1,7 @@
 """A forward pass as a list of calls: the data types, and how a call is repeated.
 
-Model: a call is a layer or a function of torch's with its arguments. A tensor argument is a reference: to the result of
-an earlier call, to a parameter or buffer by its name, or to a constant. A whole number that grows with the batch is
-recorded as a multiple of the samples. capture.py writes such lists, captured.py cuts them.
+A tensor argument is a reference: to the result of an earlier call, to a parameter or buffer by its name, or to a
+constant. A whole number that grows with the batch is recorded as a multiple of the samples.
 """
 
 from __future__ import annotations

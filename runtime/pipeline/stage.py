@@ -1,9 +1,5 @@
 """Stages of a pipeline as modules: the layers of one, and how they are called.
 
-Model: a stage of a network that the program builds calls its layers one after another (`Stage`). A stage of a user's
-own module repeats recorded calls (`CapturedStage`; captured.py). Both take the tensors that the stage before has sent,
-and return those for the next one or, at the end, the model's output.
-
 Contract: tensors that are sent have the dtypes of the program, are contiguous, and have a gradient.
 """
 

@@ -6,11 +6,9 @@ without autograd, and of these the loss and its gradient with respect to each ou
 goes forward again, and backward with the gradient of its output: so the activations of one micro-batch exist at a time.
 
 Contract: the gradient equals the gradient of the whole batch at once. A micro-batch draws the same random numbers in
-both rounds, and finds the same buffers; the first round leaves those as they were. The value of a micro-batch's loss is
-its share of the rank's sum, by samples.
+both rounds, and finds the same buffers. The value of its loss is its share of the rank's sum, by samples.
 
-Limits: a forward pass gives the same output twice. Forward passes that gather or exchange do so twice. Buffers that it
-changes are copied.
+Limits: a forward pass gives the same output twice. Forward passes that gather or exchange do so twice.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ over the ranks. The norm of the gradient is over all parameters and all ranks.
 Contract: between the data and torch nothing runs that a hand-written loop would lack, and the host reads no number back
 from the device.
 
-Limits: if targets may be ignored (`counts` is `kept`) the ranks sum the count of each step by an all-reduce of one
-number. It overlaps with the forward pass of the first micro-batch. A loss that counts by itself (`own`) is divided by
-the samples at first, and its gradients are corrected once the count is known.
+Limits: if targets may be ignored (`counts` is `kept`) an all-reduce of the count overlaps with the first forward pass.
+A loss that counts by itself (`own`) is divided by the samples, and its gradients are corrected by the count later.
 """
 
 from __future__ import annotations

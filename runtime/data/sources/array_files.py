@@ -1,9 +1,7 @@
 """Sources that are files of numbers in a known layout, mapped into memory: `tokens`, `mnist`, `cifar10`.
 
-Model: the step's arguments list the files and their layout. Each file is mapped at the first use of one of its samples,
-and checked against them. Pixels stay bytes until they are batched, and then become 0 … 1.
-
-Contract: only the pages that a sample needs are read; the ranks of a machine share them.
+Contract: only the pages that a sample needs are read; the ranks of a machine share them. Pixels stay bytes until they
+are batched, and then become 0 … 1.
 
 Limits: gzipped MNIST files cannot be mapped; each rank holds them unpacked, a byte a pixel. The same goes for a batch
 of CIFAR-10's python version whose pixels do not lie contiguously in the file.

@@ -1,8 +1,5 @@
 """The sources of data: opened once per process, then gathered a whole micro-batch at a time.
 
-Model: `open_source` gives the training and the validation samples of a job as `Samples` (samples.py). Kinds with a file
-format of their own have modules of their own: array_files.py, image_folder.py, table_sources.py.
-
 Contract: a source that does not hold as many samples as the plan was made for raises before the first step.
 
 Limits: `stdlib` is read whole (a byte a token). A Fortran-ordered, compressed or otherwise unmappable array is read

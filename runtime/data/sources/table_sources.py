@@ -1,9 +1,8 @@
 """`parquet` and `datasets`: columns of tables, read a block at a time or mapped.
 
 Model: tables.py opens the tables and decides on the kinds of columns; this module makes batches of rows. A block of a
-Parquet file is a run of row groups (`blocks` of the step's arguments). It is read at the first use of one of its rows.
-As many blocks are held as the sampler shuffles together, and one more. Data sets of `datasets` are Arrow files, which
-that library maps into memory.
+Parquet file, a run of row groups, is read at the first use of one of its rows. As many blocks are held as the sampler
+shuffles together, and one more. Data sets of `datasets` are Arrow files, which that library maps into memory.
 
 Limits: worker processes decode images, and each worker reads the blocks it needs for itself.
 """
