@@ -85,14 +85,18 @@ class Splits:
         return samples
 
 
+class StoredSamples:
+    """Samples of plain tensors that need no computing worth a worker."""
+
+    by_process = is_structure = False
+
+
 @dataclass(frozen=True)
-class TensorSamples:
+class TensorSamples(StoredSamples):
     """Samples stored as rows of two tensors, in memory or mapped into it."""
 
     inputs: Tensor
     targets: Tensor
-    by_process: ClassVar[bool] = False
-    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.inputs.shape[0]

@@ -11,11 +11,9 @@ a module. Its name is found by a search of these places.
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -24,6 +22,7 @@ from dslc.compiler.ir.program import PythonFunction
 from dslc.compiler.trace.private_torch import times_written
 from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import LossError
+from dslc.runtime.process.random_numbers import seed_host
 from dslc.runtime.process.user_code import UserObject, load_function
 
 _DEPTH = 6  # of attributes within attributes that are searched
@@ -67,7 +66,7 @@ def try_state(function: Loss, name: str, output: Structure, target: Structure, *
     before = {path: (each, _times_written(each)) for path, (each, _) in held.items()}
     numbers = _held_numbers(function) if again else {}
     if again:
-        _seed()
+        seed_host(0)
     found = function(output, target)
     parameters = {id(each): each for loss in tensors(found) for each in _leaves(loss, nodes)}
     if own := parameters.keys() - leaves:
@@ -80,7 +79,7 @@ def try_state(function: Loss, name: str, output: Structure, target: Structure, *
     if again:
         moved += [path for path, number in _held_numbers(function).items() if number != numbers.get(path)]
     if not buffers and moved and again:
-        _seed()
+        seed_host(0)
         second = function(output, target)
         if not all(map(_same, tensors(found), tensors(second))):
             buffers = moved
@@ -101,12 +100,6 @@ def _times_written(tensor: Tensor) -> int:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.to(one.device).nan_to_num())
-
-
-def _seed() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
 
 
 def _leaves(loss: Tensor, outputs: set[Node | None]) -> Iterator[Tensor]:

@@ -39,10 +39,15 @@ def begin(seed: int, rank: int, step: int = 0) -> None:
 def begin_step(seed: int, rank: int, step: int) -> int:
     """Seeds the host's generators of `rank` for the step after `step` steps, and returns the number that it takes."""
     number = (seed * 1_000_003 + step * 7_919 + rank) % 2**32
+    seed_host(number)
+    return number
+
+
+def seed_host(number: int) -> None:
+    """Seeds the host's generators with one number."""
     random.seed(number)
     np.random.seed(number)
     torch.default_generator.manual_seed(number)
-    return number
 
 
 def begin_sample(seed: int, part: str, epoch: int, index: int) -> None:

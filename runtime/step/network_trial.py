@@ -18,7 +18,6 @@ Limits: a path that no pass takes is not seen. A batch whose tensors do not begi
 from __future__ import annotations
 
 import copy
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -123,7 +121,7 @@ class NetworkTrial:
     # ------------------------------------------------------------------------------------------------ one pass
 
     def _make_network(self) -> nn.Module:
-        _begin()
+        random_numbers.seed_host(_SEED)
         return with_fixed_statistics(_without_zeros(self.make()))
 
     def _fresh(self) -> nn.Module:
@@ -144,7 +142,7 @@ class NetworkTrial:
         model.train(training)
         with_fixed_statistics(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        _begin(seed)
+        random_numbers.seed_host(seed)
         before = torch.get_rng_state()
         with torch.set_grad_enabled(training):
             output = call(model, model.forward, batch[0])
@@ -169,7 +167,7 @@ class NetworkTrial:
         first = self._fresh()
         before = _attributes(first)
         draws = HostDraws(first)
-        _begin()
+        random_numbers.seed_host(_SEED)
         with draws.watch():
             one = self._pass(first, self.batch)
         if draws.source and facts.host_draws is None:
@@ -207,7 +205,7 @@ class NetworkTrial:
 
     def _place_of_draw(self, values: Mapping[str, object] = MappingProxyType({})) -> CodePlace:
         model = self._with_values(values)
-        _begin()
+        random_numbers.seed_host(_SEED)
         with HostDraws(model).line_of() as places:
             self._pass(model, self.batch)
         return places[0] if places else CodePlace(module="", kind=type(model).__name__)
@@ -485,13 +483,6 @@ def _without_zeros(model: nn.Module) -> nn.Module:
 def _iterators(model: nn.Module) -> list[str]:
     """Returns the attributes that hold iterators."""
     return [name for name, value in held_values(model) if isinstance(value, Iterator) and has_attribute(model, name)]
-
-
-def _begin(seed: int = _SEED) -> None:
-    """Seeds the generators of the host."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
 
 
 # ------------------------------------------------------------------------------------------------- comparison

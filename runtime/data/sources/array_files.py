@@ -14,7 +14,7 @@ import mmap
 import os
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data.samples import ConcatenatedSamples, SourceError
+from dslc.runtime.data.samples import ConcatenatedSamples, SourceError, StoredSamples
 from dslc.runtime.data.sources.token_files import MAGIC
 
 if TYPE_CHECKING:
@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TokenSamples:
+class TokenSamples(StoredSamples):
     """One file as (n - 1) // context sequences without overlap; targets are the tokens that follow."""
 
     stream: NDArray[np.generic]
     context: int
-    by_process: ClassVar[bool] = False
-    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return max(0, len(self.stream) - 1) // self.context
@@ -98,13 +96,11 @@ def _hold_size(step: DataStep, file: str, planned: int) -> None:
 
 
 @dataclass(frozen=True)
-class PixelSamples:
+class PixelSamples(StoredSamples):
     """Images (n, channels, height, width) and labels (n,) in bytes; batches have pixels 0 … 1 and classes."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
-    by_process: ClassVar[bool] = False
-    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return len(self.images)

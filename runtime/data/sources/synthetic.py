@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
+from dslc.runtime.data.samples import StoredSamples
 
 KEPT = 1 << 28  # bytes
 FEATURES = 256
@@ -62,7 +63,7 @@ def whole_normals(seed: int, stream: int, positions: Words) -> NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(StoredSamples):
     """Samples of real numbers of a shape, with a class each (`classes`), or with real targets of a shape."""
 
     seed: int
@@ -70,8 +71,6 @@ class Numbers:
     shape: tuple[int, ...]
     classes: int | None
     targets: tuple[int, ...]
-    by_process: ClassVar[bool] = False
-    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.samples
@@ -99,15 +98,13 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(StoredSamples):
     """Sequences of tokens 0 <= t < vocab of a length, and the tokens that follow; both int64."""
 
     seed: int
     samples: int
     vocab: int
     context: int
-    by_process: ClassVar[bool] = False
-    is_structure: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.samples

@@ -143,8 +143,7 @@ def _pictures(column: pa.Array, mode: str, shape: tuple[int, ...], size: int | N
 
     made = np.empty((len(column), *shape), np.float32)
     for n, value in enumerate(column.to_pylist()):
-        data, path = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
-        pixels = decoded(io.BytesIO(data) if data is not None else path, mode, size)  # type: ignore[arg-type]
+        pixels = decoded(_stored(value), mode, size)
         if pixels.shape != shape:
             raise ValueError(
                 f"a picture of {_size_text(pixels.shape)}, and the first is {_size_text(shape)}: `size = …` fits them"
@@ -160,8 +159,13 @@ def picture_of(column: pa.Array, mode: str) -> Image.Image:
     value = _plain(column)[0].as_py()
     if value is None:
         raise ValueError("a row has no value")
-    data, path = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
-    return opened(io.BytesIO(data) if data is not None else path, mode)  # type: ignore[arg-type]
+    return opened(_stored(value), mode)
+
+
+def _stored(value: bytes | dict[str, Any]) -> io.BytesIO | str:
+    """Returns the file of a picture: encoded bytes, or a path as `datasets` stores it."""
+    data, path = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, "")
+    return io.BytesIO(data) if data is not None else str(path)
 
 
 def _size_text(shape: tuple[int, ...]) -> str:
