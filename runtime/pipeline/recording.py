@@ -158,7 +158,8 @@ def map_parts(function: Callable[[Any], object], value: Any) -> Any:
         case slice():
             return slice(*map(function, (value.start, value.stop, value.step)))
         case tuple() if hasattr(value, "_fields"):
-            return type(value)(*map(function, value))
+            items: list[Any] = list(map(function, value))
+            return type(value)(*items)
         case tuple():  # a torch.Size would take no references
             return tuple(map(function, value))
         case list():
