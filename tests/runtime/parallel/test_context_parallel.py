@@ -28,7 +28,9 @@ def piece(rank: int, ranks: int, causal: bool) -> list[Any]:
     own = LENGTH // ranks
     *parts, weight = (tensor[:, :, rank * own : (rank + 1) * own] for tensor in inputs())
     query, key, value = (part.detach().requires_grad_() for part in parts)
-    y = attend(query, key, value, is_causal=causal, number=rank, group=dist.group.WORLD)
+    group = dist.group.WORLD
+    assert group is not None
+    y = attend(query, key, value, is_causal=causal, number=rank, group=group)
     (y * weight).sum().backward()
     found = [y.detach(), query.grad, key.grad, value.grad]
     return [tensor.numpy().copy() for tensor in found if tensor is not None]
