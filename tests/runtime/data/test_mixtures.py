@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from dslc.compiler.placement.epochs import counts
 from dslc.dsl.language import calls as c
 from dslc.runtime.data import sampler
 from dslc.runtime.data.sources.open_sources import open_source
+from dslc.runtime.data.splits import sample_name, source_number
 
 
 def part(train: int, validation: int = 0, seed: int = 0, *, shuffle: bool = True) -> DataStep:
@@ -113,3 +116,16 @@ def test_samples_are_those_of_each_source_and_validation_is_of_each() -> None:
     assert not Counter(map(tuple, parts[0].train.batch(torch.arange(12))[0].tolist())) & Counter(
         map(tuple, parts[1].train.batch(torch.arange(12))[0].tolist())
     ), "two synthetic sources are not the same samples"
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_sample_is_named_by_its_number_in_its_source_too(split: str) -> None:
+    """The numbers of both splits are those of all samples, each once; the samples of a mixture have none."""
+    step = part(30, 10)
+    splits = (("train", 30), ("validation", 10))
+    assert sorted(source_number(step, each, n) for each, count in splits for n in range(count)) == list(range(40))
+    number = source_number(step, split, 7)
+    words = f"sample 7 of the {'training' if split == 'train' else split} data"
+    assert sample_name(step, split, 7) == f"{words} (number {number} of `synthetic`)"
+    assert sample_name(replace(step, source="python"), split, 7) == f"{words} (`dataset[{number}]`)"
+    assert sample_name(mixture([3, 5], (3, 5)), split, 7) == words
