@@ -8,7 +8,27 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, TypeAlias, TypedDict
+
+Json: TypeAlias = Any  # what JSON holds
+
+
+class ChildAnswer(TypedDict, total=False):
+    """What a child tells: the result of its work; or the exception, and where the user's code raised it."""
+
+    made: Json
+    error: str
+    where: str
+    module: str  # of a network, whose forward pass raised it
+    absent: bool  # true if a module cannot be imported
+    argument: str
+    remedy: str
+    barred: bool  # true if torch refuses to work in this child
+    threads: list[str]  # that the work left running
+    processes: list[int]
+    repeats: list[int]
+    left: str  # these in words
+    status: int  # with which a child without an answer ended
 
 
 def import_torch_for_children() -> None:
@@ -16,14 +36,14 @@ def import_torch_for_children() -> None:
     children which are forked later can compute.
     """
     with contextlib.suppress(ImportError, OSError):  # each child meets it again, and tells it with what needs torch
-        import dslc.compiler.trace.user_functions
+        import dslc.compiler.trace.trace_source
         import dslc.runtime.loop.stateful_metrics
         import dslc.runtime.model.losses  # noqa: F401
 
 
-def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """Returns `{"made": work()}` from a forked child, or the exception: `error`, `where`, `module`, `absent`,
-    `argument` and `remedy`; `left` names the threads and processes that `work` left running, which are ended.
+def in_child(work: Callable[[], object]) -> ChildAnswer:
+    """Returns what `work` returns in a forked child, or its exception. The threads and processes that it left running
+    are ended.
 
     In a program that has used torch on a machine with GPUs, whose children may not, the work is done here.
     """
@@ -44,17 +64,18 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
         os.waitpid(child, 0)
         file.seek(0)
         answers = [json.loads(line) for line in file]
-    answer, ended = answers[0], answers[-1]
+    answer: ChildAnswer = answers[0]
+    ended = answers[-1]
     if answer is ended:  # the child gave no answer
         said = f"the process ended with status {ended['status']}"
-        told = ("where", "argument", "remedy", "module", "absent")
-        answer = {"error": said, "threads": [], "processes": [], "repeats": []} | dict.fromkeys(told, "")
+        answer = {"error": said, "where": "", "module": "", "absent": False, "argument": "", "remedy": ""}
+        answer |= {"threads": [], "processes": [], "repeats": []}
     ended_here = [process for process in ended["processes"] if process not in answer["repeats"]]
     answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended_here])
     return _attempt_here(work) | {"left": ""} if "barred" in answer else answer
 
 
-def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
+def _answer(work: Callable[[], object], file: TextIO) -> NoReturn:
     """Writes the answer of a child, and ends it, even if `work` has left threads running."""
     from dslc.probe.leaked_resources import end_own, of_repeats
 
@@ -75,7 +96,7 @@ def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
         os._exit(0)
 
 
-def _write(said: dict[str, Any], file: TextIO) -> None:
+def _write(said: object, file: TextIO) -> None:
     file.write(json.dumps(said) + "\n")
     file.flush()
 
@@ -99,20 +120,21 @@ def _hush_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str, Any]:
+def _attempt(work: Callable[[], object], *caught: type[BaseException]) -> ChildAnswer:
     try:
         return {"made": work()}
     except caught as raised:  # passed on, to be reported
         from dslc.runtime.process.vision_library import true_cause
 
         error = true_cause(raised)
-        own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
-        place = {
+        return {
+            "error": first_line(error),
             "where": where_in_the_users_code(error),
             "module": _module(error),
             "absent": isinstance(error, ImportError),
+            "argument": getattr(error, "argument", ""),
+            "remedy": getattr(error, "remedy", ""),
         }
-        return {"error": first_line(error), **place, **own}
 
 
 def _torch_is_barred() -> bool:
@@ -129,7 +151,7 @@ def _torch_is_barred() -> bool:
     return bool(torch.cuda._is_in_bad_fork())
 
 
-def _attempt_here(work: Callable[[], Any]) -> dict[str, Any]:
+def _attempt_here(work: Callable[[], object]) -> ChildAnswer:
     """Does the work in this process, and restores its threads and random states."""
     import torch
 

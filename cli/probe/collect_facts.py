@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import replace
-from typing import Any
 
 from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.facts.sources import source_facts
@@ -68,7 +67,7 @@ def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
 
     _, arguments = source_key(call)
 
-    def work() -> Any:
+    def work() -> object:
         from dslc.runtime.data.sources import tables
 
         try:

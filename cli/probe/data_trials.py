@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sample_numbers import count_of
 from dslc.compiler.facts.source_look import MissingDataError
@@ -17,12 +17,18 @@ from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import PythonSource, PythonTransform
+from dslc.dsl.language.calls import PictureSource, PythonSource, PythonTransform
+from dslc.dsl.language.registry import Call
 from dslc.dsl.language.samplers import ByLength, PythonNumbers, Weighted
 from dslc.dsl.words import plural
-from dslc.probe.child import in_child
+from dslc.probe.child import Json, in_child
 from dslc.probe.trial import Trial
 from dslc.probe.user_code_trials import used
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from dslc.compiler.trace.structures import UserValue
 
 SIDE = 1.25  # sides of the images that are tried, over those of the network's input
 
@@ -33,13 +39,15 @@ def try_images(trial: Trial) -> None:
         _try_images(trial, alone.data.source, facts)
 
 
-def _try_images(trial: Trial, source: Any, facts: SourceFacts) -> None:
+def _try_images(trial: Trial, source: Call, facts: SourceFacts) -> None:
     report, step = trial.report, picture_step(source, facts)
-    if report.errors or step is None or not (step.augment or step.erase or step.transform):
+    if report.errors or step is None or not isinstance(source, PictureSource):
+        return
+    if not (step.augment or step.erase or step.transform):
         return
     step = locate_paths(step, trial.job.folder)
 
-    def work() -> dict[str, Any]:
+    def work() -> dict[str, object]:
         from dslc.runtime.data.augmentation import normalizes, own_transform, prepared
         from dslc.runtime.process.random_numbers import begin_sample
 
@@ -62,7 +70,7 @@ def _try_images(trial: Trial, source: Any, facts: SourceFacts) -> None:
         _compare(source, tuple(step.shape), tried, report)
 
 
-def _compare(source: Any, wanted: tuple[int, ...], tried: dict[str, Any], report: Report) -> None:
+def _compare(source: PictureSource, wanted: tuple[int, ...], tried: dict[str, Json], report: Report) -> None:
     place = source.at("transform" if source.transform is not None else "augment")
     made = tuple(tried["shape"])
     if made != wanted:
@@ -80,15 +88,15 @@ def _compare(source: Any, wanted: tuple[int, ...], tried: dict[str, Any], report
         )
 
 
-def _name(source: Any) -> str:
-    return source.transform.function if source.transform is not None else "augment"
+def _name(source: PictureSource) -> str:
+    return source.transform.function if isinstance(source.transform, PythonTransform) else "augment"
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _picture(shape: tuple[int, ...], *, exact: bool) -> Any:
+def _picture(shape: tuple[int, ...], *, exact: bool) -> Image:
     """Returns a picture of random numbers, of the size that stored ones have (`exact`), or larger."""
     import numpy as np
     from PIL import Image
@@ -154,7 +162,7 @@ def _try_length(trial: Trial, call: PythonNumbers) -> None:
     if not isinstance(own, PythonSource):
         return
 
-    def use(length: Callable[..., Any]) -> float:
+    def use(length: Callable[..., UserValue]) -> float:
         from dslc.runtime.process.random_numbers import begin_sample
         from dslc.runtime.process.user_code import load_function
 

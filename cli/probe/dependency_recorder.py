@@ -23,7 +23,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import TextIO
 
 from dslc.dsl.files import open_file
 from dslc.runtime.process.frame_ownership import is_users
@@ -48,11 +48,10 @@ class DependencyRecorder:
         self._drawn = _random_states()
         self._outputs = [_Noting(sys.stdout), _Noting(sys.stderr)]
         sys.stdout, sys.stderr = self._outputs
-        inside: Any = os.environ
-        inside._data = _Variables(inside._data, self._environment)
+        os.environ._data = _Variables(os.environ._data, self._environment)  # type: ignore[attr-defined]
         sys.addaudithook(self._audit)
 
-    def dependencies(self) -> dict[str, Any] | None:
+    def dependencies(self) -> dict[str, dict[str, str] | dict[str, str | None]] | None:
         """Returns the files by the digest of their content, and the variables by their values."""
         self._watching = False
         for output in self._outputs:
@@ -70,7 +69,7 @@ class DependencyRecorder:
         variables = {name: digest_of_variable(value) for name, value in self._environment.items()}
         return {"files": {path: digest_of(path) for path in counting}, "environment": variables}
 
-    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, args: tuple[object, ...]) -> None:
         if not self._watching:
             return
         if event == "open":
@@ -83,7 +82,7 @@ class DependencyRecorder:
             if not asker.startswith(_IMPORTS) and not _is_of_fixed_version(folder) and folder not in _OF_MACHINE:
                 self._beyond.append(event)
 
-    def _open(self, path: Any, mode: Any, flags: Any) -> None:
+    def _open(self, path: object, mode: object = None, flags: object = None) -> None:
         if isinstance(path, int):
             return
         name = os.path.abspath(_text(path))
@@ -129,7 +128,7 @@ def _is_large(path: str) -> bool:
         return False
 
 
-def _text(path: Any) -> str:
+def _text(path: object) -> str:
     return os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
 
 
@@ -174,7 +173,7 @@ def _distributed() -> frozenset[str]:
     return frozenset(importlib.metadata.packages_distributions())
 
 
-def _random_states() -> tuple[Any, ...]:
+def _random_states() -> tuple[object, ...]:
     import random
 
     import numpy
@@ -185,11 +184,11 @@ def _random_states() -> tuple[Any, ...]:
 class _Noting:
     """A stream that notes whether anything is written."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.written = False
 
-    def write(self, text: str) -> Any:
+    def write(self, text: str) -> int:
         self.written |= bool(text)
         return self._stream.write(text)
 
@@ -197,7 +196,7 @@ class _Noting:
         self.written = True
         self._stream.writelines(lines)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in ("buffer", "fileno", "detach"):
             self.written = True  # which may go around it
         return getattr(self._stream, name)
@@ -211,37 +210,38 @@ def _asked_by_user() -> bool:
     return is_users(frame.f_code.co_filename)
 
 
-class _Variables(dict[Any, Any]):
+class _Variables(dict[bytes, bytes]):
     """The environment, which notes in `read` the variables that the user's code reads and that were not set here
     before.
     """
 
-    def __init__(self, values: dict[Any, Any], read: dict[str, str | None]) -> None:
+    def __init__(self, values: dict[bytes, bytes], read: dict[str, str | None]) -> None:
         super().__init__(values)
-        self._read, self._own = read, set[Any]()
+        self._read, self._own = read, set[bytes]()
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: bytes) -> bytes:
         self._note(key)
         return super().__getitem__(key)
 
-    def __contains__(self, key: Any) -> bool:
-        self._note(key)
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, bytes):
+            self._note(key)
         return super().__contains__(key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: bytes, value: bytes) -> None:
         self._own.add(key)
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: bytes) -> None:
         self._own.add(key)
         super().__delitem__(key)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[bytes]:
         for key in list(self.keys()):
             self._note(key)
         return super().__iter__()
 
-    def _note(self, key: Any) -> None:
+    def _note(self, key: bytes) -> None:
         if key not in self._own and _asked_by_user():
             value = super().get(key)
             self._read.setdefault(os.fsdecode(key), None if value is None else os.fsdecode(value))

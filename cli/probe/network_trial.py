@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
@@ -20,7 +20,11 @@ from dslc.probe.sample_outputs import analysis_on_one_rank, open_samples
 from dslc.probe.trial import Trial
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from dslc.compiler.ir.module_facts import ModelFacts
+    from dslc.compiler.trace.structures import UserValue
 
 NUMBERS = 1 << 25  # of the parameters of a network that is tried, at most
 FLOPS = 31e9  # of all passes of a trial, at most: about a second on one core
@@ -28,7 +32,7 @@ MEMORY = 1 << 30  # bytes that the forward pass of a batch keeps, at most
 _FORWARD_PASSES = 48  # of one sample
 
 
-def modules_in_evaluation(model: Any) -> tuple[str, ...]:
+def modules_in_evaluation(model: nn.Module) -> tuple[str, ...]:
     """Returns the outermost modules that a constructor has put into evaluation mode, and whose numbers depend on it;
     none if the whole network is in it.
     """
@@ -52,7 +56,7 @@ def can_try(facts: ModelFacts) -> bool:
     return numbers <= NUMBERS and flops * _FORWARD_PASSES <= FLOPS and 3 * memory <= MEMORY
 
 
-def undone(model: Any, names: Sequence[str]) -> tuple[str, ...]:
+def undone(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     """Returns the modules among `names` that are in training mode after `model.train()`."""
     return tuple(name for name in names if model.get_submodule(name).training)
 
@@ -62,7 +66,7 @@ class RealBatch:
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
-        self.batch: Any = None
+        self.batch: tuple[UserValue, UserValue] | None = None
 
     def load_batch(self) -> None:
         if self._trial.source.input is not None or self._trial.source.structures is not None:
@@ -70,7 +74,11 @@ class RealBatch:
 
 
 def try_network(
-    trial: Trial, make: Callable[[], Any], facts: ModelFacts, batch: Any, restored: tuple[str, ...]
+    trial: Trial,
+    make: Callable[[], nn.Module],
+    facts: ModelFacts,
+    batch: tuple[UserValue, UserValue] | None,
+    restored: tuple[str, ...],
 ) -> NetworkFacts:
     """Returns the facts of a traced network with the facts of a trial on `batch`, or with the reason why the trial
     failed.
@@ -88,7 +96,7 @@ def try_network(
         return replace(known, failure=first_line(error) + (f" ({where})" if where else ""))
 
 
-def real_batch(trial: Trial) -> Any:
+def real_batch(trial: Trial) -> tuple[UserValue, UserValue] | None:
     """Returns a batch of real samples, input and target: the samples that tracing a user's source wrote, or samples of
     a source of the library. A source that takes long to open gives drawn samples. None without samples.
     """
@@ -104,8 +112,10 @@ def real_batch(trial: Trial) -> Any:
         for call in parts:
             if isinstance(call, PythonSource):
                 search_first(trial.function(call).folder)  # for objects of the user's own classes
-        batch = torch.load(trial.files.samples, weights_only=False)
-        return batch if source.structures is not None else map_tensors(as_seen, batch)
+        batch: tuple[UserValue, UserValue] = torch.load(trial.files.samples, weights_only=False)
+        if source.structures is not None:
+            return batch
+        return map_tensors(as_seen, batch[0]), map_tensors(as_seen, batch[1])
     if any(isinstance(each, PythonSource) for each in parts):
         return None
     if len(parts) > 1 or isinstance(parts[0], Parquet | Datasets | Images):
@@ -117,7 +127,7 @@ def real_batch(trial: Trial) -> Any:
     return samples.batch(torch.arange(min(ROWS, len(samples))))
 
 
-def _random_samples(source: SourceFacts, samples: int) -> Any:
+def _random_samples(source: SourceFacts, samples: int) -> tuple[torch.Tensor, None] | None:
     """Returns samples that are drawn, of the shapes of the source's."""
     import torch
 

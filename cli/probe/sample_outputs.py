@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
@@ -31,12 +31,19 @@ from dslc.dsl.language.metrics import PythonMetric
 from dslc.probe.child import import_torch_for_children, in_child
 from dslc.probe.unchecked_parts import can_be_tried
 
+if TYPE_CHECKING:
+    import torch
+
+    from dslc.compiler.trace.structures import UserValue
+    from dslc.runtime.data.samples import Samples
+
 COUNTS = (3, 4)  # samples of the batches
 PARAMETERS = 1 << 28  # of a network that is run for its outputs, at most
 FLOPS = 1e11  # of its forward passes, at most: some seconds on one core
 
 T = TypeVar("T")
-Pair = tuple[Any, Any]  # output and target
+Activation = Callable[["torch.Tensor"], "torch.Tensor"]
+Pair = tuple["UserValue", "UserValue"]  # output and target
 Shapes = tuple[tuple[int, ...], tuple[int, ...], str]  # of a sample's output and target; the target's dtype
 
 
@@ -54,7 +61,7 @@ class TrialBatches:
     output: TensorFact | None = None  # of one sample
     structured: bool = False  # true if the output or the target is no tensor
 
-    def first_accepted(self, mode: str, attempt: Callable[[list[Any]], T]) -> T | None:
+    def first_accepted(self, mode: str, attempt: Callable[[list[Pair]], T]) -> T | None:
         """Returns the result of `attempt` on batches of real samples; else on the first of several inventions that it
         does not fail on, or raises what it raises on the first. Returns None if there are no batches.
         """
@@ -137,7 +144,7 @@ def analysis_on_one_rank(job: JobSpec, facts: Facts) -> Analysis | None:
     return analysis if fine else None
 
 
-def open_samples(analysis: Analysis) -> Any:
+def open_samples(analysis: Analysis) -> Samples:
     """Returns the samples that a job trains on."""
     from dslc.compiler.graph.constants import data_step
     from dslc.runtime.data.sources.open_sources import open_source
@@ -153,7 +160,7 @@ def _write(analysis: Analysis, file: str) -> None:
     from dslc.runtime.data.samples import batch_aside
     from dslc.runtime.model.meta_model import build_model
 
-    def detached(value: Any) -> Any:
+    def detached(value: object) -> UserValue:
         leaves, form = flatten(value)
         return unflatten([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], form)
 
@@ -184,9 +191,10 @@ def inventions(given: Shapes | str) -> Iterator[list[Pair]]:
     if not given:
         return
     batches = torch.load(given, weights_only=False) if isinstance(given, str) else list(_random_outputs(*given))
-    for activation in (lambda tensor: tensor, torch.sigmoid, F.logsigmoid):
+    activations: tuple[Activation, ...] = (lambda tensor: tensor, torch.sigmoid, F.logsigmoid)
+    for activation in activations:
 
-        def changed(tensor: torch.Tensor, activation: Callable[..., Any] = activation) -> Any:
+        def changed(tensor: torch.Tensor, activation: Activation = activation) -> torch.Tensor:
             return activation(tensor) if tensor.dtype.is_floating_point else tensor
 
         yield [(map_tensors(changed, output), target) for output, target in batches]

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from dslc.dsl.language.calls import PythonSource
 from dslc.probe.child import in_child
@@ -31,6 +31,7 @@ from dslc.runtime.process.user_code import HANDED_OVER
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.program import PythonFunction
+    from dslc.compiler.trace.structures import UserValue
 
 SLOW = 1.0
 SAMPLES = 64  # of each part that are compared, at most
@@ -39,7 +40,15 @@ _ENTROPY = re.compile(r"(default_rng|RandomState|Random|SystemRandom)\(\s*\)|ura
 _ORDERED = ("sorted", "len", "min", "max", "sum", "any", "all")  # calls to which the order of a set is nothing
 
 
-def fingerprint(made: Any, begin: Callable[[int], None]) -> dict[str, list[str]]:
+class DataReads(TypedDict):
+    """Digests of some samples, the seconds that making the data set took, and the line that listed a folder."""
+
+    samples: dict[str, list[str]]
+    seconds: float
+    listed: str
+
+
+def fingerprint(made: UserValue, begin: Callable[[int], None]) -> dict[str, list[str]]:
     """Returns, by a name for each part of some samples, the digests of two reads of it, and the lengths."""
     found: dict[str, list[str]] = {}
     for part, samples in _parts(made):
@@ -69,8 +78,8 @@ def _sample_indices(count: int) -> list[int]:
     return list(dict.fromkeys([*(n for n in (0, count // 2, count - 1) if 0 <= n < count), *spread]))[:SAMPLES]
 
 
-def _parts(made: Any) -> Iterator[tuple[str, Any]]:
-    from dslc.compiler.trace.user_functions import splits_of
+def _parts(made: UserValue) -> Iterator[tuple[str, UserValue]]:
+    from dslc.compiler.trace.trace_source import splits_of
     from dslc.runtime.data.sources.open_sources import is_pair_of_arrays
 
     if is_pair_of_arrays(made):
@@ -83,7 +92,7 @@ def _parts(made: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}{own}", samples
 
 
-def _leaves(sample: Any) -> list[str]:
+def _leaves(sample: object) -> list[str]:
     from hashlib import blake2b
 
     from dslc.compiler.trace.private_torch import tree_leaves
@@ -172,9 +181,9 @@ def _differing(one: dict[str, list[str]], other: dict[str, list[str]]) -> str:
     return ""
 
 
-def make_and_read(named: PythonFunction, seed: int, *, backward: bool = False) -> dict[str, Any]:
-    """Makes the data set, as a rank does; returns the digests of some samples, the seconds that it took, and where it
-    listed a folder. `backward`: folders are listed in another order. What it prints is dropped.
+def make_and_read(named: PythonFunction, seed: int, *, backward: bool = False) -> DataReads:
+    """Makes the data set, as a rank does, and reads some samples. `backward`: folders are listed in another order. What
+    it prints is dropped.
     """
     import torch
 
@@ -207,8 +216,8 @@ class _Listings:
     def __exit__(self, *_: object) -> None:
         os.listdir, os.scandir = self._own
 
-    def _listed(self, own: Callable[..., Any]) -> Any:
-        def listed(*arguments: Any) -> Any:
+    def _listed(self, own: Callable[..., UserValue]) -> UserValue:
+        def listed(*arguments: UserValue) -> UserValue:
             from dslc.runtime.process.frame_ownership import is_users
 
             frame = sys._getframe(1)
@@ -227,13 +236,13 @@ class _Listings:
 class _Backward:
     """The entries of a folder as `os.scandir` gives them, in another order."""
 
-    def __init__(self, entries: list[Any]) -> None:
+    def __init__(self, entries: list[os.DirEntry[str]]) -> None:
         self._entries = iter(entries)
 
     def __iter__(self) -> _Backward:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> os.DirEntry[str]:
         return next(self._entries)
 
     def __enter__(self) -> _Backward:
@@ -246,7 +255,7 @@ class _Backward:
         """Does nothing. `os.scandir`'s own `close` frees a handle, and this object has none."""
 
 
-def _in_interpreter(named: PythonFunction, seed: int) -> dict[str, Any] | None:
+def _in_interpreter(named: PythonFunction, seed: int) -> DataReads | None:
     """Makes the data set in an interpreter whose texts have other hashes."""
     from dslc.compiler.ir.codec import to_json
 
@@ -255,7 +264,9 @@ def _in_interpreter(named: PythonFunction, seed: int) -> dict[str, Any] | None:
     told = json.dumps({"named": to_json(named), "seed": seed})
     ended = subprocess.run([sys.executable, "-c", code], input=told, env=environ, capture_output=True, text=True)
     lines = ended.stdout.splitlines()
-    return json.loads(lines[-1]) if ended.returncode == 0 and lines else None  # what it fails by, the first has told
+    if ended.returncode or not lines:
+        return None  # the first process has reported the failure
+    return cast("DataReads", json.loads(lines[-1]))
 
 
 def answer() -> None:

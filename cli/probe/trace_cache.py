@@ -28,9 +28,10 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.dsl import cache
+from dslc.probe.child import Json
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -46,7 +47,7 @@ _SETTINGS = ("TORCH", "PYTORCH", "ATEN", "MKL", "OMP_", "KMP_", "DNNL", "ONEDNN"
 class TraceCache:
     """The place of the facts of one network; `None` for a network whose facts are not kept."""
 
-    def __init__(self, what: dict[str, Any] | None, folder: str = "") -> None:
+    def __init__(self, what: dict[str, object] | None, folder: str = "") -> None:
         """`what` is all that the facts depend on in the job; `folder` is where the user's modules are."""
         place = cache.folder() if what is not None and os.environ.get(SWITCH, "").lower() not in ("off", "0") else None
         self._path = ""
@@ -75,13 +76,13 @@ class TraceCache:
         _touch(self._path)
         return facts
 
-    def watched(self, work: Callable[[], Any], prepare: Callable[[], None]) -> Callable[[], Any]:
+    def watched(self, work: Callable[[], object], prepare: Callable[[], None]) -> Callable[[], object]:
         """Returns work for a child that does `work`, and reports the files and variables it looked at. `prepare` comes
         first, unwatched: it reads data, and the key has only the description of the data's source.
         """
         if not self._path:
 
-            def unwatched() -> Any:
+            def unwatched() -> object:
                 prepare()
                 return {"facts": work(), "rests": None}
 
@@ -90,7 +91,7 @@ class TraceCache:
 
         here = os.getpid()
 
-        def watched() -> Any:
+        def watched() -> object:
             prepare()
             if os.getpid() == here:  # a process that goes on cannot be watched
                 return {"facts": work(), "rests": None}
@@ -100,7 +101,7 @@ class TraceCache:
 
         return watched
 
-    def store(self, made: dict[str, Any], facts: ModelFacts | None) -> None:
+    def store(self, made: dict[str, Json], facts: ModelFacts | None) -> None:
         """Keeps the facts that a child found, with what they rest on, if that is known."""
         rests = made["rests"]
         if not self._path or rests is None or facts is None or facts.looks or facts.structured:
@@ -155,7 +156,7 @@ def _shrink(folder: str) -> None:
 # ----------------------------------------------------------------------------------------------- known beforehand
 
 
-def _environment(folder: str) -> list[Any]:
+def _environment(folder: str) -> list[object]:
     """Returns everything but the job that tracing depends on and that is known beforehand."""
     places = [folder, *sys.path] if folder else sys.path
     return [
@@ -168,7 +169,7 @@ def _environment(folder: str) -> list[Any]:
     ]
 
 
-def _names(folder: str) -> Any:
+def _names(folder: str) -> object:
     """Returns, of a folder that Python imports from, the distributions that it has; of another than Python's own, the
     modules.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.ir.facts import Facts, SourceFacts
@@ -33,6 +33,9 @@ from dslc.probe.user_code_trials import (
     try_targets,
     used,
 )
+
+if TYPE_CHECKING:
+    from dslc.compiler.trace.structures import UserValue
 
 
 def trace_facts(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
@@ -60,8 +63,8 @@ def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> SourceFacts:
 
     job, own = trial.job, trial.job.data.collate
 
-    def use(make: Callable[..., Any]) -> Any:
-        from dslc.compiler.trace.user_functions import trace_source
+    def use(make: Callable[..., UserValue]) -> object:
+        from dslc.compiler.trace.trace_source import trace_source
         from dslc.runtime.data.collating import collate
         from dslc.runtime.process.random_numbers import begin_sample
 

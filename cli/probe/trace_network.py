@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from dslc.compiler.facts.sources import source_key
 from dslc.compiler.facts.transformers_file import configuration_file
@@ -20,13 +20,14 @@ from dslc.compiler.ir.program import TransformersStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
+from dslc.compiler.rules.model.adapters import targets_any
+from dslc.compiler.rules.model.name_patterns import report_unmatched
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import NetworkLoss, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.words import plural
-from dslc.probe.adapter_probe import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
-from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
+from dslc.probe.child import Json, first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.dependency_recorder import digest_of, users_modules
 from dslc.probe.leaked_resources import counted_once
 from dslc.probe.network_trial import RealBatch, modules_in_evaluation, try_network, undone
@@ -37,12 +38,27 @@ from dslc.probe.user_code_trials import tell_what_is_left, used
 from dslc.runtime.process.user_code import HANDED_OVER
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.batch import Example
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
+    from dslc.compiler.trace.structures import UserValue
     from dslc.runtime.model.custom_losses import OwnSum
     from dslc.runtime.pipeline.captured import Seam
     from dslc.runtime.pipeline.input_form import InputForm
+
+
+class TraceAxes(TypedDict):
+    """The settings of a job that tracing depends on."""
+
+    low: bool
+    compile: bool
+    tensor: int
+    tensor_plan: tuple[str, ...] | None
+    context: int
+    frozen: tuple[str, ...]
 
 
 def trace_network(trial: Trial) -> Trial | None:
@@ -80,11 +96,11 @@ def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
     from dslc.compiler.ir.codec import from_json, to_json
     from dslc.compiler.ir.module_facts import ModelFacts
 
-    def use(make: Callable[..., Any]) -> Any:
+    def use(make: Callable[..., UserValue]) -> object:
         from dslc.compiler.trace.devices import named_gpus
-        from dslc.compiler.trace.user_functions import facts_of_made
+        from dslc.compiler.trace.instantiate import facts_of_made
 
-        adapted = with_adapter(trial, counted_once(make))
+        adapted = _with_adapter(trial, counted_once(make))
         with named_gpus(trial.job):
             return to_json(_trace_module(trial, adapted, real) if _is_called(trial) else facts_of_made(adapted))
 
@@ -96,11 +112,11 @@ def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
     found = len(report.found)
     real = RealBatch(trial)
 
-    def watched(work: Callable[[], Any]) -> Callable[[], Any]:
+    def watched(work: Callable[[], object]) -> Callable[[], object]:
         return kept.watched(work, real.load_batch)
 
-    made = used(trial, call, "model", lambda make: or_fault(lambda: use(make)), watched)
-    if made and tell_of_fault(trial.job, made["facts"], report):
+    made = used(trial, call, "model", lambda make: _or_fault(lambda: use(make)), watched)
+    if made and _tell_of_fault(trial.job, made["facts"], report):
         return None
     facts = from_json(ModelFacts, made["facts"]) if made else None
     if made and len(report.found) == found:
@@ -108,20 +124,21 @@ def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
     return facts
 
 
-def _trace_module(trial: Trial, make: Callable[[], Any], real: RealBatch) -> ModelFacts:
+def _trace_module(trial: Trial, make: Callable[[], UserValue], real: RealBatch) -> ModelFacts:
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
     from dslc.compiler.ir.network_facts import NetworkFacts
     from dslc.compiler.trace.batch import Example, Outputs, read_example
     from dslc.compiler.trace.devices import cpu_tensor_of_network
+    from dslc.compiler.trace.low_copy import try_low_copy
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
-    from dslc.compiler.trace.user_functions import trace_model, try_low_copy
+    from dslc.compiler.trace.trace_model import trace_model
     from dslc.runtime.model.custom_losses import OwnSum
 
-    kept: list[Any] = []
+    kept: list[nn.Module] = []
 
     resting: list[str] = []
 
-    def keep() -> Any:
+    def keep() -> nn.Module:
         kept.append(make())
         resting[:] = modules_in_evaluation(kept[-1])
         return kept[-1]
@@ -138,7 +155,7 @@ def _trace_module(trial: Trial, make: Callable[[], Any], real: RealBatch) -> Mod
     facts = trace_model(
         keep, given, loss=own, counted=counted, outputs=outputs, skipped=skipped, asked=_with_read_hook, **_axes(job)
     )
-    facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
+    facts = replace(facts, transposed=_transposed(kept[0])) if job.model.adapter is not None else facts
     facts = replace(facts, network=try_network(trial, make, facts, real.batch, undone(kept[-1], resting)))
     if job.devices.gpus is not None and isinstance(job.model.network, PythonNetwork):
         place = cpu_tensor_of_network(kept[-1], given)
@@ -154,7 +171,7 @@ def _trace_module(trial: Trial, make: Callable[[], Any], real: RealBatch) -> Mod
 
 
 def with_seams(
-    trial: Trial, model: Any, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
+    trial: Trial, model: nn.Module, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts."""
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
@@ -167,11 +184,11 @@ def with_seams(
         return _find_seams(trial, model, facts, given, BlockReuse())
 
 
-def _sum_of_pieces(loss: OwnSum) -> Callable[[Any, Any], Any]:
+def _sum_of_pieces(loss: OwnSum) -> Callable[..., tuple[torch.Tensor, int | torch.Tensor]]:
     """Returns the function that gives the sum of the losses of a piece of sequences, and their number."""
     from dslc.compiler.trace.sharding.context_records import MIXES, ContextParallelError
 
-    def total(output: Any, target: Any) -> Any:
+    def total(output: UserValue, target: UserValue) -> tuple[torch.Tensor, int | torch.Tensor]:
         counts = loss.count_losses(output, target)
         if counts.further:
             raise ContextParallelError(
@@ -207,7 +224,7 @@ def _input_form(given: TensorFact | Example, source: SourceFacts) -> InputForm:
 
 
 def _find_seams(
-    trial: Trial, model: Any, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
+    trial: Trial, model: nn.Module, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
     from dslc.compiler.ir.module_facts import SeamFacts
@@ -263,7 +280,7 @@ def _find_seams(
     )
 
 
-def _cache_key(trial: Trial, network: Any) -> dict[str, Any] | None:
+def _cache_key(trial: Trial, network: object) -> dict[str, object] | None:
     """Returns all of the job that the facts of its network depend on, for `TraceCache`; None where they depend on
     more: on batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
     """
@@ -272,7 +289,8 @@ def _cache_key(trial: Trial, network: Any) -> dict[str, Any] | None:
     job, source, adapter, loss = trial.job, trial.source, trial.steps.adapter, trial.job.model.loss
     if source.input is None or isinstance(loss, NetworkLoss) or job.train.step is not None or any(users_modules()):
         return None
-    return _axes(job) | {
+    return {
+        **_axes(job),
         "network": network,
         "folder": os.path.abspath(job.folder),
         "input": to_json(source.input),
@@ -301,8 +319,7 @@ def _of_pieces(wholes: tuple[Seam, ...], parts: tuple[Seam, ...], pieces: int) -
     return tuple(made)
 
 
-def _axes(job: JobSpec) -> dict[str, Any]:
-    """Returns the job's settings that tracing depends on."""
+def _axes(job: JobSpec) -> TraceAxes:
     parallelism = job.parallelism
     return {
         "low": low_precision(job),
@@ -314,7 +331,7 @@ def _axes(job: JobSpec) -> dict[str, Any]:
     }
 
 
-def _with_read_hook(known: Callable[[Any], bool]) -> contextlib.AbstractContextManager[None]:
+def _with_read_hook(known: Callable[[torch.Tensor], bool]) -> contextlib.AbstractContextManager[None]:
     """Makes `transformers` read numbers that are known, as it does in a training."""
     if "transformers" not in sys.modules:
         return contextlib.nullcontext()
@@ -339,7 +356,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
         from dslc.runtime.model.transformers_model import preload
 
         preload(step)
-        preload_adapters(job)
+        _preload_adapters(job)
 
     padding: list[int | None] = []
     file = configuration_file(network, job.folder)
@@ -348,15 +365,16 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
     if (facts := kept.load()) is not None:
         return facts
 
-    def work() -> Any:
+    def work() -> object:
         import torch
 
-        from dslc.compiler.trace.user_functions import TraceError
+        from dslc.compiler.trace.instantiate import TraceError
         from dslc.runtime.model.transformers_model import build_transformers, check_configuration, longest, padding_of
 
         torch.set_num_threads(1)
         if source.input is None and source.structures is None:
-            return check_configuration(step)
+            check_configuration(step)
+            return None
 
         def make() -> torch.nn.Module:
             model = build_transformers(step)
@@ -368,18 +386,18 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
                 )
             return model
 
-        facts = _trace_module(trial, with_adapter(trial, make), real)
+        facts = _trace_module(trial, _with_adapter(trial, make), real)
         return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
     import_torch_for_children()
     real = RealBatch(trial)
-    answer = in_child(kept.watched(lambda: or_fault(work), real.load_batch))
+    answer = in_child(kept.watched(lambda: _or_fault(work), real.load_batch))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), trial.report)
     if "made" in answer:
         from dslc.compiler.ir.module_facts import ModelFacts
 
         made = answer["made"]
-        if tell_of_fault(job, made["facts"], trial.report):
+        if _tell_of_fault(job, made["facts"], trial.report):
             return None
         facts = from_json(ModelFacts, made["facts"]) if made["facts"] else None
         if not answer["left"]:
@@ -394,6 +412,82 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
     return None
 
 
+_FAULT = "fault of the adapter"
+_MOST = 2_000  # names that a child tells
+
+
+def _with_adapter(trial: Trial, make: Callable[[], UserValue]) -> Callable[[], UserValue]:
+    """Returns a function that makes the module of `make` with the job's adapter."""
+    step = trial.steps.adapter
+    if step is None:
+        return make
+
+    def adapted() -> UserValue:
+        from torch import nn
+
+        from dslc.runtime.model.adapters import add
+
+        made = make()
+        if not isinstance(made, nn.Module):
+            return made
+        return add(made, replace(step, line=""), trial.job.train.seed)  # the job's line is in the message
+
+    return adapted
+
+
+def _preload_adapters(job: JobSpec) -> None:
+    """Imports the library before a run, for the children and the ranks."""
+    if job.model.adapter is not None:
+        from dslc.runtime.model.adapters import preload
+
+        preload()
+
+
+def _transposed(module: nn.Module) -> tuple[str, ...]:
+    """Returns the layers with an adapter whose weight has the input's dim first."""
+    from dslc.runtime.model.adapters import targets_of
+
+    return tuple(name for name, over in targets_of(module) if over)
+
+
+def _or_fault(work: Callable[[], object]) -> object:
+    """Returns what `work` returns, or the fault of the adapter, for `_tell_of_fault`."""
+    from dslc.runtime.model.adapters import AdapterError
+
+    try:
+        return work()
+    except AdapterError as error:
+        return {_FAULT: str(error), "argument": error.argument, "dense": list(error.dense)[:_MOST]}
+
+
+def _tell_of_fault(job: JobSpec, made: Json, report: Report) -> bool:
+    """Reports the fault that a child found; returns False if there is none."""
+    adapter = job.model.adapter
+    if not isinstance(made, dict) or _FAULT not in made or adapter is None:
+        return False
+    if made["dense"]:
+        ends = dict.fromkeys(name.rpartition(".")[2] for name in made["dense"])
+        report_unmatched(
+            "0727",
+            "`model.adapter.targets`: no dense layer is called @",
+            adapter.at("targets"),
+            adapter.targets,
+            [*ends, *made["dense"]],
+            report,
+            what="its dense layers",
+            is_of=targets_any,
+        )
+        return True
+    report.add("E0727", made[_FAULT], adapter.at(made["argument"]), help=_REMEDIES[made["argument"]])
+    return True
+
+
+_REMEDIES = {
+    "targets": "`targets` of dense layers alone; `save` for modules that are to train whole",
+    "save": "name it in one of the two",
+}
+
+
 def open_weights(trial: Trial) -> Trial | None:
     """Adds the tensors of the job's weights if only torch can read them; reports files that it cannot read."""
     start = trial.job.model.start
@@ -406,7 +500,7 @@ def open_weights(trial: Trial) -> Trial | None:
     if not files.torchs:
         return None
 
-    def work() -> Any:
+    def work() -> object:
         from dslc.runtime.checkpoint.weights import entry
         from dslc.runtime.model.initial_weights import tensors_of
 

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.program import MetricStep
@@ -27,9 +27,12 @@ from dslc.dsl.language.metrics import PythonMetric, TorchMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import article, plural, shorten_list
-from dslc.probe.child import first_line, import_torch_for_children, in_child, where_in_the_users_code
-from dslc.probe.sample_outputs import read_outputs, spread
+from dslc.probe.child import ChildAnswer, Json, first_line, import_torch_for_children, in_child, where_in_the_users_code
+from dslc.probe.sample_outputs import Pair, read_outputs, spread
 from dslc.probe.trial import Trial
+
+if TYPE_CHECKING:
+    from dslc.compiler.trace.structures import UserValue
 
 
 def try_loss(trial: Trial) -> Trial | None:
@@ -41,7 +44,7 @@ def try_loss(trial: Trial) -> Trial | None:
     pieces = layout.sizes["data"] * layout.microbatches if layout else 1
     ranks = layout.world_size if layout else 1
 
-    def use(function: Callable[..., Any]) -> tuple[bool, bool] | dict[str, Any]:
+    def use(function: Callable[..., UserValue]) -> tuple[bool, bool] | dict[str, object]:
         from dslc.compiler.trace.devices import cpu_tensor_of_loss, named_gpus
         from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
@@ -49,7 +52,7 @@ def try_loss(trial: Trial) -> Trial | None:
         _refuse_class(function, call)
         step = trial.steps.loss
 
-        def attempt(batches: list[Any]) -> tuple[bool, bool] | dict[str, Any]:
+        def attempt(batches: list[Pair]) -> tuple[bool, bool] | dict[str, object]:
             try:
                 for batch in batches[:1]:
                     if job.devices.gpus is not None and (place := cpu_tensor_of_loss(function, *batch)) is not None:
@@ -113,7 +116,7 @@ def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, repo
     )
 
 
-def _refuse_class(function: Callable[..., Any], call: PythonLoss) -> None:
+def _refuse_class(function: Callable[..., UserValue], call: PythonLoss) -> None:
     """Raises LossError for a class, whose objects may be losses."""
     from dslc.runtime.model.errors import LossError
     from dslc.runtime.process.frame_ownership import is_users
@@ -152,7 +155,7 @@ def _try_metric(trial: Trial, call: PythonMetric, step: MetricStep) -> None:
     whether it gives the numbers of the goals.
     """
 
-    def use(function: Callable[..., Any]) -> list[str] | None:
+    def use(function: Callable[..., UserValue]) -> list[str] | None:
         from dslc.runtime.loop.stateful_metrics import MetricError, StatefulMetric, try_out
 
         loss = trial.steps.loss
@@ -233,7 +236,7 @@ def try_step(trial: Trial) -> None:
     ranks = layout.world_size if layout is not None else 1
     shards = layout is not None and sharding_of(job, layout).engine == "fsdp"
 
-    def use(function: Callable[..., Any]) -> dict[str, Any] | None:
+    def use(function: Callable[..., UserValue]) -> dict[str, object] | None:
         from dslc.compiler.trace.batch import SMALL, batch_of, read_example
         from dslc.runtime.parallel.per_module_sharding import present_when_called
         from dslc.runtime.process.user_code import load_function
@@ -246,7 +249,7 @@ def try_step(trial: Trial) -> None:
         else:
             return None
         model, step, loss = load_function(network)(), trial.function(call), steps.loss
-        told: dict[str, Any] = {"draws": try_out(step, loss, model, batch, SMALL)}
+        told: dict[str, object] = {"draws": try_out(step, loss, model, batch, SMALL)}
         if shards:
             try:
                 with present_when_called(model):
@@ -280,7 +283,7 @@ def try_schedule(trial: Trial) -> None:
     if not isinstance(call, PythonSchedule):
         return
 
-    def use(function: Callable[..., Any]) -> None:
+    def use(function: Callable[..., UserValue]) -> None:
         from dslc.compiler.ir.program import LearningRateStep
         from dslc.runtime.loop.learning_rate import schedule
 
@@ -314,7 +317,7 @@ def try_optimizer(trial: Trial) -> Trial | None:
         python=trial.function(call),
     )
 
-    def use(function: Callable[..., Any]) -> Any:
+    def use(function: Callable[..., UserValue]) -> Json:
         from dslc.runtime.loop.optimizer_trial import try_out
 
         try:
@@ -354,7 +357,7 @@ def try_followers(trial: Trial) -> None:
     for call, what in [*((each, "hook") for each in job.train.hooks), *((each, "logger") for each in job.log.loggers)]:
         named = trial.function(call)
 
-        def use(function: Callable[..., Any], named: PythonFunction = named, what: str = what) -> None:
+        def use(function: Callable[..., UserValue], named: PythonFunction = named, what: str = what) -> None:
             from dslc.runtime.loop import hooks
 
             (hooks.try_hook if what == "hook" else hooks.try_logger)(named)
@@ -366,18 +369,18 @@ def used(
     trial: Trial,
     call: PythonCall,
     what: str,
-    use: Callable[[Callable[..., Any]], Any],
-    watched: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
+    use: Callable[[Callable[..., UserValue]], object],
+    watched: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
     *,
     absent: str = "",
-) -> Any:
+) -> Json:
     """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
     exception. `watched` wraps the work, if given. `absent` is the reason why it was tried on invented numbers, which it
     may rightly refuse.
     """
     named, report = trial.function(call), trial.report
 
-    def work() -> Any:
+    def work() -> object:
         import torch
 
         from dslc.runtime.process.user_code import load_function
@@ -427,7 +430,7 @@ _WANTED = {
 }
 
 
-def _remedy(call: PythonCall, what: str, answer: dict[str, Any]) -> str:
+def _remedy(call: PythonCall, what: str, answer: ChildAnswer) -> str:
     """Names the line to correct and whose it is; if nothing was raised, the expected result."""
     where, module = answer["where"], answer["module"]
     if where or module:
@@ -438,7 +441,7 @@ def _remedy(call: PythonCall, what: str, answer: dict[str, Any]) -> str:
     return _WANTED[what]
 
 
-def tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, report: Report) -> None:
+def tell_what_is_left(what: str, answer: ChildAnswer, where: Span | None, report: Report) -> None:
     left = answer.get("left")
     if left:
         report.add(

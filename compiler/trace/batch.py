@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from dslc.compiler.trace.private_torch import FakeTensorMode
+    from dslc.compiler.trace.structures import UserValue
 
 SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail
 
@@ -23,13 +24,13 @@ class Example:
     They are real: where a forward pass looks at numbers, it is run on these.
     """
 
-    def __init__(self, small: tuple[Any, Any], large: tuple[Any, Any]) -> None:
+    def __init__(self, small: tuple[UserValue, UserValue], large: tuple[UserValue, UserValue]) -> None:
         self._pairs = {SMALL: small, LARGE: large}
 
-    def input(self, samples: int) -> Any:
+    def input(self, samples: int) -> UserValue:
         return self._pairs[samples][0]
 
-    def target(self, samples: int) -> Any:
+    def target(self, samples: int) -> UserValue:
         return self._pairs[samples][1]
 
     @property
@@ -61,7 +62,7 @@ class Outputs:
     def __init__(self, path: str, target: TensorFact | Example) -> None:
         self._path, self._target = path, target
 
-    def write(self, small: Any, large: Any) -> None:
+    def write(self, small: object, large: object) -> None:
         """Writes random outputs of the forms of these two, with targets, as pairs."""
         import torch
 
@@ -77,12 +78,12 @@ class Outputs:
         outputs = [unflatten([random_leaf(leaf) for leaf in leaves], form) for leaves, form in forms]
         torch.save(list(zip(outputs, map(self._target_batch, (SMALL, LARGE)), strict=True)), self._path)
 
-    def _target_batch(self, samples: int) -> Any:
+    def _target_batch(self, samples: int) -> UserValue:
         target = self._target
         return target.target(samples) if isinstance(target, Example) else batch_of(target, samples, None)
 
 
-def batch_of(given: TensorFact | Example, samples: int, fake: FakeTensorMode | None) -> Any:
+def batch_of(given: TensorFact | Example, samples: int, fake: FakeTensorMode | None) -> UserValue:
     """Returns the input of `samples` samples; in `fake` its tensors have no numbers, else they are an example's, or
     noise.
     """
@@ -116,7 +117,7 @@ def batch_names(batch: object) -> tuple[str, ...]:
     return tuple(batch) if isinstance(batch, Mapping) else ()
 
 
-def without_numbers(value: Any, fake: FakeTensorMode | None) -> Any:
+def without_numbers(value: object, fake: FakeTensorMode | None) -> UserValue:
     """Returns a structure with its tensors in `fake`; as it is for None."""
     import torch
 
@@ -132,7 +133,7 @@ def without_numbers(value: Any, fake: FakeTensorMode | None) -> Any:
         return map_tensors(blank, value)
 
 
-def grown(small: Any, large: Any) -> TreeFact:
+def grown(small: object, large: object) -> TreeFact:
     """Returns the fact of a structure, from its batches of `SMALL` and `LARGE` samples."""
     import torch
 
@@ -151,7 +152,7 @@ def grown(small: Any, large: Any) -> TreeFact:
     return TreeFact(leaves=tuple(leaves))
 
 
-def _totals(ones: list[Any], others: list[Any]) -> Iterator[LeafFact]:
+def _totals(ones: list[UserValue], others: list[UserValue]) -> Iterator[LeafFact]:
     """Yields, for each dtype, the numbers of all its tensors as one."""
     import torch
 

@@ -19,13 +19,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from traceback import walk_tb
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from dslc.compiler.ir.network_facts import CodePlace
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from dslc.compiler.trace.structures import UserValue
+
+TraceFunction: TypeAlias = "Callable[[FrameType, str, object], TraceFunction | None]"
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -37,16 +42,31 @@ def place_of(frame: FrameType | None, names: Mapping[int, str], model: nn.Module
     """Returns the innermost module and the innermost line of a network's code among the callers of a frame."""
     import torch
 
-    line, module = "", None
-    while frame is not None and (module is None or not line):
+    line, module = line_at(frame), None
+    while frame is not None and module is None:
         code = frame.f_code
-        if not line and is_network_code(code.co_filename):
-            line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
-        if module is None and code.co_argcount and code.co_varnames[0] == "self":
+        if code.co_argcount and code.co_varnames[0] == "self":
             holder = frame.f_locals.get("self")
             module = holder if isinstance(holder, torch.nn.Module) and id(holder) in names else None
         frame = frame.f_back
     return CodePlace(module=names.get(id(module), ""), kind=type(module or model).__name__, line=line)
+
+
+def line_at(frame: FrameType | None) -> str:
+    """Returns the innermost line of a network's code among the callers of a frame, as in `net.py:31`; "" for none."""
+    while frame is not None and not is_network_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def line_of(error: BaseException) -> str:
+    """Returns the innermost line of a network's code in the traceback of an exception; "" for none."""
+    lines = [
+        f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+        for frame, line in walk_tb(error.__traceback__)
+        if is_network_code(frame.f_code.co_filename)
+    ]
+    return lines[-1] if lines else ""
 
 
 @lru_cache(maxsize=4096)
@@ -106,7 +126,7 @@ class HostDraws:
         places: list[CodePlace] = []
         before, here = self._states(), [place_of(None, self._names, self._model)]
 
-        def look(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        def look(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
             if not places and self._moved(before):
                 places.append(here[0])
             if event == "return":
@@ -115,7 +135,7 @@ class HostDraws:
             here[0] = place_of(frame, self._names, self._model)
             return look
 
-        def enter(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        def enter(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
             return look if is_network_code(frame.f_code.co_filename) else None
 
         with self._system_watched():
@@ -130,10 +150,10 @@ class HostDraws:
         elif not places and self._moved(before):
             places.append(here[0])
 
-    def _states(self) -> dict[str, Any]:
+    def _states(self) -> dict[str, object]:
         return {name: generator_state(generator) for name, generator in self._generators().items()}
 
-    def _moved(self, before: Mapping[str, Any]) -> str:
+    def _moved(self, before: Mapping[str, object]) -> str:
         if self._system:
             return "os"
         for name, generator in self._generators().items():
@@ -141,10 +161,10 @@ class HostDraws:
                 return name
         return ""
 
-    def _generators(self) -> dict[str, Any]:
+    def _generators(self) -> dict[str, UserValue]:
         import numpy.random
 
-        known: dict[str, Any] = {"random": random, "numpy.random": numpy.random}
+        known: dict[str, UserValue] = {"random": random, "numpy.random": numpy.random}
         for name, value in held_values(self._model):
             if is_generator(value):
                 known[name] = value
@@ -160,7 +180,7 @@ class HostDraws:
             self._system.append(place_of(sys._getframe(1), self._names, self._model))
             return urandom(size)
 
-        held: Any = random
+        held: UserValue = random
         inner = held._urandom
         os.urandom = held._urandom = noting
         try:
@@ -169,7 +189,7 @@ class HostDraws:
             os.urandom, held._urandom = urandom, inner
 
 
-def held_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def held_values(model: nn.Module) -> Iterator[tuple[str, UserValue]]:
     """Yields the plain attributes of a network's modules, and the numbers, generators and tensors inside of these
     attributes. Then it yields the variables of the Python files that define the modules.
     """
@@ -186,11 +206,11 @@ def held_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from ((name, value) for name, value in vars(file).items() if not name.startswith("__"))
 
 
-def _inner_values(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _inner_values(name: str, value: UserValue, depth: int) -> Iterator[tuple[str, UserValue]]:
     """Yields the numbers and generators in containers, and those and the tensors in objects of a user's own classes."""
     import torch
 
-    inner: list[tuple[Any, Any]]
+    inner: list[tuple[object, object]]
     if isinstance(value, dict):
         inner = list(value.items())
     elif isinstance(value, list | tuple | deque):
@@ -208,7 +228,7 @@ def _inner_values(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]
             yield from _inner_values(f"{name}.{key}", each, depth - 1)
 
 
-def is_generator(value: Any) -> bool:
+def is_generator(value: object) -> bool:
     """True for a generator of Python's or numpy's that has a state; the operating system's generator has none."""
     import numpy.random
 
@@ -237,9 +257,9 @@ _OF_TORCH = frozenset(
 )
 
 
-def set_inner_value(model: nn.Module, name: str, value: Any) -> None:
+def set_inner_value(model: nn.Module, name: str, value: UserValue) -> None:
     """Sets a value that `held_values` names and that an object or a container in an attribute holds."""
-    holder: Any = model
+    holder: UserValue = model
     *path, last = name.split(".")
     for part in path:
         holder = _items(holder)[part] if isinstance(holder, dict | list | tuple | deque) else getattr(holder, part)
@@ -251,7 +271,7 @@ def set_inner_value(model: nn.Module, name: str, value: Any) -> None:
         setattr(holder, last, value)
 
 
-def _items(holder: Any) -> dict[str, Any]:
+def _items(holder: UserValue) -> dict[str, UserValue]:
     pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
     return {str(key): value for key, value in pairs}
 
@@ -260,7 +280,6 @@ def _items(holder: Any) -> dict[str, Any]:
 def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Yields a function that sets the generators which a network holds to their states of now; so does its end."""
     import numpy
-    import torch
 
     restores: list[Callable[[], object]] = []
     for _, value in held_values(model):
@@ -270,10 +289,8 @@ def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
             restores.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
         elif isinstance(value, random.Random):
             restores.append(partial(value.setstate, value.getstate()))
-        elif isinstance(value, numpy.random.RandomState):
+        else:
             restores.append(partial(value.set_state, value.get_state()))
-        elif isinstance(value, torch.Generator):
-            restores.append(partial(value.set_state, value.get_state().clone()))
 
     def restore() -> None:
         for each in restores:
@@ -285,7 +302,7 @@ def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
         restore()
 
 
-def generator_state(generator: Any) -> Any:
+def generator_state(generator: UserValue) -> object:
     """Returns the state of a generator of Python's or numpy's, which can be compared."""
     import numpy
 

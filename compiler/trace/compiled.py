@@ -13,25 +13,16 @@ left as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dslc.compiler.trace.run import Run, storage, tensors_of
+from dslc.compiler.trace.run import Run, TracedModule, storage, tensors_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from torch.fx import GraphModule
-
-
-@dataclass
-class _FirstCall:
-    """The first call of a block."""
-
-    given: object
-    output: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -43,51 +34,46 @@ class _KeptTensors:
     others: int
 
 
-def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
-    """Returns the bytes that each block of `run`'s module keeps of all its samples. Each piece of memory counts at the
-    first block that keeps it. `saved`, by layer, tells apart blocks of one class that differ.
+class _FirstCalls(Run):
+    """A run that keeps the inputs and the outputs of each layer's first call."""
+
+    def __init__(self, traced: TracedModule, samples: int, low: bool) -> None:
+        super().__init__(traced, samples, low)
+        self.given: dict[str, object] = {}
+        self.made: dict[str, list[torch.Tensor]] = {}
+
+    def enter_module(self, path: str, given: object) -> None:
+        self.given.setdefault(path, given)
+
+    def leave_module(self, path: str, output: object) -> None:
+        self.made.setdefault(path, tensors_of(output))
+
+
+def kept_by_blocks(traced: TracedModule, samples: int, low: bool, saved: dict[str, int]) -> dict[str, int]:
+    """Returns the bytes that each block of a module keeps of all samples. Each piece of memory counts at the first
+    block that keeps it. `saved`, by layer, tells apart blocks of one class that differ.
     """
     import torch
 
-    calls: dict[str, _FirstCall] = {}
-    with ExitStack() as around:
-        for path in sorted(run.cut.blocks & run.cut.layers.keys()):
-            module = run.cut.layers[path]
-            around.callback(module.register_forward_pre_hook(_entering(calls, path), with_kwargs=True).remove)
-            around.callback(module.register_forward_hook(_leaving(calls, path)).remove)
-        around.enter_context(run.fake)
-        around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low))
+    run = _FirstCalls(traced, samples, low)
+    with run.running():
         run.called()
     held, found = set(run.own), {}
     known: dict[Hashable, _KeptTensors | None] = {}
-    for path, call in calls.items():
-        module, given = run.cut.layers[path], tensors_of(call.given)
+    for path in (path for path in run.given if path in run.cut.blocks):
+        module, given = run.cut.layers[path], tensors_of(run.given[path])
         alike = (type(module), saved.get(path), *((t.shape, t.dtype) for t in (*module.parameters(), *given)))
         if alike not in known:
-            with run.fake, torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low):
-                known[alike] = _partition(module, call.given)
+            with run.fake, torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+                known[alike] = _partition(module, run.given[path])
         kept = known[alike]
         if kept is None:
             continue
-        pieces = [*(given[n] for n in kept.inputs), *(call.output[n] for n in kept.outputs)]
+        pieces = [*(given[n] for n in kept.inputs), *(run.made[path][n] for n in kept.outputs)]
         new = {storage(piece): piece.untyped_storage().nbytes() for piece in pieces if storage(piece) not in held}
         held |= new.keys()
         found[path] = kept.others + sum(new.values())
     return found
-
-
-def _entering(calls: dict[str, _FirstCall], path: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        calls.setdefault(path, _FirstCall((args, kwargs)))
-
-    return hook
-
-
-def _leaving(calls: dict[str, _FirstCall], path: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        calls[path].output = calls[path].output or tensors_of(output)
-
-    return hook
 
 
 def _partition(module: nn.Module, given: object) -> _KeptTensors | None:

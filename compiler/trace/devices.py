@@ -10,20 +10,22 @@ Limits: what follows a number read out of a tensor is not looked at. A device th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from traceback import walk_tb
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
-from dslc.compiler.trace.code_place import place_of
+from dslc.compiler.trace.code_place import names_of, place_of
+from dslc.compiler.trace.instantiate import replace_tensors
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from dslc.compiler.ir.tensors import TensorFact
-    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+    from dslc.compiler.trace.private_torch import Arguments, FakeTensorMode, Operator, Options
     from dslc.dsl.language.job import JobSpec
 
 
@@ -40,29 +42,25 @@ def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> Code
     """Returns the place where the forward pass of `model` combines a tensor on the CPU with tensors on a GPU. None if
     it never does, or if the place cannot be seen.
     """
+    from dslc.compiler.trace.private_torch import FakeTensorMode
     from dslc.compiler.trace.structures import call, map_tensors
 
-    fake = _fake_mode()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     batch = map_tensors(lambda tensor: _on_gpu(tensor, fake), batch_of(input, SMALL, fake))
     with _replaced_tensors(model, lambda tensor: _on_gpu(tensor, fake)):
         return _find_mismatch(lambda: call(model, model.forward, batch), fake, model)
 
 
-def cpu_tensor_of_loss(loss: Callable[[Any, Any], Any], output: Any, target: Any) -> CodePlace | None:
+def cpu_tensor_of_loss(loss: Callable[..., object], output: object, target: object) -> CodePlace | None:
     """Returns the place where `loss` does; it is called with GPU copies of an output and a target on the CPU."""
     import torch
 
+    from dslc.compiler.trace.private_torch import FakeTensorMode
     from dslc.compiler.trace.structures import map_tensors
 
-    fake = _fake_mode()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     pair = [map_tensors(lambda tensor: _on_gpu(tensor, fake), each) for each in (output, target)]
     return _find_mismatch(lambda: loss(*pair), fake, torch.nn.Identity())
-
-
-def _fake_mode() -> FakeTensorMode:
-    from dslc.compiler.trace.private_torch import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _on_gpu(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
@@ -81,17 +79,14 @@ def _find_mismatch(work: Callable[[], object], fake: FakeTensorMode, model: nn.M
         with torch.no_grad(), NamedDevices(torch.device("cpu:0"), cpu=True), fake, OperationMode(_run_operation):
             work()
     except FakeTensorDeviceMismatchError as error:
-        innermost = error.__traceback__
-        while innermost is not None and innermost.tb_next is not None:
-            innermost = innermost.tb_next
-        names = {id(each): name for name, each in model.named_modules()}
-        return place_of(innermost.tb_frame if innermost else None, names, model)
+        *_, (innermost, _) = walk_tb(error.__traceback__)
+        return place_of(innermost, names_of(model), model)
     except Exception:  # any kind: a number was asked for, or it fails, as the tracing and the trial tell
         return None
     return None
 
 
-def _run_operation(func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+def _run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
     from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError
 
     if func.name() == "aten::_pack_padded_sequence" and args[1].device.index == 0:  # its kernel reads them on the CPU
@@ -102,24 +97,11 @@ def _run_operation(func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, A
 @contextmanager
 def _replaced_tensors(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Replaces the parameters and buffers of a module while the context lasts; tied ones stay tied."""
-    import torch
-
     from dslc.compiler.trace.private_torch import own_buffers, own_parameters
 
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for tensors in (own_parameters(module), own_buffers(module)):
-            kept.append((tensors, dict(tensors)))
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    new = other(tensor)
-                    made[id(tensor)] = torch.nn.Parameter(new, False) if tensors is own_parameters(module) else new
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
-    try:
+    with ExitStack() as around:
+        for module in model.modules():
+            around.callback(own_parameters(module).update, dict(own_parameters(module)))
+            around.callback(own_buffers(module).update, dict(own_buffers(module)))
+        replace_tensors(model, other)
         yield
-    finally:
-        for tensors, before in kept:
-            tensors.update(before)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
 from dslc.compiler.trace.instantiate import TraceError, dtype_name
 from dslc.compiler.trace.run import tensors_of
@@ -11,12 +12,21 @@ from dslc.compiler.trace.run import tensors_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dslc.compiler.trace.private_torch import Operator
+    from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
-def formulas() -> dict[Any, Callable[..., int]]:
+def flops_of(func: Operator, args: Arguments, kwargs: Options, result: object) -> int | None:
+    """Returns the FLOPs of an operation; None for one that is not counted."""
+    from dslc.compiler.trace.private_torch import overloads_of
+
+    formula = formulas().get(overloads_of(func))
+    return None if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+@cache
+def formulas() -> dict[object, Callable[..., int]]:
     """Returns functions of an operation's arguments and result: torch's own, and those for the CPU's kernels that torch
     lacks.
     """
@@ -31,7 +41,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
     def attention_back(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
         return 2 * attention(query, key, value)
 
-    def convolution_back(grad: Tensor, x: Tensor, w: Tensor, *rest: Any, **_: object) -> int:
+    def convolution_back(grad: Tensor, x: Tensor, w: Tensor, *rest: Argument, **_: object) -> int:
         # Each gradient takes as many FLOPs as the forward; for a grouped convolution's weights torch counts as if
         # ungrouped.
         transposed, wanted = rest[4], rest[7]
@@ -58,11 +68,17 @@ def formulas() -> dict[Any, Callable[..., int]]:
     }
 
 
-def check_dtypes(func: Operator, args: tuple[object, ...], layer: str, allowed: Collection[str]) -> None:
-    """Raises TraceError for a product of two dtypes, which fails with real numbers and not without memory."""
-    dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors_of(args)})
-    fails = len(dtypes) > 1 and not all(dtype in allowed for dtype in dtypes)
-    if fails and func.overloadpacket.__name__ in PRODUCTS:  # convolutions fail without memory, too
+def mixed_dtypes(func: Operator, arguments: object) -> list[str]:
+    """Returns the dtypes of a product of several, which fails with real numbers and not without memory; else none."""
+    dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors_of(arguments)})
+    # Convolutions fail without memory, too.
+    return dtypes if len(dtypes) > 1 and func.overloadpacket.__name__ in _PRODUCTS else []
+
+
+def check_dtypes(func: Operator, args: Arguments, layer: str, allowed: Collection[str]) -> None:
+    """Raises TraceError for a product of two dtypes, not all of which are `allowed`."""
+    dtypes = mixed_dtypes(func, args)
+    if not all(dtype in allowed for dtype in dtypes):
         raise TraceError(
             f"{f'`{layer}`' if layer else 'its forward'} multiplies numbers of {' and '.join(dtypes)}",
             remedy="a tensor of the data is given to the network in float32, or int64: let `forward` cast it, as by "

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
@@ -38,7 +38,12 @@ def facts_of_made(make: Callable[[], object]) -> ModelFacts:
     """
     from dslc.compiler.trace.private_torch import FakeTensorMode
 
-    model = made_without_memory(make, FakeTensorMode(allow_non_fake_inputs=True))
+    return facts_of_tensors(made_without_memory(make, FakeTensorMode(allow_non_fake_inputs=True)))
+
+
+def facts_of_tensors(model: nn.Module) -> ModelFacts:
+    """Returns the facts of a module that is not called: all of its tensors are in one layer."""
+    saved = model.state_dict(keep_vars=True).keys()
     layer = LayerFacts(
         name="",
         kind=type(model).__name__,
@@ -52,21 +57,18 @@ def facts_of_made(make: Callable[[], object]) -> ModelFacts:
         float32=NOTHING,
         autocast=NOTHING,
     )
-    none = TensorFact(shape=(), dtype="float32")
     return ModelFacts(
-        **own_tensors(model), layers=(layer,), output=none, structured=True, batch_norm=False, noise=False, unused=()
+        parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()),
+        buffers=tuple((name, tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()),
+        unsaved=tuple(name for name, _ in model.named_buffers() if name not in saved),
+        ties=_ties(model),
+        layers=(layer,),
+        output=TensorFact(shape=(), dtype="float32"),
+        structured=True,
+        batch_norm=False,
+        noise=False,
+        unused=(),
     )
-
-
-def own_tensors(model: nn.Module) -> dict[str, Any]:
-    """Returns the fields of `ModelFacts` that a module has without being called."""
-    saved = model.state_dict(keep_vars=True).keys()
-    return {
-        "parameters": tuple((name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()),
-        "buffers": tuple((name, tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()),
-        "unsaved": tuple(name for name, _ in model.named_buffers() if name not in saved),
-        "ties": _ties(model),
-    }
 
 
 @contextmanager
@@ -192,20 +194,33 @@ def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
     """Replaces real tensors, and those on other devices, by tensors of the fake CPU; tied ones stay tied."""
     import torch
 
+    def emptied(tensor: torch.Tensor) -> torch.Tensor:
+        if getattr(tensor, "fake_mode", None) is fake and tensor.device.type == "cpu":
+            return tensor
+        with fake:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    replace_tensors(model, emptied)
+
+
+def replace_tensors(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replaces parameters and buffers by what `other` returns of each; tied ones stay tied."""
+    import torch
+
     from dslc.compiler.trace.private_torch import own_buffers, own_parameters
 
-    made: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for tensors in (own_parameters(module), own_buffers(module)):
-            for name, tensor in tensors.items():
-                if tensor is None or (getattr(tensor, "fake_mode", None) is fake and tensor.device.type == "cpu"):
+        for held in (own_parameters(module), own_buffers(module)):
+            for name, tensor in held.items():
+                if tensor is None:
                     continue
-                if id(tensor) not in made:
-                    with fake:
-                        new = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    trains = tensor.requires_grad
-                    made[id(tensor)] = torch.nn.Parameter(new, trains) if tensors is own_parameters(module) else new
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+                if id(tensor) not in tensors:
+                    new = other(tensor)
+                    if new is not tensor and held is own_parameters(module):
+                        new = torch.nn.Parameter(new, tensor.requires_grad)
+                    tensors[id(tensor)] = new
+                held[name] = tensors[id(tensor)]  # type: ignore[assignment]
 
 
 def _ties(model: nn.Module) -> tuple[tuple[str, str], ...]:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from dslc.compiler.ir.memory import Halves, Working, WorkingSet, repeated_bytes
 from dslc.compiler.trace.batch import LARGE, SMALL
-from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
+from dslc.compiler.trace.run import Run, TracedModule, storage, storage_bytes, tensors_of, total_of
 
 if TYPE_CHECKING:
-    from dslc.compiler.trace.private_torch import Operator
+    import torch
+
+    from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options
+
+    MemoryReference = weakref.ref[torch.UntypedStorage]
 
 
 class Reorders(NamedTuple):
@@ -50,8 +54,10 @@ class Walk(Run):
     This half frees no saved tensor, and keeps the gradients of results of operations with weights.
     """
 
-    def __init__(self, *arguments: Any, gradients: bool = True, first_half: bool = False) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self, traced: TracedModule, samples: int, low: bool, *, gradients: bool = True, first_half: bool = False
+    ) -> None:
+        super().__init__(traced, samples, low)
         self.steps: list[Step] = []
         self.copied: dict[str, int] = defaultdict(int)  # numbers of weights that autocast copies, and autograd keeps
         self.cast: dict[str, int] = defaultdict(int)  # the most that autocast copies for one operation alone
@@ -60,11 +66,12 @@ class Walk(Run):
         self._gradients, self._first_half = gradients, first_half
         self.passed: dict[str, int] = defaultdict(int)  # the part of them that another layer makes
         self._back: dict[int, str] = {}  # memory that the backward pass makes, with the layer
-        self._kept: dict[int, Any] = {}
-        self._trained_copies: dict[int, Any] = {}  # of them in 16 bits: the memory of each
+        self._kept: dict[int, torch.Tensor] = {}
+        self._trained_copies: dict[int, MemoryReference] = {}  # of them in 16 bits: the memory of each
         self._live = self._entry = 0
-        self._alive: dict[int, Any] = {}
-        self._copies: dict[int, tuple[str, int, Any]] = {}  # of a weight: the layer, its numbers, the copy's memory
+        self._alive: dict[int, MemoryReference] = {}
+        # Of a weight: the layer, its numbers, the copy's memory.
+        self._copies: dict[int, tuple[str, int, MemoryReference]] = {}
         self._weights = {storage(p): p.numel() for p in self.model.parameters()}
 
     def go(self) -> None:
@@ -87,7 +94,7 @@ class Walk(Run):
         super().moved()
         self._entry = self._live
 
-    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
+    def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         from dslc.compiler.trace.private_torch import is_cast, storages_of
 
         made = []
@@ -111,7 +118,7 @@ class Walk(Run):
         reorders = _reorders(args) if func.name() == "aten::convolution_backward" else None
         self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies, stays, reorders))
 
-    def _keep_gradients(self, layer: str, args: Any) -> int:
+    def _keep_gradients(self, layer: str, args: object) -> int:
         """Keeps the gradients from which an operation of the backward pass makes others with a weight that trains;
         returns their bytes.
         """
@@ -131,7 +138,7 @@ class Walk(Run):
         """True if the memory belongs to a parameter that trains, or to its copy in 16 bits."""
         return key in self.trained or (key in self._trained_copies and self._trained_copies[key]() is not None)
 
-    def _note_copy(self, args: Any, result: Any) -> None:
+    def _note_copy(self, args: object, result: object) -> None:
         for tensor, copy in zip(tensors_of(args)[:1], tensors_of(result)[:1], strict=True):
             if (key := storage(tensor)) in self._weights and key not in self._copies:
                 self._copies[key] = (self.now, self._weights[key], weakref.ref(copy.untyped_storage()))
@@ -154,7 +161,7 @@ class Walk(Run):
         return release
 
 
-def _reorders(args: Sequence[Any]) -> Reorders | None:
+def _reorders(args: Sequence[Argument]) -> Reorders | None:
     """Returns the copies of oneDNN (torch 2.13, measured) in a backward pass of a convolution; None if it takes the
     tensors as they are. It gives a result in its own order, which torch copies, if there is a stride and no groups.
     """
@@ -177,7 +184,7 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[s
     walks = []
     for gradients in (True, False):
         for samples in (SMALL, LARGE):
-            walk = Walk(run.model, run.cut, run.mode, run.sample, samples, run.low, gradients=gradients)
+            walk = Walk(run.traced, samples, run.low, gradients=gradients)
             walk.go()
             walks.append(walk)
     small, large, idle_small, idle_large = (walk.steps for walk in walks)
@@ -202,9 +209,7 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[s
 
 def _halves(run: Run, saved: dict[str, int], tail: dict[str, int]) -> dict[str, Halves]:
     """Returns the memory of each layer in a backward pass of two halves; {} if two runs have different operations."""
-    small, large = (
-        Walk(run.model, run.cut, run.mode, run.sample, samples, run.low, first_half=True) for samples in (SMALL, LARGE)
-    )
+    small, large = (Walk(run.traced, samples, run.low, first_half=True) for samples in (SMALL, LARGE))
     small.go()
     large.go()
     if not _same(small.steps, large.steps):

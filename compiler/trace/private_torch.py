@@ -13,10 +13,10 @@ DTensor and pipelines take up to a second to import.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     MappingKey,
+    TreeSpec,
     register_dataclass,
     register_pytree_node,
     tree_flatten,
@@ -47,8 +48,19 @@ from torch.utils._pytree import (
 from torch.utils._pytree import keystr as path_text
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from multiprocessing.process import BaseProcess
+
+    from torch._C._profiler import _ProfilerEvent
+    from torch._ops import OpOverloadPacket
+    from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.fx import GraphModule
 
 __all__ = [  # of what is not defined here
     "AnyBatchNorm",  # the class of every batch normalisation
@@ -58,6 +70,7 @@ __all__ = [  # of what is not defined here
     "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
     "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`
     "TorchDispatchMode",  # sees every operation
+    "TreeSpec",  # the form of a tree
     "path_text",  # the place of a leaf, as in `["boxes"][0]`
     "register_dataclass",  # makes the fields of a class's objects parts of a tree
     "tree_flatten",  # nested lists, tuples and mappings as their leaves and their form
@@ -67,6 +80,10 @@ __all__ = [  # of what is not defined here
     "tree_unflatten",
     "unset_fake_temporarily",  # real tensors inside a fake mode
 ]
+
+Argument: TypeAlias = Any  # of an operation: a tensor, a number, a name, a list of them or None
+Arguments: TypeAlias = tuple[Argument, ...]
+Options: TypeAlias = Mapping[str, Argument]  # arguments by keyword
 
 OVERRIDDEN = {
     # Starts the ranks, and looks after them: the launcher opens gates and looks at its board there.
@@ -186,23 +203,24 @@ def is_distributed(tensor: object) -> bool:
     return hasattr(tensor, "_local_tensor")
 
 
-def local_part(tensor: Any) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Returns this rank's part of a DTensor, and any other tensor itself; `to_local` takes as long as copying a small
     tensor, and is seen by autograd."""
-    part: Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
-def spec_of(tensor: Any) -> Any:
+def spec_of(tensor: Tensor) -> DTensorSpec:
     """Returns how a DTensor is laid over its mesh, from which another can be made: DTensor(part, spec, …)."""
-    return tensor._spec
+    return cast("DTensor", tensor)._spec
 
 
-def part_in_whole(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
+def part_in_whole(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
     """Returns the shape of this rank's part of a DTensor and its offset in the whole."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    distributed = cast("DTensor", tensor)
+    return compute_local_shape_and_global_offset(tensor.shape, distributed.device_mesh, distributed.placements)
 
 
 # ------------------------------------------------------------------------------------- operations on lists of tensors
@@ -237,20 +255,20 @@ def number_of() -> Operator:
     return found
 
 
-def attention_on_cpu() -> tuple[Any, Any]:
+def attention_on_cpu() -> tuple[OpOverloadPacket, OpOverloadPacket]:
     """Returns the operators of attention on a CPU, forward and backward."""
     aten = torch.ops.aten
     return aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def schema_of(operator: Operator) -> Any:
+def schema_of(operator: Operator) -> torch.FunctionSchema:
     """Returns an operator's name and arguments."""
     return operator._schema
 
 
-def overloads_of(operator: Any) -> Any:
+def overloads_of(operator: object) -> OpOverloadPacket:
     """Returns the operator that has this overload, as `aten.add` has `aten.add.Tensor`, or the function itself."""
-    return getattr(operator, "_overloadpacket", operator)
+    return cast("OpOverloadPacket", getattr(operator, "_overloadpacket", operator))
 
 
 def is_cast(operator: Operator) -> bool:
@@ -285,7 +303,9 @@ class FakeTensorMode(_TorchFakeTensorMode):
 
     __torch_dispatch__ = inspect.unwrap(_TorchFakeTensorMode.__torch_dispatch__)
 
-    def dispatch(self, func: Operator, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> object:
+    def dispatch(
+        self, func: Operator, types: Sequence[type], args: Sequence[Argument] = (), kwargs: Argument = None
+    ) -> object:
         """Answers for an operation that has a kernel on CPUs in float32 and, without memory, in bfloat16 alone."""
         if func is GROUPED_PRODUCT.default and args[0].dtype != torch.bfloat16:
             ends = args[2] if len(args) > 2 else (kwargs or {}).get("offs")
@@ -315,7 +335,7 @@ class OperationMode(TorchDispatchMode):
     are no operations: autograd asks two for each, and fake tensors are asked here without torch's whole way to them.
     """
 
-    def __init__(self, act: Callable[[Operator, tuple[Any, ...], dict[str, Any]], object]) -> None:
+    def __init__(self, act: Callable[[Operator, Arguments, Options], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._act = act
 
@@ -327,8 +347,8 @@ class OperationMode(TorchDispatchMode):
         self,
         func: Operator,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Arguments = (),
+        kwargs: Options | None = None,
     ) -> object:
         if func is not _DEVICE:
             return self._act(func, args, kwargs or {})
@@ -346,7 +366,7 @@ class NamedDevices(TorchFunctionMode):
         self._instead, self._named = instead, ("cuda", "cpu") if cpu else ("cuda",)
 
     def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., object], types: Sequence[type], args: Arguments = (), kwargs: Options | None = None
     ) -> object:
         given = dict(kwargs or {})
         if func is Tensor.cuda:
@@ -357,7 +377,7 @@ class NamedDevices(TorchFunctionMode):
             args = tuple(self._device(each) if isinstance(each, str | torch.device) else each for each in args)
         return func(*args, **given)
 
-    def _device(self, name: Any) -> torch.device:
+    def _device(self, name: str | int | torch.device) -> torch.device:
         device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
         return self._instead if device.type in self._named else device
 
@@ -373,7 +393,7 @@ def running_node_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-def is_allocation(event: Any) -> bool:
+def is_allocation(event: _ProfilerEvent) -> bool:
     """Returns True for an event of the profiler that is an allocation or a release."""
     from torch._C._profiler import _EventType
 
@@ -393,10 +413,10 @@ def unflattened(mesh: DeviceMesh, sizes: tuple[int, ...], names: tuple[str, ...]
     return mesh._unflatten(0, sizes, names)
 
 
-def sum_over_replicas_in(unit: Any, group: ProcessGroup) -> None:
+def sum_over_replicas_in(unit: FSDPModule, group: ProcessGroup) -> None:
     """Makes a unit of `fully_shard` sum over this group where it would over its replicas."""
     for parameters in unit._get_fsdp_state()._fsdp_param_groups:
-        parameters.mesh_info.replicate_process_group = group
+        parameters.mesh_info.replicate_process_group = group  # type: ignore[attr-defined]  # a mesh with replicas
 
 
 def group_named(name: str) -> torch.distributed.ProcessGroup:
@@ -444,20 +464,21 @@ PICKLED_TENSORS = {
 PICKLED_STORAGE = ("torch.storage", "_load_from_bytes")
 
 
-def fake_store() -> Any:
+def fake_store() -> Store:
     """Returns the store of process groups whose collectives return their own input."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
 
 
-def worker_processes(agent: Any) -> list[Any]:
+def worker_processes(agent: LocalElasticAgent) -> list[BaseProcess]:
     """Returns the processes that an elastic agent has started; none before it has."""
     context = agent._pcontext
-    return [] if context is None or context._pc is None else list(context._pc.processes)
+    processes = getattr(context, "_pc", None)  # of a context of functions
+    return [] if processes is None else list(processes.processes)
 
 
-def leave_rendezvous(agent: Any) -> None:
+def leave_rendezvous(agent: LocalElasticAgent) -> None:
     """Shuts down an elastic agent's rendezvous."""
     agent._rdzv_handler.shutdown()
 
@@ -466,20 +487,25 @@ def leave_rendezvous(agent: Any) -> None:
 
 
 def pipeline_runtime(
-    stages: list[Any], microbatches: int, loss: Callable[[Tensor, Tensor], Tensor], rows: Sequence[Sequence[str]]
-) -> Any:
+    stages: Sequence[_PipelineStageBase],
+    microbatches: int,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    rows: Sequence[Sequence[str]],
+) -> _PipelineScheduleRuntime:
     """Returns torch's runtime of a pipeline for a table of actions, a row for each coordinate; it adds the messages. No
     public class takes a table.
     """
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-    runtime = _PipelineScheduleRuntime(stages, microbatches, loss_fn=loss, scale_grads=False)
+    runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False)
     runtime.pipeline_order = {rank: [_Action.from_str(action) for action in row] for rank, row in enumerate(rows)}
     runtime._prepare_schedule_with_comms(runtime.pipeline_order)
     return runtime
 
 
-def run_microbatches(runtime: Any, inputs: list[Any], beside: list[Any], targets: list[Tensor]) -> None:
+def run_microbatches(
+    runtime: _PipelineScheduleRuntime, inputs: list[Arguments], beside: list[dict[str, Argument]], targets: list[Tensor]
+) -> None:
     """Runs the table over micro-batches; the public `step` takes a whole batch, which it cuts itself."""
     runtime._step_microbatches(inputs, beside, targets, return_outputs=False)
 
@@ -538,7 +564,9 @@ def has_cpp_compiler() -> bool:
     return True
 
 
-def trace_backward(function: Callable[..., Any], given: Sequence[Tensor], divided: Callable[[Any, int], None]) -> None:
+def trace_backward(
+    function: Callable[..., list[Tensor]], given: Sequence[Tensor], divided: Callable[[GraphModule, int], None]
+) -> None:
     """Traces a function forward and backward as the compiler does, and calls `divided` with the graph of the forward
     pass and the number of outputs.
     """
@@ -546,7 +574,9 @@ def trace_backward(function: Callable[..., Any], given: Sequence[Tensor], divide
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    def divide(joint: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+    def divide(
+        joint: GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **options: Argument
+    ) -> tuple[GraphModule, GraphModule]:
         halves = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         divided(halves[0], num_fwd_outputs)
         return halves

@@ -8,13 +8,14 @@ layer that was running when its autograd node was made.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.batch import Example, batch_of
+from dslc.compiler.trace.batch import SMALL, Example, batch_of
 from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.instantiate import TraceError
 
@@ -22,37 +23,65 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+    from dslc.compiler.trace.private_torch import Arguments, FakeTensorMode, Operator, Options
+
+T = TypeVar("T")
 
 _NO_ORDER = 2**64 - 1  # sequence number of nodes that accumulate gradients
 
 
+@dataclass(frozen=True)
+class TracedModule:
+    """A module with its layers, and the source of its batches. Without `mode` it has numbers, and so have batches."""
+
+    model: nn.Module
+    cut: ModuleCut
+    mode: FakeTensorMode | None
+    input: TensorFact | Example
+
+    @property
+    def fake(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.mode is None else self.mode
+
+
+class TensorMap(Generic[T]):
+    """Values by the identity of a tensor. It keeps the tensors alive, so that no identity is used again."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[torch.Tensor, T]] = {}
+
+    def __setitem__(self, tensor: torch.Tensor, value: T) -> None:
+        self._entries[id(tensor)] = tensor, value
+
+    def __contains__(self, tensor: object) -> bool:
+        return id(tensor) in self._entries
+
+    def get(self, tensor: object) -> T | None:
+        entry = self._entries.get(id(tensor))
+        return None if entry is None else entry[1]
+
+    def fill(self, tensors: Iterable[torch.Tensor], value: T) -> None:
+        for tensor in tensors:
+            self[tensor] = value
+
+    def remove(self, tensor: torch.Tensor) -> None:
+        self._entries.pop(id(tensor), None)
+
+
 class Run:
-    """A run. `now` is the path of the running layer, "" between layers; subclasses observe the operations.
+    """A run. `now` is the path of the running layer, "" between layers; subclasses observe the operations."""
 
-    Without `mode` the module has numbers, and so have its batches.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        cut: ModuleCut,
-        mode: FakeTensorMode | None,
-        input: TensorFact | Example,
-        samples: int,
-        low: bool = False,
-    ) -> None:
-        self.model, self.cut, self.mode, self.low = model, cut, mode, low
-        self.fake: AbstractContextManager[object] = nullcontext() if mode is None else mode
-        self.sample, self.samples = input, samples
-        self.input = batch_of(input, samples, mode)
-        self.own = {storage(tensor) for tensor in (*model.parameters(), *model.buffers(), *tensors_of(self.input))}
-        self.trained = {storage(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    def __init__(self, traced: TracedModule, samples: int = SMALL, low: bool = False) -> None:
+        self.traced, self.samples, self.low = traced, samples, low
+        self.model, self.cut, self.fake = traced.model, traced.cut, traced.fake
+        self.input = batch_of(traced.input, samples, traced.mode)
+        self.own = {storage(t) for t in (*self.model.parameters(), *self.model.buffers(), *tensors_of(self.input))}
+        self.trained = {storage(parameter) for parameter in self.model.parameters() if parameter.requires_grad}
         self.going_back = False
         self._inside: list[str] = []
         self._marks: list[tuple[int, str]] = []  # autograd's first sequence number in a layer
 
-    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
+    def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         """Called after an operation."""
 
     def enter_module(self, path: str, given: object) -> None:
@@ -88,13 +117,13 @@ class Run:
             self.moved()
             yield
 
-    def called(self, **given: Any) -> Any:
+    def called(self, **given: object) -> object:
         """Returns the model's output, with these arguments besides. Raises TraceError if it makes nested tensors, which
         torch cannot run so.
         """
         from dslc.compiler.trace.structures import call
 
-        def model(*args: Any, **kwargs: Any) -> Any:
+        def model(*args: object, **kwargs: object) -> object:
             return self.model(*args, **kwargs, **given)
 
         try:
@@ -147,7 +176,7 @@ class Run:
 
         return OperationMode(self.run_operation)
 
-    def run_operation(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def run_operation(self, func: Operator, args: Arguments, kwargs: Options) -> object:
         """Does an operation, observes it and returns its result."""
         if func.name().startswith("aten::to_mkldnn"):
             raise _not_traced(
@@ -190,3 +219,16 @@ def tensors_of(value: object) -> list[torch.Tensor]:
     from dslc.compiler.trace.private_torch import tree_leaves
 
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def written_tensors(func: Operator, args: Arguments, kwargs: Options) -> list[torch.Tensor]:
+    """Returns the tensors that an operation writes in place."""
+    from dslc.compiler.trace.private_torch import schema_of
+
+    return tensors_of(
+        [
+            args[n] if n < len(args) else kwargs.get(argument.name)
+            for n, argument in enumerate(schema_of(func).arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+    )

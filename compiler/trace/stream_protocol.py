@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dslc.compiler.trace.structures import UserValue
 
 
 class StreamError(ValueError):
@@ -35,7 +38,7 @@ def is_stream(made: object) -> bool:
 class Shards:
     """The shards of a stream, numbered from 0. Raises StreamError."""
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, made: UserValue) -> None:
         if hasattr(made, "__next__") and iter(made) is made:
             raise StreamError(
                 f"a `{type(made).__name__}` ends after one pass: give an object whose `__iter__` begins anew, or one "
@@ -56,7 +59,7 @@ class Shards:
         except (TypeError, NotImplementedError):  # Python's way to have none, and Hugging Face's
             return None
 
-    def open(self, number: int, epoch: int, state: Any = None) -> Shard:
+    def open(self, number: int, epoch: int, state: UserValue = None) -> Shard:
         """Returns shard `number` in pass `epoch`, from its beginning or from a state."""
         made = self._made
         if self._library:
@@ -66,22 +69,22 @@ class Shards:
         return Shard(made.shard(number) if self._parts and not self._library else made, state)
 
 
-class Shard(Iterator[Any]):
+class Shard(Iterator[object]):
     """The samples of a shard, one after another."""
 
-    def __init__(self, made: Any, state: Any = None) -> None:
+    def __init__(self, made: UserValue, state: UserValue = None) -> None:
         self._made = made
         if state is not None and hasattr(made, "load_state_dict"):
             made.load_state_dict(state)
             state = None
-        self._iterator: Any = iter(made)
+        self._iterator: UserValue = iter(made)
         if state is not None:
             self._iterator.load_state_dict(state)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> UserValue:
         return next(self._iterator)
 
-    def state(self) -> Any:
+    def state(self) -> UserValue:
         """Returns the state after the samples so far, as JSON holds it; None if there is none."""
         for holder in (self._made, self._iterator):
             if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict"):

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import (
     MODULE_MAPPINGS,
+    TreeSpec,
     path_text,
     register_dataclass,
     register_mapping,
@@ -28,11 +29,12 @@ from dslc.compiler.trace.private_torch import (
     tree_unflatten,
 )
 
+UserValue: TypeAlias = Any  # a value of the user's code, of any class: a sample, a batch, an output, an attribute
 # A batch, a sample or an output: a tensor, or tensors in whatever classes the user's code puts them.
-Structure: TypeAlias = Any
+Structure: TypeAlias = UserValue
 
 
-def flatten(value: object) -> tuple[list[Any], Any]:
+def flatten(value: object) -> tuple[list[UserValue], TreeSpec]:
     """Returns the leaves, and the form for `unflatten`."""
     leaves, form = tree_flatten(value)
     while new := {type(leaf) for leaf in leaves if _is_structure(leaf)}:
@@ -47,9 +49,9 @@ def flatten(value: object) -> tuple[list[Any], Any]:
     return leaves, form
 
 
-def unflatten(leaves: list[Any], form: Any) -> Any:
+def unflatten(leaves: Sequence[object], form: TreeSpec) -> UserValue:
     """Returns the structure of this form with other leaves."""
-    return tree_unflatten(leaves, form)
+    return tree_unflatten(list(leaves), form)
 
 
 def tensors(value: object) -> list[Tensor]:
@@ -72,7 +74,7 @@ def named(value: object) -> dict[str, Tensor]:
     return {place: leaf for place, leaf in pairs if isinstance(leaf, Tensor)}
 
 
-def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], object], value: object) -> UserValue:
     """Returns the structure with `function` of each tensor in its place; other leaves stay."""
     if isinstance(value, Tensor):
         return function(value)
@@ -129,7 +131,7 @@ def _parts_of(value: object) -> Iterable[tuple[str, object]]:
     return [(f".{name}", getattr(value, name, None)) for name in names]
 
 
-def call(module: Callable[..., Any], forward: Callable[..., Any], batch: Any) -> Any:
+def call(module: Callable[..., UserValue], forward: Callable[..., object], batch: object) -> UserValue:
     """Returns `module` of a batch. What its `forward` takes decides how: a mapping becomes keyword arguments and a list
     or tuple positional ones where it takes them, else the batch is its one argument.
     """
@@ -141,7 +143,7 @@ def call(module: Callable[..., Any], forward: Callable[..., Any], batch: Any) ->
 
 
 @lru_cache(maxsize=16)
-def _takes(forward: Callable[..., Any], count: int, names: tuple[str, ...]) -> bool:
+def _takes(forward: Callable[..., object], count: int, names: tuple[str, ...]) -> bool:
     try:
         inspect.signature(forward).bind(*range(count), **dict.fromkeys(names))
     except (TypeError, ValueError):  # other arguments; a function of C, which has no signature

@@ -15,37 +15,35 @@ module saves by itself for its backward pass (`torch.utils.checkpoint` its input
 from __future__ import annotations
 
 import functools
-import os
 import sys
-import traceback
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dslc.compiler.ir.memory import LayerMemory, Working
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, without_numbers
-from dslc.compiler.trace.code_place import HostDraws, names_of, place_of
+from dslc.compiler.trace.code_place import HostDraws, line_of, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.flops import check_dtypes, formulas
+from dslc.compiler.trace.flops import check_dtypes, flops_of
 from dslc.compiler.trace.instantiate import (
     NOTHING,
     TraceError,
     as_module,
     dtype_name,
+    facts_of_tensors,
     frozen_parameters,
     made_without_memory,
-    own_tensors,
 )
 from dslc.compiler.trace.memory import measure
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
-from dslc.compiler.trace.run import Run, storage, storage_bytes, tensors_of, total_of
+from dslc.compiler.trace.run import Run, TracedModule, storage, storage_bytes, tensors_of, total_of, written_tensors
 from dslc.compiler.trace.sharding.context_parallel_check import Asked, with_pieces
 from dslc.compiler.trace.sharding.context_parallel_check import Loss as CountedLoss
 from dslc.compiler.trace.sharding.tensor_parallel_check import with_shares
@@ -54,19 +52,18 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+    from dslc.compiler.trace.private_torch import AnyBatchNorm, Arguments, FakeTensorMode, Operator, Options
 
 
 REAL = 8 << 30  # bytes of parameters with which a module is made and run for real, at most
 
-Loss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
+Loss: TypeAlias = "Callable[..., torch.Tensor]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
     """How a module is traced: the arguments of `trace_model`."""
 
-    input: TensorFact | Example
     loss: Loss | None
     outputs: Outputs | None
     low: bool
@@ -115,10 +112,9 @@ def trace_model(
 
     # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    model = made_without_memory(make, fake)
+    traced = _traced_module(made_without_memory(make, fake), fake, input)
     skipped = skipped or BlockReuse(wanted=False)
     settings = _Settings(
-        input=input,
         loss=loss,
         outputs=outputs,
         low=low,
@@ -131,63 +127,62 @@ def trace_model(
     try:
         if skipped.wanted:
             try:
-                with frozen_parameters(model, frozen):
-                    skipped.middle, changed = find_repeated_blocks(model, ModuleCut(model), fake, input)
+                with frozen_parameters(traced.model, frozen):
+                    skipped.middle, changed = find_repeated_blocks(traced)
             except Exception:  # any kind: what fails there is raised again, and told, where each block is traced
                 changed = True
-            model = made_without_memory(make, fake) if changed else model
+            if changed:
+                traced = _traced_module(made_without_memory(make, fake), fake, input)
         if skipped.middle is not None:
             try:
-                with skipped.skip_blocks(model):
-                    return _facts_of(model, fake, settings)
+                with skipped.skip_blocks(traced.model):
+                    return _facts_of(traced, settings)
             except Exception:  # any kind: they are not alike, or it is raised again without leaving them out
                 skipped.middle = None
-                model = made_without_memory(make, fake)
-        facts = _facts_of(model, fake, settings)
+                traced = _traced_module(made_without_memory(make, fake), fake, input)
+        facts = _facts_of(traced, settings)
         if context > 1 and not (isinstance(input, TensorFact) and facts.structured):
-            buffers = functools.partial(_buffers, model, make)
-            facts = with_pieces(facts, model, ModuleCut(model), fake, input, context, asked, buffers, counted)
+            buffers = functools.partial(_buffers, traced.model, make)
+            facts = with_pieces(facts, traced, context, asked, buffers, counted)
         return facts
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
-        if size > REAL:
+        if _parameter_bytes(traced.model) > REAL:
             message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have no values"
             raise TraceError(message, remedy="it is too large to be made and run for real beforehand") from error
-        looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
+        line = line_of(error)
+        looks = f"`{error.func.overloadpacket.__name__}`" + (f", {line}" if line else "")
     for_real = replace(settings, compile=False, tensor=1, tensor_plan=None, skipped=BlockReuse(wanted=False))
-    return replace(_facts_of(as_module(make()), None, for_real), looks=looks)
+    return replace(_facts_of(_traced_module(as_module(make()), None, input), for_real), looks=looks)
+
+
+def _traced_module(model: nn.Module, fake: FakeTensorMode | None, input: TensorFact | Example) -> TracedModule:
+    return TracedModule(model, ModuleCut(model), fake, input)
+
+
+def _parameter_bytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Tensor]:
     """Returns the buffers of the module with their numbers, if it can be made for real."""
-    if sum(p.numel() * p.element_size() for p in model.parameters()) > REAL:
+    if _parameter_bytes(model) > REAL:
         return {}
     return dict(as_module(make()).named_buffers())
 
 
-def _line_of(error: BaseException) -> str:
-    """Returns the line of the user's code that an exception comes from, as in `, net.py:31`; "" if there is none."""
+def _facts_of(whole: TracedModule, settings: _Settings) -> ModelFacts:
+    """Runs the module and returns its facts."""
     import torch
 
-    others = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
-    return f", {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-
-
-def _facts_of(model: nn.Module, fake: FakeTensorMode | None, settings: _Settings) -> ModelFacts:
-    """Runs the module and returns its facts; without `fake` it is run for real."""
-    import torch
-
-    input, skipped = settings.input, settings.skipped
-    whole = ModuleCut(model)
-    cut = skipped.remaining(whole)
-    first = _Count(model, cut, fake, input, SMALL)
+    model, skipped = whole.model, settings.skipped
+    traced = replace(whole, cut=skipped.remaining(whole.cut))
+    first = _Count(traced)
     first.checked = ("float32", "bfloat16", "float16") if settings.low else ()  # which autocast makes one
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
     with _normalised(model) as values, _writing(model, first) as (written, parameters_written), draws.watch():
         output = first.forward()
     _check_parameters(model, trained)
-    if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
+    if isinstance(traced.input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
     unused = _run_backward(first, output, settings.loss, trained)
     larger, float32, autocast = _memories(first, output, trained, settings)
@@ -197,12 +192,11 @@ def _facts_of(model: nn.Module, fake: FakeTensorMode | None, settings: _Settings
     skipped.check(*figures)
     skipped.fill(*figures)
     first.order, first.astray = skipped.named(first.order), set(skipped.named(sorted(first.astray)))
-    structured = not isinstance(output, torch.Tensor)
-    facts = ModelFacts(
-        **_facts_of_module(model),
-        layers=_layers(whole, first, float32, autocast),
-        output=grown(output, larger).flat if structured else fact(output, SMALL),
-        structured=structured,
+    facts = replace(
+        _facts_of_module(model),
+        layers=_layers(whole.cut, first, float32, autocast),
+        output=fact(output, SMALL) if isinstance(output, torch.Tensor) else grown(output, larger).flat,
+        structured=not isinstance(output, torch.Tensor),
         batch_norm_values=min(values, default=None),
         noise=first.draws is not None,
         changed=tuple(written),
@@ -210,40 +204,40 @@ def _facts_of(model: nn.Module, fake: FakeTensorMode | None, settings: _Settings
         vocab=first.vocab,
         network=NetworkFacts(
             torch_draws=first.draws,
-            host_draws=_place_of_draw(model, cut, fake, input) if draws.source else None,
+            host_draws=_place_of_draw(traced) if draws.source else None,
             draws_from=draws.source,
             draws_globally=draws.is_global,
             written=tuple(parameters_written),
             untracked=tuple(path for path, module in _batch_norms(model).items() if module.running_mean is None),
         ),
     )
-    if settings.tensor == 1 or fake is None:
+    if settings.tensor == 1 or traced.mode is None:
         return facts
-    return with_shares(facts, model, cut, fake, input, settings.tensor, settings.tensor_plan, skipped)
+    return with_shares(facts, traced, settings.tensor, settings.tensor_plan, skipped)
 
 
 def _memories(
-    first: _Count, output: Any, trained: Mapping[str, bool], settings: _Settings
-) -> tuple[Any, dict[str, LayerMemory], dict[str, LayerMemory]]:
+    first: _Count, output: object, trained: Mapping[str, bool], settings: _Settings
+) -> tuple[object, dict[str, LayerMemory], dict[str, LayerMemory]]:
     """Runs the module with its frozen parameters; returns the output for the larger batch, and the memory of each layer
     in float32 and under autocast. FLOPs of the backward pass are then those without the frozen parameters.
     """
     import torch
 
-    model, cut, fake, input = first.model, first.cut, first.mode, settings.input
-    with frozen_parameters(model, settings.frozen) as some:
+    traced = first.traced
+    with frozen_parameters(traced.model, settings.frozen) as some:
         counted = first
         if some:
-            counted = _Count(model, cut, fake, input, SMALL)
+            counted = _Count(traced)
             _run_backward(counted, counted.forward(), settings.loss, trained)
             first.flops_back = counted.flops_back
-        second = _Count(model, cut, fake, input, LARGE)
+        second = _Count(traced, LARGE)
         larger = second.forward()
-        if settings.outputs is not None and (not isinstance(output, torch.Tensor) or isinstance(input, Example)):
+        if settings.outputs is not None and (not isinstance(output, torch.Tensor) or isinstance(traced.input, Example)):
             settings.outputs.write(output, larger)
         float32 = _memory(counted, second, settings.compile)
         try:
-            one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
+            one, other = (_counted_in_16_bits(traced, samples) for samples in (SMALL, LARGE))
             autocast = _memory(one, other, settings.compile)
         except RuntimeError as error:
             if settings.low:
@@ -252,14 +246,20 @@ def _memories(
     return larger, float32, autocast
 
 
-def _batch_norms(model: nn.Module) -> dict[str, Any]:
+def _counted_in_16_bits(traced: TracedModule, samples: int) -> _Count:
+    run = _Count(traced, samples, low=True)
+    run.forward()
+    return run
+
+
+def _batch_norms(model: nn.Module) -> dict[str, AnyBatchNorm]:
     from dslc.compiler.trace.private_torch import AnyBatchNorm
 
     return {path: module for path, module in model.named_modules() if isinstance(module, AnyBatchNorm)}
 
 
-def _facts_of_module(model: nn.Module) -> dict[str, Any]:
-    """Returns the fields of `ModelFacts` that the module itself tells, after a forward pass, which may put some of it
+def _facts_of_module(model: nn.Module) -> ModelFacts:
+    """Returns the facts that the module itself tells, after a forward pass, which may put some of it
     into evaluation mode.
     """
     import torch
@@ -267,7 +267,8 @@ def _facts_of_module(model: nn.Module) -> dict[str, Any]:
     from dslc.compiler.trace.private_torch import own_buffers, own_parameters
 
     norms = _batch_norms(model)
-    return own_tensors(model) | dict(
+    return replace(
+        facts_of_tensors(model),
         batch_norm=any(module.training for module in norms.values()),
         still=tuple(path for path, module in norms.items() if not module.training),
         dtypes=tuple((name, dtype_name(p.dtype)) for name, p in model.named_parameters() if p.dtype != torch.float32),
@@ -280,23 +281,21 @@ def _facts_of_module(model: nn.Module) -> dict[str, Any]:
     )
 
 
-def _place_of_draw(
-    model: nn.Module, cut: ModuleCut, fake: FakeTensorMode | None, input: TensorFact | Example
-) -> CodePlace:
+def _place_of_draw(traced: TracedModule) -> CodePlace:
     """Returns the place of the first random number that a forward pass draws without torch."""
-    with HostDraws(model).line_of() as places:
-        _Count(model, cut, fake, input, SMALL).forward()
-    return places[0] if places else place_of(None, {}, model)
+    with HostDraws(traced.model).line_of() as places:
+        _Count(traced).forward()
+    return places[0] if places else place_of(None, {}, traced.model)
 
 
-def _run_backward(run: _Count, output: Any, loss: Loss | None, trained: Mapping[str, bool]) -> list[str]:
+def _run_backward(run: _Count, output: object, loss: Loss | None, trained: Mapping[str, bool]) -> list[str]:
     """Runs backward from a module's output, or from the loss of it; returns the `trained` parameters that get no
     gradient.
     """
     total = total_of(output)
-    if loss is not None and isinstance(run.sample, Example):
+    if loss is not None and isinstance(run.traced.input, Example):
         with run.fake:
-            total = loss(output, without_numbers(run.sample.target(run.samples), run.mode))
+            total = loss(output, without_numbers(run.traced.input.target(run.samples), run.traced.mode))
     if total is not None and total.requires_grad:
         run.backward(total)
     unused = [name for name, p in run.model.named_parameters() if trained[name] and p.grad is None]
@@ -366,8 +365,8 @@ def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
 class _Count(Run):
     """A run that counts FLOPs and saved bytes, by the layer's path."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, traced: TracedModule, samples: int = SMALL, low: bool = False) -> None:
+        super().__init__(traced, samples, low)
         self.flops: dict[str, int] = defaultdict(int)
         self.flops_back: dict[str, int] = defaultdict(int)
         self.saved: dict[str, int] = defaultdict(int)
@@ -389,9 +388,8 @@ class _Count(Run):
         self._users: dict[int, tuple[str, set[str]]] = {}  # by storage: a parameter, and the layers it belongs to
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             self._users.setdefault(storage(parameter), (name, set()))[1].add(self.cut.owner(name))
-        self._formulas = formulas()
 
-    def forward(self) -> Any:
+    def forward(self) -> object:
         import torch
 
         with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
@@ -413,19 +411,17 @@ class _Count(Run):
         if tensors := tensors_of(output):
             self.outputs.setdefault(path, fact(tensors[0], self.samples))
 
-    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
-        from dslc.compiler.trace.private_torch import overloads_of
-
-        formula = self._formulas.get(overloads_of(func))
+    def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
+        flops = flops_of(func, args, kwargs, result)
         if self.going_back:
-            if formula is not None:
-                self.flops_back[self.of_node()] += int(formula(*args, **kwargs, out_val=result))
+            if flops is not None:
+                self.flops_back[self.of_node()] += flops
             return
         if self.checked is not None:
             check_dtypes(func, args, self.now, self.checked)
-        if formula is not None:
+        if flops is not None:
             self._note(self.now)
-            self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
+            self.flops[self.now] += flops
             self.products[self.now] += sum(t.numel() * t.element_size() for t in tensors_of(result))
         for tensor in tensors_of((args, kwargs)):
             name, layers = self._users.get(storage(tensor), ("", {self.now}))
@@ -434,7 +430,7 @@ class _Count(Run):
             if storage(tensor) in self.trained:
                 self.tail[self.now] = 0
         self._look(func, args)
-        self._note_written(func, args, kwargs)
+        self.written.update(map(storage, written_tensors(func, args, kwargs)))
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if (key := storage(tensor)) not in self._held:
@@ -447,7 +443,7 @@ class _Count(Run):
             self.saved_input[self.now] += size if key in self._entered else 0
         return tensor
 
-    def _look(self, func: Operator, args: Sequence[Any]) -> None:
+    def _look(self, func: Operator, args: Arguments) -> None:
         """Notes random operations, and embeddings that look up the input's own numbers."""
         import torch
 
@@ -458,14 +454,6 @@ class _Count(Run):
         if alone and func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]
             self.vocab = rows if self.vocab is None else min(self.vocab, rows)
-
-    def _note_written(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        from dslc.compiler.trace.private_torch import schema_of
-
-        for n, argument in enumerate(schema_of(func).arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = args[n] if n < len(args) else kwargs.get(argument.name)
-                self.written.update(storage(tensor) for tensor in tensors_of(given))
 
     def _note(self, path: str) -> None:
         if path not in self.order:
@@ -496,18 +484,6 @@ def _check(output: torch.Tensor) -> None:
         raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}", one_number)
 
 
-def _forward(
-    model: nn.Module,
-    cut: ModuleCut,
-    fake: FakeTensorMode | None,
-    input: TensorFact | Example,
-    samples: int,
-    low: bool = False,
-) -> _Count:
-    (counted := _Count(model, cut, fake, input, samples, low)).forward()
-    return counted
-
-
 def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemory]:
     """Returns the memory of each layer in the precision of two runs, with few samples and with more."""
 
@@ -519,7 +495,7 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
     working = measure(large, saved, given, tail)
     selective = {path: given[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
     if compile:
-        one, other = (kept_by_blocks(run, run.saved) for run in (small, large))
+        one, other = (kept_by_blocks(run.traced, run.samples, run.low, run.saved) for run in (small, large))
         for path in one.keys() & other.keys() & saved.keys():
             kept = (other[path] - one[path]) // (LARGE - SMALL)
             if path in working:

@@ -176,5 +176,6 @@ def _as_part(tensor: Tensor, parameter: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     spec = spec_of(parameter)
+    assert spec.tensor_meta is not None
     spec = replace(spec, tensor_meta=spec.tensor_meta._replace(dtype=tensor.dtype))
     return DTensor(tensor, spec, requires_grad=False)

@@ -218,5 +218,5 @@ def non_finite_names(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
     return [name for name, _ in named if name in found]
 
 
-def _local(tensor: object) -> Tensor:
+def _local(tensor: Tensor) -> Tensor:
     return local_part(tensor)

@@ -18,6 +18,7 @@ Limits: a path that no pass takes is not seen. A batch whose tensors do not begi
 from __future__ import annotations
 
 import copy
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ from dslc.compiler.trace.code_place import (
     restored_generators,
     set_inner_value,
 )
-from dslc.compiler.trace.private_torch import AnyBatchNorm, Operator, TorchDispatchMode
+from dslc.compiler.trace.private_torch import AnyBatchNorm, Arguments, OperationMode, Operator, Options
 from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
 from dslc.runtime.data.samples import Pair
 from dslc.runtime.model.custom_losses import OwnSum
@@ -392,10 +393,22 @@ class NetworkTrial:
     ) -> list[tuple[CodePlace, Tensor]]:
         """Returns the numbers that each operation of a pass has for the kept samples, with its place."""
         model = self._fresh()
-        operations = _Operations(model, len(rows), kept)
-        with operations:
+        names = names_of(model)
+        results: list[tuple[CodePlace, Tensor]] = []
+
+        def run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
+            result = func(*args, **kwargs)
+            for tensor in tensors(result):
+                if not tensor.is_floating_point() or not tensor.dim() or not tensor.shape[0]:
+                    continue
+                if tensor.shape[0] % len(rows) == 0:
+                    samples = tensor.detach().unflatten(0, (len(rows), -1))
+                    results.append((place_of(sys._getframe(1), names, model), samples[list(kept)].clone()))
+            return result
+
+        with OperationMode(run_operation):
             self._pass(model, self._rows_of(rows), training=training)
-        return operations.results
+        return results
 
     def _loss_mixes(self) -> bool:
         """True if the loss is no sum over the samples of a batch."""
@@ -409,30 +422,6 @@ class NetworkTrial:
             if not torch.allclose(together, apart, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True):
                 return True
         return False
-
-
-class _Operations(TorchDispatchMode):
-    """Records, of each operation, the numbers for the kept samples and its place."""
-
-    def __init__(self, model: nn.Module, rows: int, kept: Sequence[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._model, self._names, self._rows, self._kept = model, names_of(model), rows, list(kept)
-        self.results: list[tuple[CodePlace, Tensor]] = []
-
-    def __torch_dispatch__(
-        self, func: Operator, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
-        import sys
-
-        result = func(*args, **(kwargs or {}))
-        for tensor in tensors(result):
-            if not tensor.is_floating_point() or not tensor.dim() or not tensor.shape[0]:
-                continue
-            if tensor.shape[0] % self._rows == 0:
-                each = tensor.detach().reshape(self._rows, tensor.shape[0] // self._rows, *tensor.shape[1:])
-                place = place_of(sys._getframe(1), self._names, self._model)
-                self.results.append((place, each[self._kept].clone()))
-        return result
 
 
 def with_fixed_statistics(model: nn.Module) -> nn.Module:

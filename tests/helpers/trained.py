@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.user_functions import trace_model
+from dslc.compiler.trace.trace_model import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, prepare, report_on, write_run_directory

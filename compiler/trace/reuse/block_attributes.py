@@ -9,33 +9,36 @@ from __future__ import annotations
 import functools
 import types
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from dslc.compiler.trace.cut import ModuleCut
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+    from dslc.compiler.trace.structures import UserValue
 
 FEWEST = 8  # blocks from which on they are compared
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _MAPPINGS = ("_parameters", "_buffers", "_modules")  # which the structure compares
 
 
-def by_structure(cut: ModuleCut) -> dict[Any, list[str]]:
+def by_structure(cut: ModuleCut) -> dict[Hashable, list[str]]:
     """Returns the blocks with the same modules, parameters and buffers; none with hooks, and only where there are
     enough.
     """
-    groups: dict[Any, list[str]] = defaultdict(list)
+    groups: dict[Hashable, list[str]] = defaultdict(list)
     for path in cut.layers:
         if path in cut.blocks and not _hooked(cut.layers[path]):
             groups[_structure(cut.layers[path])].append(path)
     return groups if sum(map(len, groups.values())) >= FEWEST else {}
 
 
-def _structure(module: nn.Module) -> Any:
+def _structure(module: nn.Module) -> Hashable:
     from dslc.compiler.trace.private_torch import own_buffers, own_children, own_parameters
 
     parts = []
@@ -69,7 +72,7 @@ def differences(one: nn.Module, other: nn.Module) -> Iterator[tuple[nn.Module, s
             yield mine, name
 
 
-def _same(one: Any, other: Any, places: Mapping[int, int]) -> bool:
+def _same(one: UserValue, other: UserValue, places: Mapping[int, int]) -> bool:
     """True if two values are the same in two blocks: equal, or each its own block's module at the same place."""
     if one is other:
         return id(one) not in places  # a block that holds a module of another
@@ -94,7 +97,7 @@ def _same(one: Any, other: Any, places: Mapping[int, int]) -> bool:
     return mine is not None and mine == theirs
 
 
-def content(value: Any) -> Any:
+def content(value: UserValue) -> Hashable:
     """Returns plain values so that equal ones compare equal, with their types; None for any other object."""
     import torch
 
@@ -118,10 +121,10 @@ def content(value: Any) -> Any:
     return None
 
 
-def values_of(module: nn.Module, names: Sequence[str]) -> tuple[Any, ...]:
+def values_of(module: nn.Module, names: Sequence[str]) -> tuple[Hashable, ...]:
     """Returns the values of those attributes in a block."""
     return tuple(
-        (path, name, content(vars(one)[name]) or id(vars(one)[name]))
+        (path, name, id(vars(one)[name]) if (value := content(vars(one)[name])) is None else value)
         for path, one in module.named_modules()
         for name in names
         if name in vars(one)
@@ -140,11 +143,11 @@ class State:
         return _described(model) != self._before
 
 
-def _described(model: nn.Module) -> list[Any]:
+def _described(model: nn.Module) -> list[Hashable]:
     return [(name, _shallow(value)) for module in model.modules() for name, value in vars(module).items()]
 
 
-def _holdings(value: Any) -> list[Any]:
+def _holdings(value: object) -> list[object]:
     """Returns what a container or an object holds."""
     if isinstance(value, dict):
         return list(value.values())
@@ -154,7 +157,7 @@ def _holdings(value: Any) -> list[Any]:
     return list(held.values()) if isinstance(held, dict) else []
 
 
-def _shallow(value: Any) -> Any:
+def _shallow(value: object) -> Hashable:
     """Returns a value's content: of containers and of objects the identities of what they hold."""
     plain = content(value) if isinstance(value, (*_PLAIN, set, frozenset)) else None
     if plain is not None:
@@ -168,7 +171,7 @@ def _shallow(value: Any) -> Any:
     return (id(value), () if is_tensor(value) else inside)
 
 
-def _one(value: Any) -> Any:
+def _one(value: object) -> Hashable:
     return content(value) if isinstance(value, _PLAIN) else id(value)
 
 
@@ -201,26 +204,26 @@ class Unread:
 
 
 def _recording_property(read: set[tuple[type, str]], kind: type, name: str) -> property:
-    def get(self: Any) -> Any:
+    def get(self: object) -> object:
         read.add((kind, name))
         if name not in vars(self):
             raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`")
         return vars(self)[name]
 
-    def put(self: Any, value: Any) -> None:
+    def put(self: object, value: object) -> None:
         read.add((kind, name))
         vars(self)[name] = value
 
     return property(get, put)
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     import torch
 
     return isinstance(value, torch.Tensor)
 
 
-def form_of(tensor: Any) -> Any:
+def form_of(tensor: torch.Tensor) -> Hashable:
     return (
         type(tensor),
         tuple(tensor.shape),

@@ -14,13 +14,15 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.reuse.repeated_blocks import RepeatedBlocks
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from dslc.compiler.trace.structures import UserValue
 
 T = TypeVar("T")
 
@@ -60,12 +62,14 @@ class BlockReuse:
         if self.middle is None:
             yield
             return
-        given: dict[str, Any] = {}  # by the block that stands for others: what these are given, besides the chain
+        given: dict[
+            str, tuple[str, list[_BlockArgument]]
+        ] = {}  # by the block that stands for others: what these are given, besides the chain
         with ExitStack() as around:
             around.enter_context(self.middle.unread.watched())
             around.callback(model.register_forward_pre_hook(lambda *_: given.clear()).remove)
             for path, stand in self.middle.stands.items():
-                module: Any = model.get_submodule(path)
+                module: UserValue = model.get_submodule(path)
                 own = vars(module).get("forward")
                 module.forward = _passing(self.middle, path, stand, given)
                 around.callback(_restored, module, own)
@@ -76,21 +80,21 @@ class BlockReuse:
 
     # ------------------------------------------------------------------------------------------------- the facts
 
-    def check(self, *figures: Mapping[str, Any]) -> None:
+    def check(self, *figures: Mapping[str, object]) -> None:
         """Raises BlocksDifferError if figures, by the block's path, differ between the two groups in the middle."""
         for stand, twin in self.middle.twins.items() if self.middle else ():
             for each in figures:
                 if each.get(stand) != each.get(twin):
                     raise BlocksDifferError(f"{stand} and {twin} have other figures")
 
-    def check_all(self, figures: Mapping[str, Any]) -> None:
+    def check_all(self, figures: Mapping[str, object]) -> None:
         """Raises BlocksDifferError if figures, by names of modules or parameters, differ between a skipped block and
         its representative.
         """
         if self.middle is None:
             return
         blocks = {*self.middle.stands, *self.middle.stands.values(), *self.middle.twins.values()}
-        inside: dict[str, dict[str, Any]] = {path: {} for path in blocks}
+        inside: dict[str, dict[str, object]] = {path: {} for path in blocks}
         for name, figure in figures.items():
             if block := _block(name, blocks):
                 inside[block][name[len(block) :]] = figure
@@ -105,7 +109,7 @@ class BlockReuse:
         if self.middle is not None:
             raise BlocksDifferError(reason)
 
-    def fill(self, *figures: dict[str, Any]) -> None:
+    def fill(self, *figures: dict[str, UserValue]) -> None:
         """Copies the figures of representatives to the blocks that they stand for."""
         for path, stand in self.middle.stands.items() if self.middle else ():
             for each in figures:
@@ -161,14 +165,16 @@ def _block(name: str, blocks: Iterable[str]) -> str:
     return next((path for n in range(1, len(parts) + 1) if (path := ".".join(parts[:n])) in blocks), "")
 
 
-def _passing(middle: RepeatedBlocks, path: str, stand: str, given: dict[str, Any]) -> Callable[..., Any]:
+def _passing(
+    middle: RepeatedBlocks, path: str, stand: str, given: dict[str, tuple[str, list[_BlockArgument]]]
+) -> Callable[..., UserValue]:
     """Returns a forward that returns its input in the form of the block's output."""
     from dslc.compiler.trace.structures import flatten, unflatten
 
     output = middle.outputs[path]
     through = next(place for tensor, place in output.leaves if tensor)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> UserValue:
         leaves, form = flatten((args, kwargs))
         if through >= len(leaves):
             raise BlocksDifferError(f"{path} is called in another way")
@@ -184,7 +190,7 @@ def _passing(middle: RepeatedBlocks, path: str, stand: str, given: dict[str, Any
 class _BlockArgument:
     """An argument of a block: a tensor, which is not kept alive, or anything else."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: UserValue) -> None:
         import torch
 
         self._tensor = isinstance(value, torch.Tensor)
@@ -200,7 +206,7 @@ class _BlockArgument:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _restored(module: Any, own: Any) -> None:
+def _restored(module: UserValue, own: object) -> None:
     if own is None:
         del module.forward
     else:

@@ -23,19 +23,18 @@ Limits: as in all tracing, one path. Attention that was imported by name before,
 from __future__ import annotations
 
 import inspect
-import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
-from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.run import Run, storage, tensors_of
+from dslc.compiler.trace.code_place import line_at, line_of
+from dslc.compiler.trace.run import TensorMap, TracedModule, storage, tensors_of
 from dslc.compiler.trace.sharding.context_records import (
     ATTENDS,
     DIFFERS,
@@ -44,7 +43,6 @@ from dslc.compiler.trace.sharding.context_records import (
     POSITIONS,
     ConstantResult,
     ContextParallelError,
-    OperationRecord,
     TraceRecords,
     at_line,
     because,
@@ -53,42 +51,39 @@ from dslc.compiler.trace.sharding.context_records import (
     same_positions,
 )
 from dslc.compiler.trace.sharding.propagation import ShareError, TensorOperation, TensorShare, follow, sums_positions
+from dslc.compiler.trace.sharding.share_run import SAME, VIEWS, ShareRun, numbers_of, operation_name, place_text
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
-    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+    from dslc.compiler.trace.private_torch import Arguments, Operator, Options
+    from dslc.compiler.trace.structures import UserValue
 
 Asked = Callable[[Callable[["torch.Tensor"], bool]], AbstractContextManager[None]]
 Buffers = Mapping[str, "torch.Tensor"]
-Loss = Callable[[Any, Any], "tuple[torch.Tensor, int | torch.Tensor]"]  # a sum, and the number of its parts
+Loss = Callable[..., "tuple[torch.Tensor, int | torch.Tensor]"]  # a sum, and the number of its parts
 
 _MOST = 1 << 24  # numbers of a constant that is computed
-_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 _SCALES = ("neg", "_to_copy", "squeeze", "unsqueeze", "mean", "sum")  # a number stays what it is
 _OF_COUNTS = ("clamp", "clamp_min", "maximum", "eq", "ne", "gt")
-_SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # operations that depend on strides alone
 _TAKE_POSITIONS = f"a `forward` that takes `{POSITIONS}`, which dslc then gives it"
 
 
 def with_pieces(
     facts: ModelFacts,
-    model: nn.Module,
-    cut: ModuleCut,
-    fake: FakeTensorMode,
-    input: TensorFact | Example,
+    traced: TracedModule,
     ranks: int,
     asked: Asked,
     buffers: Callable[[], Buffers],
     loss: Loss | None = None,
 ) -> ModelFacts:
-    """Returns the facts of `model`, which has no memory, on a context axis of `ranks` ranks.
+    """Returns the facts of a module without memory on a context axis of `ranks` ranks.
 
     `loss`, of an output and a target, is a loss that counts by itself: the sum of its pieces is followed, too. `asked`
     makes libraries read constants whose numbers are known, as they do in a training. `buffers` returns the numbers of
     buffers; it is called only if they are needed.
     """
+    model, input = traced.model, traced.input
     length = length_of(input)
     if length == 0 or length % ranks:
         return facts  # the rules report it
@@ -99,7 +94,7 @@ def with_pieces(
         calls: list[AttentionFacts] = []
         known: Buffers = {}
         for training in (True, False):
-            runs = _Runs(model, cut, fake, input, ranks, takes, training, asked, loss)
+            runs = _Runs(traced, ranks, takes, training, asked, loss)
             try:
                 found = runs.compare(known)
             except ContextParallelError as fault:
@@ -115,97 +110,80 @@ def with_pieces(
     return replace(facts, pieces=PieceFacts(ranks=ranks, positions=takes, attention=tuple(calls)))
 
 
+@dataclass(frozen=True)
 class _Runs:
-    """The runs of a module in one mode, and their comparison."""
+    """The runs of a module in one mode, and their comparison. `takes`: its `forward` takes positions."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        cut: ModuleCut,
-        fake: FakeTensorMode,
-        input: TensorFact | Example,
-        ranks: int,
-        takes: bool,
-        training: bool,
-        asked: Asked,
-        loss: Loss | None,
-    ) -> None:
-        self._model, self._cut, self._fake, self._input, self._loss = model, cut, fake, input, loss
-        self._ranks, self._takes, self._training, self._asked = ranks, takes, training, asked
+    traced: TracedModule
+    ranks: int
+    takes: bool
+    training: bool
+    asked: Asked
+    loss: Loss | None
 
     def compare(self, buffers: Buffers) -> list[AttentionFacts]:
         """Returns the calls of attention. Raises `ContextParallelError`."""
-        length = length_of(self._input)
-        own = length // self._ranks
-        runs = [self._run(piece_of(self._input, n * own, own), buffers, None, self._ranks) for n in range(self._ranks)]
-        pieces = [run.go(self._positions(n * own, own), self._training, self._asked) for n, run in enumerate(runs)]
-        whole = self._run(self._input, buffers, pieces, self._ranks)
-        told = whole.go(self._positions(0, length), self._training, self._asked)
+        length = length_of(self.traced.input)
+        own = length // self.ranks
+        places = [range(n * own, (n + 1) * own) for n in range(self.ranks)]
+        runs = [self._run(piece_of(self.traced.input, place.start, own), buffers, None) for place in places]
+        pieces = [self._records(run, place) for run, place in zip(runs, places, strict=True)]
+        whole = self._run(self.traced.input, buffers, pieces)
+        told = self._records(whole, range(length))
         if told.failed:
             raise ContextParallelError(DIFFERS, f"it fails when it is given `{POSITIONS}`: {told.failed}")
         for rank, piece in enumerate(pieces):
-            same_pieces(told, piece, self._ranks, rank)
+            same_pieces(told, piece, self.ranks, rank)
         if whole.number is not None and sum(run.number or 0 for run in runs) != whole.number:
             raise ContextParallelError(
                 MIXES,
                 "its loss is a mean, and does not say of which positions",
                 '`own(mean_of = "labels")`, or a loss that is (sum, count)',
             )
-        if self._takes:
-            plain = self._run(self._input, buffers, [], 1)
-            same_positions(plain.go(None, self._training, self._asked), told)
+        if self.takes:
+            plain = self._run(self.traced.input, buffers, None)
+            same_positions(plain.go(None, self.training, self.asked), told)
         return whole.calls
 
     def _run(
-        self, input: TensorFact | Example, buffers: Buffers, pieces: Sequence[TraceRecords] | None, ranks: int
-    ) -> _Sequence:
-        return _Sequence(self._model, self._cut, self._fake, input, buffers, pieces, ranks, self._loss)
+        self, input: TensorFact | Example, buffers: Buffers, pieces: Sequence[TraceRecords] | None
+    ) -> _SequenceRun:
+        return _SequenceRun(replace(self.traced, input=input), buffers, pieces or (), self.loss)
 
-    def _positions(self, first: int, count: int) -> range | None:
-        return range(first, first + count) if self._takes else None
+    def _records(self, run: _SequenceRun, positions: range) -> TraceRecords:
+        return run.go(positions if self.takes else None, self.training, self.asked)
 
 
-class _Sequence(Run):
+class _SequenceRun(ShareRun):
     """A run on whole sequences or on a piece. With `pieces`, the runs on these, pieces are followed."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        cut: ModuleCut,
-        fake: FakeTensorMode,
-        input: TensorFact | Example,
-        buffers: Buffers,
-        pieces: Sequence[TraceRecords] | None,
-        ranks: int,
-        loss: Loss | None,
+        self, traced: TracedModule, buffers: Buffers, pieces: Sequence[TraceRecords], loss: Loss | None
     ) -> None:
-        super().__init__(model, cut, fake, input, SMALL)
+        super().__init__(traced)
         self.calls: list[AttentionFacts] = []
-        self.told = TraceRecords()
-        self._pieces, self._ranks = pieces or (), ranks
-        self._length, self._loss = length_of(input), loss
-        self._target = without_numbers(input.target(SMALL), fake) if isinstance(input, Example) else None
-        self._sums: set[int] = set()  # numbers that are sums or means over the positions, by identity
+        self.told = TraceRecords(self.records)
+        self._pieces, self._loss, self._length = pieces, loss, length_of(traced.input)
+        given = traced.input
+        self._target = without_numbers(given.target(SMALL), traced.mode) if isinstance(given, Example) else None
+        self._sums = TensorMap[None]()  # numbers that are sums or means over the positions
         self.number: int | None = None  # of what the loss is a sum of, if it follows from shapes alone
-        self._shares: dict[int, TensorShare] = {}  # by identity
-        self._values: dict[int, torch.Tensor] = {}  # of constants, by identity
-        self._of_memory: dict[int, set[int]] = {}  # the identities of constants, by memory
-        self._astray: dict[int, ContextParallelError] = {}  # constants that are neither pieces nor alike
-        self._alive: list[object] = []  # kept alive so that no identity is used again
-        self._path: list[str] = []
+        self._values: TensorMap[torch.Tensor] = TensorMap()  # of constants
+        self._of_memory: dict[int, list[torch.Tensor]] = defaultdict(list)  # the constants, by memory
+        self._astray = TensorMap[ContextParallelError]()  # constants that are neither pieces nor alike
         self._attending = False
-        for name, buffer in model.named_buffers():
+        for name, buffer in self.model.named_buffers():
             if name in buffers:
                 self._know(buffer, buffers[name])
         if self._pieces:
             for tensor in tensors_of((self.input, self._target)):
-                self._mark(tensor, TensorShare(1, 1, self._length))
+                self.shares[tensor] = TensorShare(1, 1, self._length)
 
     def go(self, positions: range | None, training: bool, asked: Asked) -> TraceRecords:
         """Runs the module, and returns the operations that it ran; a run on a piece may fail."""
         import torch
 
-        given: dict[str, Any] = {}
+        given: dict[str, torch.Tensor] = {}
         before = [(module, module.training) for module in self.model.modules()]
         self.model.train(training)
         fast = torch.backends.mha.get_fastpath_enabled()
@@ -218,7 +196,7 @@ class _Sequence(Run):
                 self._know(given[POSITIONS], numbers)
                 self._judge(0, ConstantResult(name=POSITIONS, where="", values=[numbers]), [given[POSITIONS]])
                 self.told.constants.append(ConstantResult(name=POSITIONS, where="", values=[numbers]))
-            with self._hooked(), asked(lambda tensor: id(tensor) in self._values), torch.set_grad_enabled(training):
+            with self.hooked(), asked(lambda tensor: tensor in self._values), torch.set_grad_enabled(training):
                 output = self.called(**given)
                 sums = self._sums_of_loss(output)
             if self._pieces:
@@ -229,7 +207,7 @@ class _Sequence(Run):
             raise
         except Exception as error:  # any kind: it comes out of the user's own code
             self.told.failed = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
-            self.told.where = _line_of(error)
+            self.told.where = line_of(error)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
             for module, mode in before:
@@ -240,9 +218,9 @@ class _Sequence(Run):
         from dslc.compiler.trace.structures import named
 
         for place, tensor in named(output).items():
-            share = self._shares.get(id(tensor))
+            share = self.shares.get(tensor)
             of_positions = share is not None and (share.dim, share.outer, share.size) == (1, 1, self._length)
-            if not of_positions and id(tensor) not in self._sums:
+            if not of_positions and tensor not in self._sums:
                 part = f"`{place}` of its output" if place else "its output"
                 raise ContextParallelError(MIXES, f"{part} is not one for each position", "use the data axis")
 
@@ -254,79 +232,74 @@ class _Sequence(Run):
         except _no_numbers() as error:
             if isinstance(error, ContextParallelError):
                 raise
-            reason = f"the loss reads numbers out of tensors{_line_suffix(_line_of(error))}, as `losses[mask]` does"
+            reason = f"the loss reads numbers out of tensors{_line_suffix(line_of(error))}, as `losses[mask]` does"
             raise ContextParallelError(
                 MIXES, reason, "`losses.masked_fill(~mask, 0).sum()`, which has the same sum"
             ) from error
 
     def _check_sums(self, sums: Sequence[object]) -> None:
         for each, what in zip(sums, ("loss", "number of its losses"), strict=False):
-            if not isinstance(each, int) and id(each) not in self._sums:
+            if not isinstance(each, int) and each not in self._sums:
                 raise ContextParallelError(MIXES, f"its {what} is no sum over the positions", "use the data axis")
 
     # ---------------------------------------------------------------------------------------------- watching
 
     @contextmanager
-    def _hooked(self) -> Iterator[None]:
+    def hooked(self) -> Iterator[None]:
         import torch.nn.functional as F
 
-        with ExitStack() as around, self.running():
-            for path, module in self.model.named_modules():
-                enter = module.register_forward_pre_hook(lambda *_, path=path: self._path.append(path), prepend=True)
-                around.callback(enter.remove)
-                around.callback(module.register_forward_hook(lambda *_: self._leave_module()).remove)
-            attention = F.scaled_dot_product_attention
-            around.callback(setattr, F, "scaled_dot_product_attention", attention)
+        attention = F.scaled_dot_product_attention
+        with super().hooked():
             F.scaled_dot_product_attention = self._attention(attention)
-            yield
+            try:
+                yield
+            finally:
+                F.scaled_dot_product_attention = attention
 
-    def _leave_module(self) -> None:
-        self._path.pop()
-
-    def run_operation(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def run_operation(self, func: Operator, args: Arguments, kwargs: Options) -> object:
         from dslc.compiler.trace.private_torch import number_of, unset_fake_temporarily
 
-        if func is number_of() and id(args[0]) in self._values:
+        if func is number_of() and (value := self._values.get(args[0])) is not None:
             with unset_fake_temporarily():
-                return self._values[id(args[0])].item()
+                return value.item()
         result = func(*args, **kwargs)
         if not self._attending:
             self.operation(func, args, kwargs, result)
         return result
 
-    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
+    def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         from dslc.compiler.trace.private_torch import schema_of
 
         given, made = tensors_of((args, kwargs)), tensors_of(result)
-        name = schema_of(func).name.removeprefix("aten::")
+        name = operation_name(func)
         if schema_of(func).is_mutable:
             for tensor in given:
-                for key in self._of_memory.pop(storage(tensor), ()):
-                    self._values.pop(key, None)
+                for constant in self._of_memory.pop(storage(tensor), ()):
+                    self._values.remove(constant)
         elif made and self._computed(func, name, args, kwargs, given, made):
             return
         if self._pieces:
             self._follow(func, name, args, kwargs, given, made)
-        self._note(name, given, made, _numbers(args, kwargs))
+        self._note(name, given, made, numbers_of(args, kwargs))
 
     def _follow(
         self,
         func: Operator,
         name: str,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
+        args: Arguments,
+        kwargs: Options,
         given: list[torch.Tensor],
         made: list[torch.Tensor],
     ) -> None:
-        astray = next((self._astray[id(tensor)] for tensor in given if id(tensor) in self._astray), None)
+        astray = next((fault for tensor in given if (fault := self._astray.get(tensor))), None)
         if astray is not None:
             raise astray
-        if any(id(tensor) in self._sums for tensor in given):
+        if any(tensor in self._sums for tensor in given):
             self._follow_sum(name, given, made)
             return
-        if not any(id(tensor) in self._shares for tensor in given):
+        if not any(tensor in self.shares for tensor in given):
             return
-        operation = TensorOperation(func, args, kwargs, self._shares)
+        operation = TensorOperation(func, args, kwargs, self.shares)
         if self._loss is not None and sums_positions(operation, made):
             self._note_sums(made)
             return
@@ -334,7 +307,7 @@ class _Sequence(Run):
             for tensor in made:
                 share = follow(operation, tensor)
                 if share is not None:
-                    self._mark(tensor, share)
+                    self.shares[tensor] = share
         except ShareError as refused:
             where = self._current_place()
             if name.startswith("_scaled_dot_product"):
@@ -356,10 +329,10 @@ class _Sequence(Run):
         """Follows a number that is a sum or a mean over the positions: it may be scaled, added to others, and divided
         by a count. Raises `ContextParallelError` for anything else.
         """
-        sums = [tensor for tensor in given if id(tensor) in self._sums]
+        sums = [tensor for tensor in given if tensor in self._sums]
         losses = [tensor for tensor in sums if tensor.requires_grad]
-        fits = not any(id(tensor) in self._shares for tensor in given) and (
-            name in (*_SAME, *_VIEWS, *_SCALES)
+        fits = not any(tensor in self.shares for tensor in given) and (
+            name in (*SAME, *VIEWS, *_SCALES)
             or (name in ("add", "sub", "add_", "sub_") and bool(sums))
             or (name in ("mul", "mul_") and len(losses) < 2)
             or (name in ("div", "div_") and not any(tensor is given[-1] for tensor in losses))
@@ -374,10 +347,9 @@ class _Sequence(Run):
         self._note_sums(made)
 
     def _note_sums(self, made: list[torch.Tensor]) -> None:
-        self._alive += made
-        self._sums |= {id(tensor) for tensor in made}
+        self._sums.fill(made, None)
 
-    def _attention(self, attention: Callable[..., Any]) -> Callable[..., Any]:
+    def _attention(self, attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def called(
             query: torch.Tensor,
             key: torch.Tensor,
@@ -398,16 +370,16 @@ class _Sequence(Run):
                 )
             finally:
                 self._attending = False
-            if self._pieces and id(query) in self._shares:
-                self._mark(made, TensorShare(made.dim() - 2, 1, self._length))
+            if self._pieces and query in self.shares:
+                self.shares[made] = TensorShare(made.dim() - 2, 1, self._length)
             self._note("attention", given, [made], (repr((dropout_p, is_causal, scale, enable_gqa)),))
             return made
 
         return called
 
     def _check_attention(self, given: list[torch.Tensor], mask: torch.Tensor | None, causal: bool) -> None:
-        shares, where = [self._shares.get(id(tensor)) for tensor in given], self._current_place()
-        if not any(shares) and (mask is None or id(mask) not in self._shares):
+        shares, where = [self.shares.get(tensor) for tensor in given], self._current_place()
+        if not any(shares) and (mask is None or mask not in self.shares):
             raise ContextParallelError(
                 ATTENDS, f"{where}: attention among tensors that every rank has whole", "use the data axis"
             )
@@ -424,7 +396,7 @@ class _Sequence(Run):
         key, value = given[1:]
         self.calls.append(
             AttentionFacts(
-                module=self._path[-1] if self._path else "",
+                module=self.module,
                 layer=self.now,
                 length=self._length,
                 numbers=(key.numel() + value.numel()) // SMALL,
@@ -438,8 +410,8 @@ class _Sequence(Run):
         self,
         func: Operator,
         name: str,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
+        args: Arguments,
+        kwargs: Options,
         given: list[torch.Tensor],
         made: list[torch.Tensor],
     ) -> bool:
@@ -448,15 +420,15 @@ class _Sequence(Run):
 
         from dslc.compiler.trace.private_torch import tree_map_only, unset_fake_temporarily
 
-        if any(id(tensor) not in self._values and not _is_real(tensor) for tensor in given):
+        if any(tensor not in self._values and not _is_real(tensor) for tensor in given):
             return False
         if torch.Tag.nondeterministic_seeded in func.tags or sum(t.numel() for t in made) > _MOST:
             return False
         if name.startswith(("empty", "new_empty")):
             return False
 
-        def real(value: Any) -> Any:
-            swapped = tree_map_only(torch.Tensor, lambda tensor: self._values.get(id(tensor), tensor), value)
+        def real(value: UserValue) -> UserValue:
+            swapped = tree_map_only(torch.Tensor, self._value_of, value)
             return tree_map_only(torch.device, lambda device: torch.device("cpu"), swapped)
 
         with unset_fake_temporarily(), torch.no_grad():
@@ -464,7 +436,7 @@ class _Sequence(Run):
         constant = ConstantResult(name=name, where=_line(), values=values)
         for tensor, value in zip(made, values, strict=True):
             self._know(tensor, value)
-        cause = next((self._astray[id(tensor)] for tensor in given if id(tensor) in self._astray), None)
+        cause = next((fault for tensor in given if (fault := self._astray.get(tensor))), None)
         self._judge(len(self.told.constants), constant, made, cause)
         self.told.constants.append(constant)
         return True
@@ -489,54 +461,30 @@ class _Sequence(Run):
             with unset_fake_temporarily():
                 found = piece_among(constant.values[n], others)
             if isinstance(found, TensorShare):
-                self._mark(tensor, found)
+                self.shares[tensor] = found
             elif others and not found:
-                self._alive.append(tensor)
-                self._astray[id(tensor)] = cause or ContextParallelError(
+                self._astray[tensor] = cause or ContextParallelError(
                     PLACES,
                     f"{at_line(constant.where)}: `{constant.name}` makes numbers that on a piece are others than in "
                     "one process, such as positions that are counted from 0",
                     _TAKE_POSITIONS,
                 )
 
-    def _know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        self._alive.append(tensor)
-        self._values[id(tensor)] = value
-        self._of_memory.setdefault(storage(tensor), set()).add(id(tensor))
+    def _value_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        value = self._values.get(tensor)
+        return tensor if value is None else value
 
-    def _mark(self, tensor: torch.Tensor, share: TensorShare) -> None:
-        self._alive.append(tensor)
-        self._shares[id(tensor)] = share
+    def _know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        self._values[tensor] = value
+        self._of_memory[storage(tensor)].append(tensor)
 
     def _note(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor], numbers: tuple[str, ...]) -> None:
-        still = given and made and given[0].shape == made[0].shape
-        if name in _SAME or (still and name in (*_VIEWS, "expand", "slice")):
-            return
-        self._alive += made
-        plain = name in (*_VIEWS, "expand")
-        self.told.records.append(
-            OperationRecord(
-                name="view" if name in _VIEWS else name,
-                where=self._current_place(),
-                shapes=[(tuple(tensor.shape), self._shares.get(id(tensor))) for tensor in (*given, *made)],
-                constants=[
-                    (n, self._values[id(tensor)]) for n, tensor in enumerate(given) if id(tensor) in self._values
-                ],
-                numbers=() if plain else numbers,
-            )
-        )
+        values = [(n, self._values.get(tensor)) for n, tensor in enumerate(given)]
+        constants = tuple((n, value) for n, value in values if value is not None)
+        self.record(name, given, made, numbers, line=_line(), constants=constants)
 
     def _current_place(self) -> str:
-        path, line = self._path[-1] if self._path else "", _line()
-        return (f"`{path}`" if path else "its forward") + (f" ({line})" if line else "")
-
-
-def _numbers(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    import torch
-
-    from dslc.compiler.trace.private_torch import tree_leaves
-
-    return tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
+        return place_text(self.module, _line())
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
@@ -552,33 +500,10 @@ def _no_numbers() -> tuple[type[Exception], ...]:
     return ContextParallelError, DataDependentOutputException, DynamicOutputShapeException
 
 
-# ------------------------------------------------------------------------------------------------------ lines
-
-
-def _library_folders() -> tuple[str, ...]:
-    import torch
-
-    compiler = Path(__file__).parents[2]
-    return os.path.dirname(torch.__file__), str(compiler)
-
-
 def _line() -> str:
-    """Returns the running line of the module's own code, as in `net.py:31`."""
-    others, frame = _library_folders(), sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*others, "<")) and "contextlib" not in file:
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    """Returns the running line of the network's code."""
+    return line_at(sys._getframe(1))
 
 
 def _line_suffix(line: str) -> str:
     return f" ({line})" if line else ""
-
-
-def _line_of(error: BaseException) -> str:
-    import traceback
-
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_library_folders())]
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

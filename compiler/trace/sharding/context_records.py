@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dslc.compiler.trace.sharding.propagation import TensorShare
+from dslc.compiler.trace.sharding.share_run import OperationRecord, share_shape
 
 if TYPE_CHECKING:
     import torch
@@ -21,19 +22,6 @@ class ContextParallelError(Exception):
     def __init__(self, code: str, text: str, help: str = "") -> None:
         super().__init__(text)
         self.code, self.text, self.help = code, text, help
-
-
-@dataclass(kw_only=True)
-class OperationRecord:
-    """An operation that is no constant: inputs and outputs by shape, with their shares, and the constants among the
-    inputs, with their numbers; the other arguments.
-    """
-
-    name: str
-    where: str
-    shapes: list[tuple[tuple[int, ...], TensorShare | None]]
-    constants: list[tuple[int, torch.Tensor]]  # with their places among the inputs
-    numbers: tuple[str, ...]
 
 
 @dataclass(kw_only=True)
@@ -62,23 +50,23 @@ def same_pieces(whole: TraceRecords, piece: TraceRecords, ranks: int, rank: int)
     """Checks that the run on a piece did what that on the whole did, on its pieces."""
     for one, other in zip(whole.records, piece.records, strict=False):
         if one.name != other.name or len(one.shapes) != len(other.shapes):
-            raise ContextParallelError(DIFFERS, f"{one.where} does something else on a piece{because(piece)}")
+            raise ContextParallelError(DIFFERS, f"{one.place} does something else on a piece{because(piece)}")
         for (shape, share), (own, _) in zip(one.shapes, other.shapes, strict=True):
-            if own != _shape_of_piece(shape, share, ranks):
+            if own != share_shape(shape, share, ranks):
                 raise ContextParallelError(
                     DIFFERS,
-                    f"{one.where}: on a piece `{one.name}` works with a tensor of shape {own}, which is not a piece of "
+                    f"{one.place}: on a piece `{one.name}` works with a tensor of shape {own}, which is not a piece of "
                     f"{shape}",
                     "sizes that follow from the tensor's own",
                 )
         mine = [(place, _of_rank(value, one.shapes[place][1], ranks, rank)) for place, value in one.constants]
         if not _equal_lists(mine, other.constants):
-            raise ContextParallelError(DIFFERS, f"{one.where}: `{one.name}` works with another constant on a piece")
+            raise ContextParallelError(DIFFERS, f"{one.place}: `{one.name}` works with another constant on a piece")
         if one.numbers != other.numbers:
-            text = f"{one.where}: `{one.name}` computes with a number that depends on the length of a piece"
+            text = f"{one.place}: `{one.name}` computes with a number that depends on the length of a piece"
             raise ContextParallelError(DIFFERS, text, "a number that does not depend on it")
     if len(whole.records) != len(piece.records) or len(whole.constants) != len(piece.constants):
-        ends = whole.records[-1].where if whole.records else "its forward"
+        ends = whole.records[-1].place if whole.records else "its forward"
         raise ContextParallelError(
             DIFFERS,
             f"it fails on a piece: {piece.failed}{_place_suffix(piece.where)}"
@@ -98,7 +86,7 @@ def same_positions(plain: TraceRecords, told: TraceRecords) -> None:
         same = same and [shape for shape, _ in one.shapes] == [shape for shape, _ in other.shapes]
         if not same or not _equal_lists(one.constants, other.constants):
             raise ContextParallelError(
-                PLACES, f"{other.where}: {fault}", "positions that begin at 0 and count every token"
+                PLACES, f"{other.place}: {fault}", "positions that begin at 0 and count every token"
             )
 
 
@@ -129,12 +117,6 @@ def _equal_lists(ones: Sequence[tuple[int, torch.Tensor]], others: Sequence[tupl
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and one.equal(other)
-
-
-def _shape_of_piece(shape: tuple[int, ...], share: TensorShare | None, ranks: int) -> tuple[int, ...]:
-    if share is None:
-        return shape
-    return (*shape[: share.dim], shape[share.dim] // ranks, *shape[share.dim + 1 :])
 
 
 def because(piece: TraceRecords) -> str:

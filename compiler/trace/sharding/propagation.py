@@ -13,14 +13,16 @@ Contract: `follow` returns the share that the result is, as if it had been compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from dslc.compiler.trace.run import TensorMap, tensors_of
 
 if TYPE_CHECKING:
     import torch
 
-    from dslc.compiler.trace.private_torch import Operator
+    from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options
 
 
 class TensorShare(NamedTuple):
@@ -61,23 +63,23 @@ class ShareError(Exception):
 class TensorOperation:
     """A call of one of torch's operations, its arguments by name, and the shares among them."""
 
-    def __init__(
-        self, func: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Mapping[int, TensorShare]
-    ) -> None:
+    def __init__(self, func: Operator, args: Arguments, kwargs: Options, shares: TensorMap[TensorShare]) -> None:
         import torch
 
-        from dslc.compiler.trace.private_torch import schema_of, tree_leaves
+        from dslc.compiler.trace.private_torch import schema_of
 
         self.name = schema_of(func).name.removeprefix("aten::")
         self.pointwise = torch.Tag.pointwise in func.tags
-        self.arguments = {a.name: v for a, v in zip(schema_of(func).arguments, args, strict=False)} | dict(kwargs)
-        self._shared = shared
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        self.shares = [(t, shared[id(t)]) for t in tensors if id(t) in shared]
-        self.wholes = [t for t in tensors if id(t) not in shared]
+        self.arguments: dict[str, Argument] = {
+            a.name: v for a, v in zip(schema_of(func).arguments, args, strict=False)
+        } | dict(kwargs)
+        self._shares = shares
+        tensors = tensors_of((args, kwargs))
+        self.shares = [(tensor, share) for tensor in tensors if (share := shares.get(tensor)) is not None]
+        self.wholes = [tensor for tensor in tensors if tensor not in shares]
 
     def share(self, name: str) -> TensorShare | None:
-        return self._shared.get(id(self.arguments.get(name)))
+        return self._shares.get(self.arguments.get(name))
 
     @property
     def first_share(self) -> tuple[torch.Tensor, TensorShare]:

@@ -24,17 +24,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import resolve_styles
-from dslc.compiler.trace.batch import SMALL, Example
-from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.flops import formulas
+from dslc.compiler.trace.batch import SMALL
+from dslc.compiler.trace.flops import flops_of
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
-from dslc.compiler.trace.run import Run, storage, tensors_of
+from dslc.compiler.trace.run import TensorMap, TracedModule, storage, tensors_of
 from dslc.compiler.trace.sharding.propagation import (
     CUTS,
     ShareError,
@@ -44,59 +43,61 @@ from dslc.compiler.trace.sharding.propagation import (
     share_of_parts,
     start_of,
 )
+from dslc.compiler.trace.sharding.share_run import (
+    OperationRecord,
+    ShareRun,
+    numbers_of,
+    operation_name,
+    share_shape,
+)
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+    from dslc.compiler.trace.private_torch import Arguments, Operator, Options
 
 _COUNTED = ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size", "hidden_size")
-_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
-_SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # operations that depend on strides alone
 _FREE = "sizes that follow from the tensor's, as in `view(batch, length, -1, head_size)`"
 
 
 def with_shares(
-    facts: ModelFacts,
-    model: nn.Module,
-    cut: ModuleCut,
-    fake: FakeTensorMode,
-    input: TensorFact | Example,
-    ranks: int,
-    plan: Sequence[str] | None,
-    skipped: BlockReuse,
+    facts: ModelFacts, traced: TracedModule, ranks: int, plan: Sequence[str] | None, skipped: BlockReuse
 ) -> ModelFacts:
-    """Returns the facts of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's.
+    """Returns the facts of a module without memory on a tensor axis of `ranks` ranks; `plan` is the job's.
     `skipped` blocks are cut like their representatives; raises BlocksDifferError if they are not.
     """
+    model = traced.model
     facts = replace(facts, modules=_modules(model), published=_published(model), counts=_counts(model))
     found = resolve_styles(plan, facts, ranks)
     if found.faults or found.uneven or not found.styles:
         return facts
     skipped.check_all({name: f"{style} {found.parts.get(name, ())}" for name, style in found.styles})
-    whole = _UnshardedRun(model, cut, fake, input, dict(found.styles))
-    whole.parts = found.parts
-    common: dict[str, Any] = {"ranks": ranks, "styles": tuple(found.styles), "parts": tuple(found.parts.items())}
+    whole = _UnshardedRun(traced, dict(found.styles), found.parts)
+    shares = ShareFacts(ranks=ranks, styles=tuple(found.styles), parts=tuple(found.parts.items()))
     try:
         whole.forward()
-        part = _ShardedRun(model, cut, fake, input, dict(found.styles), ranks)
+        part = _ShardedRun(traced, dict(found.styles), ranks)
         failed = part.forward()
         _compare(whole, part, ranks, ended=failed is None)
         if failed is not None:
             raise ShareError(f"{_named(part.module)} fails on a rank's share: {failed}", part.module, _FREE)
     except ShareError as refused:
         skipped.forbid(refused.text)
-        common |= {"fault": refused.text, "module": refused.module, "help": refused.help}
-        return replace(facts, shares=ShareFacts(**common))
+        fault = replace(shares, fault=refused.text, module=refused.module, help=refused.help)
+        return replace(facts, shares=fault)
     skipped.check(part.flops)
     counts = skipped.inserted(list(part.flops.items()), lambda each: each[0], lambda each, path: (path, each[1]))
-    work = tuple((path, count // SMALL) for path, count in counts)
     calls = skipped.inserted(whole.calls, lambda call: call.module, lambda call, path: replace(call, module=path))
-    summed = tuple(skipped.named(whole.summed))
-    common |= {"calls": tuple(calls), "summed": summed, "head": whole.head, "work": work}
-    common["attended"] = tuple(part.attended)
-    return replace(facts, shares=ShareFacts(**common))
+    shares = replace(
+        shares,
+        calls=tuple(calls),
+        summed=tuple(skipped.named(whole.summed)),
+        head=whole.head,
+        work=tuple((path, count // SMALL) for path, count in counts),
+        attended=tuple(part.attended),
+    )
+    return replace(facts, shares=shares)
 
 
 def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
@@ -107,16 +108,15 @@ def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
 
     found = []
     for name, module in model.named_modules():
-        own = own_parameters(module).keys()
+        own, weight = own_parameters(module).keys(), own_parameters(module).get("weight")
         kinds = (torch.nn.Linear, torch.nn.Embedding) if "weight" in own and own <= {"weight", "bias"} else ()
         plain = next((kind for kind in kinds if isinstance(module, kind)), None)
-        weight: Any = getattr(module, "weight", None)
         found.append(
             ModuleFacts(
                 name=name,
                 kind=type(module).__name__,
                 plain=plain.__name__ if plain else "",
-                weight=tuple(weight.shape) if plain else (),
+                weight=tuple(weight.shape) if plain and weight is not None else (),
                 parameters=any(parameter is not None for parameter in own_parameters(module).values()),
             )
         )
@@ -140,59 +140,30 @@ def _counts(model: nn.Module) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in found.items() if isinstance(count, int))
 
 
-class OperationShapes(NamedTuple):
-    """An operation: its inputs and outputs by shape, with their shares; and its numbers. `starts` are of slices:
-    the dim, the step, and where each begins.
-    """
+class _StyledRun(ShareRun):
+    """A run that records each operation outside of cut modules, `styles` by their paths."""
 
-    name: str
-    module: str
-    shapes: tuple[tuple[tuple[int, ...], TensorShare | None], ...]
-    numbers: tuple[str, ...]
-    starts: tuple[int, ...] = ()
-
-
-class _Watched(Run):
-    """A run that records each operation outside of cut modules."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        cut: ModuleCut,
-        fake: FakeTensorMode,
-        input: TensorFact | Example,
-        styles: Mapping[str, TensorStyle],
-    ) -> None:
-        super().__init__(model, cut, fake, input, SMALL)
+    def __init__(self, traced: TracedModule, styles: Mapping[str, TensorStyle]) -> None:
+        super().__init__(traced)
         self.styles = styles
-        self.records: list[OperationShapes] = []
         self.summed: list[str] = []  # modules of that style, as they are called
-        self.shared: dict[int, TensorShare] = {}  # by identity
-        self.alive: list[torch.Tensor] = []  # kept alive so that no identity is used again
-        self.path: list[str] = []
         self.cutting = ""  # the running cut module, whose operations are left to torch
-
-    @property
-    def module(self) -> str:
-        return self.path[-1] if self.path else ""
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        with ExitStack() as around, self.running():
-            for path, module in self.model.named_modules():
-                before = module.register_forward_pre_hook(self._pre_hook(path), with_kwargs=True)
+        with ExitStack() as around, super().hooked():
+            for path, style in self.styles.items():
+                module = self.model.get_submodule(path)
+                if style is TensorStyle.SUMMED:
+                    before = module.register_forward_pre_hook(lambda *_, path=path: self.summed.append(path))
+                else:
+                    before = module.register_forward_pre_hook(self._input_hook(path, style), with_kwargs=True)
+                    around.callback(module.register_forward_hook(self._output_hook(path, style)).remove)
                 around.callback(before.remove)
-                around.callback(module.register_forward_hook(self._post_hook(path)).remove)
             yield
 
-    def _pre_hook(self, path: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-            self.path.append(path)
-            style = self.styles.get(path)
-            if style is TensorStyle.SUMMED:
-                self.summed.append(path)
-            if style is None or style is TensorStyle.SUMMED:
-                return None
+    def _input_hook(self, path: str, style: TensorStyle) -> Callable[..., tuple[Arguments, Options]]:
+        def hook(module: nn.Module, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
             self.cutting = path
             if kwargs or len(args) != 1 or len(tensors_of(args)) != 1:
                 raise ShareError(f"{_named(path)} is cut, and is called with more than one tensor", path)
@@ -200,12 +171,12 @@ class _Watched(Run):
 
         return hook
 
-    def _post_hook(self, path: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            self.path.pop()
-            if path and self.cutting == path:
-                output = self.module_output(path, self.styles[path], args[0], output)
-                self.cutting = ""
+    def _output_hook(self, path: str, style: TensorStyle) -> Callable[..., torch.Tensor]:
+        def hook(module: nn.Module, args: Arguments, output: torch.Tensor) -> torch.Tensor:
+            if self.cutting != path:
+                return output
+            output = self.module_output(path, style, args[0], output)
+            self.cutting = ""
             return output
 
         return hook
@@ -218,41 +189,34 @@ class _Watched(Run):
         """Called with the output of a cut module."""
         return output
 
-    def note(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
-        from dslc.compiler.trace.private_torch import schema_of
-
-        name = schema_of(func).name.removeprefix("aten::")
-        takes, gives = tensors_of((args, kwargs)), tensors_of(result)
-        shapes = tuple((tuple(t.shape), self.shared.get(id(t))) for t in (*takes, *gives))
-        still = takes and gives and takes[0].shape == gives[0].shape
-        if name in _SAME or (still and name in (*_VIEWS, "expand", "slice")):
-            return
+    def note(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
+        name, given, made = operation_name(func), tensors_of((args, kwargs)), tensors_of(result)
         cut = name in CUTS
-        plain = cut or name in (*_VIEWS, "expand")
-        starts = _starts(name, args, kwargs, takes[0], gives) if cut else ()
-        numbers = () if plain else _numbers(args, kwargs)
-        self.records.append(OperationShapes("view" if name in _VIEWS else name, self.module, shapes, numbers, starts))
+        starts = _starts(name, args, kwargs, given[0], made) if cut else ()
+        self.record(name, given, made, () if cut else numbers_of(args, kwargs), starts=starts)
 
 
-class _UnshardedRun(_Watched):
+class _UnshardedRun(_StyledRun):
     """The first run: follows the shares from operation to operation."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self, traced: TracedModule, styles: Mapping[str, TensorStyle], parts: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        super().__init__(traced, styles)
         self.calls: list[CutCall] = []
-        self.parts: Mapping[str, tuple[int, ...]] = {}  # rows of each part of a column
+        self.parts = parts  # rows of each part of a column
         self.head = ""
         self._last: tuple[str, object] = ("", None)  # the cut module that was called last, and its output
         self._names = {storage(p): name for name, p in self.model.named_parameters()}
-        self._summed = {  # parameters whose gradients their module sums, and by identity the tensors made of them alone
+        self._summed = {  # parameters whose gradients their module sums, by their memory
             storage(parameter): path
             for path, style in self.styles.items()
             if style is TensorStyle.SUMMED
             for parameter in self.model.get_submodule(path).parameters(recurse=False)
         }
-        self._of_summed: set[int] = set()
+        self._of_summed = TensorMap[None]()  # tensors that are made of these alone
         self._own: set[int] = set()  # the parameters of the cut module that runs, by their memory
-        self._distributed: set[int] = set()  # in the cut module that runs, tensors made of its input and weight
+        self._distributed = TensorMap[None]()  # in the cut module that runs, tensors made of its input and weight
         self._taken = {  # parameters that are cut, by their memory
             storage(parameter): path
             for path, style in self.styles.items()
@@ -265,18 +229,19 @@ class _UnshardedRun(_Watched):
             output = self.called()
         path, made = self._last
         self.head = path if made is output and path not in self.parts else ""
-        if any(id(tensor) in self.shared for tensor in tensors_of(output)) and not self.head:
+        if any(tensor in self.shares for tensor in tensors_of(output)) and not self.head:
             raise ShareError("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
 
     def module_input(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
-        share = self.shared.get(id(x))
+        share = self.shares.get(x)
         if style is not TensorStyle.ROW and share is not None:
             raise ShareError(f"{_named(path)} is a `{style}`, which takes the whole, and is given a share", path)
         if style is TensorStyle.ROW and share is None:
             raise ShareError(f"{_named(path)} is a `row`, and is given the whole", path, "`row_of_whole`")
         if share is not None and (share.dim != x.dim() - 1 or share.outer != 1 or share.parts):
             raise ShareError(f"{_named(path)} is a `row`, and its share is not one of the features", path)
-        self._distributed = {id(x)}
+        self._distributed = TensorMap()
+        self._distributed.fill([x], None)
         self._own = {storage(parameter) for parameter in self.model.get_submodule(path).parameters()}
         return x
 
@@ -286,10 +251,9 @@ class _UnshardedRun(_Watched):
             self._share(output, share_of_parts(output.dim() - 1, sizes))
         self.calls.append(CutCall(module=path, input=_fact(x), output=_fact(output)))
         self._last = (path, output)
-        self.alive.append(output)
         return output
 
-    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
+    def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         given = tensors_of((args, kwargs))
         if self.cutting:
             self._check_inside(given, tensors_of(result))
@@ -302,11 +266,11 @@ class _UnshardedRun(_Watched):
                 raise ShareError(
                     f"{_named(self.module)} uses a parameter of {_named(owner)}, which is cut", self.module
                 )
-        if not any(id(tensor) in self.shared for tensor in given):
+        if not any(tensor in self.shares for tensor in given):
             self._add_up(given, tensors_of(result))
         else:
             self._train_alike(given)
-            operation = TensorOperation(func, args, kwargs, self.shared)
+            operation = TensorOperation(func, args, kwargs, self.shares)
             try:
                 for tensor in tensors_of(result):
                     self._share(tensor, follow(operation, tensor))
@@ -318,7 +282,7 @@ class _UnshardedRun(_Watched):
         """Checks that a cut module computes with its input, its weight and numbers alone: torch computes the same with
         these where they are divided among ranks, whatever its `forward` does.
         """
-        own = [t.dim() == 0 or id(t) in self._distributed or storage(t) in self._own for t in given]
+        own = [t.dim() == 0 or t in self._distributed or storage(t) in self._own for t in given]
         if not all(own) and any(own):
             other = given[own.index(False)]
             what = next((n for n, buffer in self.model.named_buffers() if storage(buffer) == storage(other)), "")
@@ -326,16 +290,14 @@ class _UnshardedRun(_Watched):
             text = f"{_named(self.cutting)} is cut, and works on what is divided with {what}, which is not"
             raise ShareError(text, self.cutting, "leave it out: a module that no entry names is whole on every rank")
         if all(own):
-            self.alive += made
-            self._distributed |= {id(tensor) for tensor in made}
+            self._distributed.fill(made, None)
 
     def _share(self, tensor: torch.Tensor, share: TensorShare | None) -> None:
         if share is not None:
-            self.shared[id(tensor)] = share
-            self.alive.append(tensor)
+            self.shares[tensor] = share
 
     def _is_summed(self, tensor: torch.Tensor) -> bool:
-        return self._summed.get(storage(tensor)) in self.path or id(tensor) in self._of_summed
+        return self._summed.get(storage(tensor)) in self.path or tensor in self._of_summed
 
     def _add_up(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Checks that `summed` tensors meet shares: of a whole tensor each rank has all of the gradient already."""
@@ -343,13 +305,12 @@ class _UnshardedRun(_Watched):
             return
         if not all(self._is_summed(tensor) for tensor in given):
             raise ShareError(f"{_named(self.module)} is `summed`, and works on what every rank has whole", self.module)
-        self.alive += made
-        self._of_summed |= {id(tensor) for tensor in made}
+        self._of_summed.fill(made, None)
 
     def _train_alike(self, given: list[torch.Tensor]) -> None:
         """Checks that only shares and summed tensors have a gradient here."""
         for tensor in given:
-            if id(tensor) in self.shared or not tensor.requires_grad or self._is_summed(tensor):
+            if tensor in self.shares or not tensor.requires_grad or self._is_summed(tensor):
                 continue
             name = self._names.get(storage(tensor))
             owner = name.rpartition(".")[0] if name else ""
@@ -365,23 +326,14 @@ class _UnshardedRun(_Watched):
             )
 
 
-class _ShardedRun(_Watched):
+class _ShardedRun(_StyledRun):
     """The second run, with the parameters of one rank."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        cut: ModuleCut,
-        fake: FakeTensorMode,
-        input: TensorFact | Example,
-        styles: Mapping[str, TensorStyle],
-        ranks: int,
-    ) -> None:
-        super().__init__(model, cut, fake, input, styles)
+    def __init__(self, traced: TracedModule, styles: Mapping[str, TensorStyle], ranks: int) -> None:
+        super().__init__(traced, styles)
         self.ranks = ranks
         self.flops: dict[str, int] = defaultdict(int)  # by layer
         self.attended: list[int] = []  # numbers of keys and values, by call
-        self._formulas = formulas()
 
     def forward(self) -> str | None:
         """Runs the module; returns the reason if it failed."""
@@ -404,13 +356,12 @@ class _ShardedRun(_Watched):
 
         return torch.cat([output] * self.ranks, -1) if style is TensorStyle.GATHERED else output
 
-    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
-        from dslc.compiler.trace.private_torch import ATTENTION, overloads_of
+    def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
+        from dslc.compiler.trace.private_torch import ATTENTION
 
-        formula = self._formulas.get(overloads_of(func))
-        if formula is not None:
-            self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
-        if overloads_of(func).__name__ in ATTENTION:
+        if (flops := flops_of(func, args, kwargs, result)) is not None:
+            self.flops[self.now] += flops
+        if func.overloadpacket.__name__ in ATTENTION:
             self.attended.append(sum(tensor.numel() for tensor in tensors_of(args[1:3])) // SMALL)
         if not self.cutting:
             self.note(func, args, kwargs, result)
@@ -447,7 +398,7 @@ def _compare(whole: _UnshardedRun, part: _ShardedRun, ranks: int, *, ended: bool
         if one.name != other.name or len(one.shapes) != len(other.shapes):
             raise ShareError(f"{where} behaves differently where its modules are cut", one.module, _FREE)
         for (shape, share), (own, _) in zip(one.shapes, other.shapes, strict=True):
-            if own == _part(shape, share, ranks):
+            if own == share_shape(shape, share, ranks):
                 continue
             if share is None:
                 text = f"{where} makes a tensor of shape {own} of the size of a share, where one process has {shape}"
@@ -463,17 +414,8 @@ def _compare(whole: _UnshardedRun, part: _ShardedRun, ranks: int, *, ended: bool
         raise ShareError(f"{_named(module)} does more or fewer operations where its modules are cut", module, _FREE)
 
 
-def _part(shape: tuple[int, ...], share: TensorShare | None, ranks: int) -> tuple[int, ...] | None:
-    """Returns the shape of one of the shares; None if the pieces are not equal."""
-    if share is None:
-        return shape
-    if not share.divides_into(ranks):
-        return None
-    return (*shape[: share.dim], shape[share.dim] // ranks, *shape[share.dim + 1 :])
-
-
 def _starts(
-    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: torch.Tensor, views: Sequence[torch.Tensor]
+    name: str, args: Arguments, kwargs: Options, tensor: torch.Tensor, views: Sequence[torch.Tensor]
 ) -> tuple[int, ...]:
     """Returns the dim of slices, their step, and where each begins."""
     dim = args[1 if name == "slice" else 2] if len(args) > (1 if name == "slice" else 2) else kwargs.get("dim", 0)
@@ -482,20 +424,12 @@ def _starts(
     return (dim, step, *(start_of(tensor, view, dim) for view in views))
 
 
-def _starts_of_part(record: OperationShapes, ranks: int) -> tuple[int, ...]:
+def _starts_of_part(record: OperationRecord, ranks: int) -> tuple[int, ...]:
     """Returns where the slices begin on a rank."""
     share = record.shapes[0][1] if record.starts else None
     if share is None or share.dim != record.starts[0]:
         return record.starts
     return (*record.starts[:2], *(start // ranks for start in record.starts[2:]))
-
-
-def _numbers(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    import torch
-
-    from dslc.compiler.trace.private_torch import tree_leaves
-
-    return tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
 
 
 def _fact(tensor: torch.Tensor) -> TensorFact:

@@ -17,7 +17,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.model.weights import expected_tensors
-from dslc.compiler.trace.user_functions import trace_model
+from dslc.compiler.trace.trace_model import trace_model
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import ModelSpec

@@ -11,7 +11,7 @@ from torch import nn
 
 from dslc.compiler.ir.module_facts import PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.user_functions import trace_model
+from dslc.compiler.trace.trace_model import trace_model
 
 
 def pieces(make: Callable[[], nn.Module], ranks: int = 2) -> PieceFacts:

@@ -27,7 +27,8 @@ from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.private_torch import FakeTensorMode
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
-from dslc.compiler.trace.user_functions import trace_model
+from dslc.compiler.trace.run import TracedModule
+from dslc.compiler.trace.trace_model import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.job import JobSpec
@@ -145,7 +146,7 @@ def proposed(make: Callable[[], nn.Module]) -> int:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         model = make()
-    middle, _ = find_repeated_blocks(model, ModuleCut(model), fake, TOKENS)
+    middle, _ = find_repeated_blocks(TracedModule(model, ModuleCut(model), fake, TOKENS))
     return len(middle.stands) if middle else 0
 
 

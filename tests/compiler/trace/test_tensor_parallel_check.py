@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.ir.module_facts import ShareFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.run import tensors_of
+from dslc.compiler.trace.run import TensorMap, tensors_of
 from dslc.compiler.trace.sharding.propagation import ShareError, TensorOperation, TensorShare, follow
-from dslc.compiler.trace.user_functions import trace_model
+from dslc.compiler.trace.trace_model import trace_model
 
 SHAPE = (2, 4, 6, 8)
 RANKS = 2
@@ -106,20 +106,19 @@ FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
 
 
 class Following(TorchDispatchMode):
-    def __init__(self, shares: dict[int, TensorShare]) -> None:
+    def __init__(self, whole: Tensor, share: TensorShare) -> None:
         super().__init__()
-        self.shares = shares
-        self.alive: list[Tensor] = []
+        self.shares = TensorMap[TensorShare]()
+        self.shares[whole] = share
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(id(tensor) in self.shares for tensor in tensors_of((args, kwargs))):
+        if any(tensor in self.shares for tensor in tensors_of((args, kwargs))):
             operation = TensorOperation(func, args, kwargs or {}, self.shares)
             for tensor in tensors_of(result):
                 share = follow(operation, tensor)
-                self.alive.append(tensor)
                 if share is not None:
-                    self.shares[id(tensor)] = share
+                    self.shares[tensor] = share
         return result
 
 
@@ -135,11 +134,12 @@ def test_what_is_followed_is_what_ranks_have(name: str) -> None:
     whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     for dim in range(whole.dim()):
         given = TensorShare(dim, 1, whole.shape[dim])
-        following = Following({id(whole): given})
+        following = Following(whole, given)
         try:
             with following:
                 result = function(whole)
-            share = following.shares[id(result)]
+            share = following.shares.get(result)
+            assert share is not None
         except ShareError:
             assert dim not in allowed
             continue

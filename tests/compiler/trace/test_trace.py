@@ -20,7 +20,8 @@ from dslc.compiler.ir.memory import Working
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.model.model import ModelGraph
-from dslc.compiler.trace.user_functions import TraceError, trace_model
+from dslc.compiler.trace.instantiate import TraceError
+from dslc.compiler.trace.trace_model import trace_model
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.runtime.model.module_builder import skeleton

@@ -13,7 +13,7 @@ from torch import nn
 from dslc.compiler.ir.network_facts import UNSEEDED, CodePlace, NetworkFacts
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.user_functions import trace_model
+from dslc.compiler.trace.trace_model import trace_model
 from dslc.probe.network_trial import modules_in_evaluation, undone
 from dslc.runtime.step.network_trial import NetworkTrial
 

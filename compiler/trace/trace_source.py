@@ -1,32 +1,28 @@
-"""Traces a user's own functions by calling them once: modules on the meta device, data sets for one sample.
-
-trace_model.py traces modules. `compiler/trace` is the only room of this floor that imports torch and runs a user's
-code. `check` comes here only with `--trace`.
-"""
+"""Traces a user's data set by fetching some samples, and making batches of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
-from dslc.compiler.trace.instantiate import TraceError, facts_of_made
-from dslc.compiler.trace.low_copy import try_low_copy
+from dslc.compiler.trace.instantiate import TraceError
 from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
-from dslc.compiler.trace.trace_model import model_dtype, trace_model
+from dslc.compiler.trace.trace_model import model_dtype
 
-__all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "facts_of_made"]
-
+if TYPE_CHECKING:
+    from dslc.compiler.trace.structures import UserValue
 
 TWICE = 4  # samples that are fetched twice
 REAL = 3  # samples that a network is tried with
 LOOKED_AT = 16  # samples among which the largest is looked for
 
-Collate = Callable[[list[Any]], Any]
+Collate = Callable[[list["UserValue"]], "UserValue"]
 
 
 def trace_source(
@@ -53,9 +49,9 @@ def trace_source(
     train, validation, test = (*splits_of(made), None, None)[:3]
     if test is not None and not (hasattr(test, "__len__") and hasattr(test, "__getitem__")):
         raise TraceError(f"the third of a triple is a data set for the test, and `{type(test).__name__}` is none")
-    told: dict[str, Any] = {}
+    facts = SourceFacts()
     if is_stream(train):
-        train, told = _of_stream(train, begin)
+        train, facts = _of_stream(train, begin)
     if not hasattr(train, "__len__") or not hasattr(train, "__getitem__"):
         raise TraceError(f"it gives a `{type(train).__name__}`, which has no `len` and indexing and is no stream")
     if len(train) == 0:
@@ -66,25 +62,22 @@ def trace_source(
             f"a sample is a pair (input, target), and the first one is a `{type(sample).__name__}`",
             remedy="give pairs; or `model.loss = own()`, for a network that takes a whole sample and returns its loss",
         )
-    held, of_held = (None, {}) if validation is None else _validation_facts(validation, begin)
-    if "held_shards" in of_held and not told:
-        raise TraceError("the validation set is a stream, and the training set is not", remedy="give two streams")
-    common: dict[str, Any] = {
-        "samples": len(train),
-        "validation_samples": held,
-        "test_samples": None if test is None else len(test),
-        "changes": next((index for index in range(min(TWICE, len(train))) if _changes(train, index, begin)), None),
-    }
-    common |= told | of_held
+    if facts.shards is None:
+        changes = (index for index in range(min(TWICE, len(train))) if _changes(train, index, begin))
+        facts = SourceFacts(samples=len(train), changes=next(changes, None))
+    if validation is not None:
+        facts = _with_validation(facts, validation, begin)
+    if test is not None:
+        facts = replace(facts, test_samples=len(test))
     if real:
         _write_real(train, begin, collate, whole, real)
     if stacked and not whole and all(map(_is_array, sample)):
-        return SourceFacts(input=_fact(sample[0], "input"), target=_fact(sample[1], "target"), **common)
+        return replace(facts, input=_fact(sample[0], "input"), target=_fact(sample[1], "target"))
     structures, draws, uneven = _structures(train, begin, collate, whole, example)
-    return SourceFacts(structures=structures, collate_draws=draws, uneven=uneven, **common)
+    return replace(facts, structures=structures, collate_draws=draws, uneven=uneven)
 
 
-def _write_real(train: Any, begin: Callable[[int], None], collate: Collate, whole: bool, path: str) -> None:
+def _write_real(train: UserValue, begin: Callable[[int], None], collate: Collate, whole: bool, path: str) -> None:
     """Writes input and target of the first samples, by which a network is tried; none if they make no batch of pairs,
     which ends a training, where it is reported with the samples' numbers.
     """
@@ -101,7 +94,7 @@ def _write_real(train: Any, begin: Callable[[int], None], collate: Collate, whol
         Path(path).unlink(missing_ok=True)
 
 
-def splits_of(made: Any) -> tuple[Any, ...]:
+def splits_of(made: UserValue) -> tuple[UserValue, ...]:
     """Returns the data sets that a source gives: a pair, a triple, or a list of these as `random_split` gives it."""
     import torch
 
@@ -111,31 +104,34 @@ def splits_of(made: Any) -> tuple[Any, ...]:
     return tuple(made) if several and len(made) in (2, 3) else (made,)
 
 
-def _of_stream(made: Any, begin: Callable[[int], None]) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the first samples of a stream, and what is known of the whole."""
+def _of_stream(made: UserValue, begin: Callable[[int], None]) -> tuple[list[UserValue], SourceFacts]:
+    """Returns the first samples of a stream, and the facts of the whole."""
     shards = _shards(made)
     first, again = (list(islice(_samples(shards, begin), LOOKED_AT)) for _ in range(2))
     if first and not again:
         raise TraceError("the stream gives no samples when it is read again", remedy="let `__iter__` begin anew")
     changed = (n for n, pair in enumerate(zip(first, again, strict=False)) if not _same(*pair))
-    return first, {"samples": shards.length, "shards": shards.count, "changes": next(changed, None)}
+    return first, SourceFacts(samples=shards.length, shards=shards.count, changes=next(changed, None))
 
 
-def _validation_facts(made: Any, begin: Callable[[int], None]) -> tuple[int, dict[str, Any]]:
-    """Returns the number of samples of a validation set, and what is known of it if it is a stream, read whole."""
+def _with_validation(facts: SourceFacts, made: UserValue, begin: Callable[[int], None]) -> SourceFacts:
+    """Returns the facts with the number of samples of a validation set; a stream is read whole."""
     if isinstance(made, dict):
         sets = tuple((name, _samples_of_set(name, each)) for name, each in made.items())
-        return sum(samples for _, samples in sets), {"found": {"validation_sets": sets}}
+        count = sum(samples for _, samples in sets)
+        return replace(facts, validation_samples=count, found={"validation_sets": sets})
     if not is_stream(made):
-        return len(made), {}
+        return replace(facts, validation_samples=len(made))
     shards = _shards(made)
     counts = tuple(sum(1 for _ in _of_shard(shards, n, begin)) for n in range(shards.count))
     if not any(counts):
         raise TraceError("the validation stream is empty")
-    return sum(counts), {"held_shards": counts}
+    if facts.shards is None:
+        raise TraceError("the validation set is a stream, and the training set is not", remedy="give two streams")
+    return replace(facts, validation_samples=sum(counts), held_shards=counts)
 
 
-def _samples_of_set(name: object, made: Any) -> int:
+def _samples_of_set(name: object, made: UserValue) -> int:
     """Returns the number of samples of one of several validation sets."""
     if not isinstance(name, str) or not name.isidentifier():
         raise TraceError(f"the name of a validation set is {name!r}", remedy="letters, digits and `_`")
@@ -144,19 +140,19 @@ def _samples_of_set(name: object, made: Any) -> int:
     return len(made)
 
 
-def _shards(made: Any) -> Shards:
+def _shards(made: UserValue) -> Shards:
     try:
         return Shards(made)
     except StreamError as error:
         raise TraceError(str(error)) from error
 
 
-def _samples(shards: Shards, begin: Callable[[int], None]) -> Iterator[Any]:
+def _samples(shards: Shards, begin: Callable[[int], None]) -> Iterator[UserValue]:
     for number in range(shards.count):
         yield from _of_shard(shards, number, begin)
 
 
-def _of_shard(shards: Shards, number: int, begin: Callable[[int], None]) -> Iterator[Any]:
+def _of_shard(shards: Shards, number: int, begin: Callable[[int], None]) -> Iterator[UserValue]:
     begin(0)
     shard = shards.open(number, 0)
     for index in count(1):
@@ -184,7 +180,7 @@ def _is_array(part: object) -> bool:
 
 
 def _structures(
-    train: Any, begin: Callable[[int], None], collate: Collate, whole: bool, example: str
+    train: UserValue, begin: Callable[[int], None], collate: Collate, whole: bool, example: str
 ) -> tuple[tuple[TreeFact, TreeFact], bool, tuple[str, tuple[int, ...], tuple[int, ...]] | None]:
     """Returns the facts of input and target, from two batches of the largest sample among the first, and whether
     `collate` draws random numbers. Also returns a place of the input where a batch of the smallest sample has another
@@ -194,11 +190,11 @@ def _structures(
 
     from dslc.compiler.trace.structures import tensors
 
-    def sample(index: int) -> Any:
+    def sample(index: int) -> UserValue:
         begin(index)
         return train[index]
 
-    def batch(samples: int, seed: int = 0, index: int | None = None) -> Any:
+    def batch(samples: int, seed: int = 0, index: int | None = None) -> UserValue:
         made = [sample(largest if index is None else index) for _ in range(samples)]
         begin(seed)
         return collate(made)
@@ -221,7 +217,7 @@ def _structures(
     return (input, target), all(same) and not all(drawn), uneven
 
 
-def _other_shape(large: Any, small: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+def _other_shape(large: object, small: object) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
     """Returns the first place where one of two structures has a tensor of another shape, and both shapes."""
     import torch
 
@@ -250,29 +246,29 @@ def _size(value: object) -> int:
     return sum(int(np.prod(leaf.shape)) if isinstance(leaf, sized) else 1 for leaf in flatten(value)[0])
 
 
-def _changes(samples: Any, index: int, begin: Callable[[int], None]) -> bool:
+def _changes(samples: UserValue, index: int, begin: Callable[[int], None]) -> bool:
     """True if a sample differs when it is fetched again, with the same random numbers."""
 
-    def ask() -> Any:
+    def ask() -> UserValue:
         begin(index)
         return samples[index]
 
     return not _same(ask(), ask())
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: UserValue, other: UserValue) -> bool:
     """True if two samples have equal numbers."""
     import numpy as np
     import torch
 
     from dslc.compiler.trace.structures import flatten
 
-    def parts(sample: Any) -> list[Any]:
+    def parts(sample: UserValue) -> list[UserValue]:
         numbers = (torch.Tensor, np.ndarray, np.generic, float, int)
         leaves = flatten(sample)[0]
         return [torch.as_tensor(leaf).nan_to_num() if isinstance(leaf, numbers) else leaf for leaf in leaves]
 
-    def is_equal(one: Any, other: Any) -> bool:
+    def is_equal(one: UserValue, other: UserValue) -> bool:
         return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
     these, others = parts(one), parts(other)
