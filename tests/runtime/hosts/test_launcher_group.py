@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dslc.runtime.hosts import rendezvous_protocol
 from dslc.runtime.hosts.authentication import MOST
 from dslc.runtime.hosts.connection import PORT, Connection, interface_of, listen, parse_endpoint, readable
-from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
+from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, require_same_value, shared
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError
 from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
@@ -212,6 +212,16 @@ def test_a_folder_of_all_is_found_out(met: Met, tmp_path: Path) -> None:
         found = [pool.submit(shared, each, str(tmp_path) if each.is_coordinator else "", 20) for each in companies]
     assert [each.result() for each in found] == [(str(tmp_path), [])] * 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_value_that_differs_is_known_to_its_own_host_alone(met: Met) -> None:
+    companies = [each.result() for each in met({}, {})]
+    with ThreadPoolExecutor(2) as pool:
+        compared = [pool.submit(require_same_value, each, "a", f"value{each.node}", 20) for each in companies]
+        told = [str(each.exception()) for each in compared]
+    for group, text in zip(companies, told, strict=True):
+        assert "the hosts differ in a: " in text and text.endswith(f"; {group.hosts[group.node]} has value{group.node}")
+        assert f"value{1 - group.node}" not in text
 
 
 def test_a_host_that_leaves_is_lost(met: Met) -> None:
