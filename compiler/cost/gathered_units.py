@@ -9,19 +9,19 @@ the next forward pass of the unit, or the last backward pass. The root, and a un
 complete at the end of a backward pass.
 
 All units of a pipeline's stage are gathered ahead of its first action. Its backward passes free nothing; after the last
-the units are reduced and freed one after another. Contract: each action is followed in the order of the rank, by work
-that is linear in the layers of the stage.
+the units are reduced and freed one after another. Contract: each action is followed in the order of the rank; one that
+begins as an earlier one did is not followed again, so that the work does not grow with the micro-batches.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dslc.compiler.placement.schedules import ScheduledAction
 
 Complete = tuple[tuple[int, int], ...]  # units, with the bytes that are left gathered
+_State = tuple[frozenset[int], frozenset[int], int | None]  # gathered, pending, the unit of the buffer
 
 
 class UnitBytes(NamedTuple):
@@ -83,11 +83,15 @@ class GatheredUnits:
         self._unit_of, self._has_backward, self._sizes, self._root = unit_of, has_backward, sizes, root
         self._reshard, self._staged = reshard, staged
         self._units = dict.fromkeys([root, *unit_of])  # in the order of the modules
-        self._gathered: set[int] = set(self._units) if staged else set()
-        self._pending: set[int] = set()  # gathered ahead, and not copied out
+        passed = [*(unit for unit in unit_of if unit != root), root]  # in the order in which a forward pass leaves them
+        self._passed = [unit for unit in passed if sizes[unit].gathered]  # without those that are no units of torch's
+        self._before = dict(zip(self._passed, [*self._passed[-1:], *self._passed[:-1]], strict=True))
+        self._gathered = frozenset(self._units if staged else ())
+        self._pending = frozenset[int]()  # gathered ahead, and not copied out
         self._buffer: int | None = None  # the unit whose buffer a forward pass has not freed
-        self._order: list[int] = []  # the units of all forward passes so far
-        self._places: dict[int, list[int]] = defaultdict(list)  # of each unit in that order
+        self._forwards = 0  # of the step so far
+        self._unfinished: list[int] = []  # the numbers of those whose backward pass has not run
+        self._followed: dict[tuple[object, ...], tuple[GatheredBytes, _State]] = {}
 
     @property
     def bytes(self) -> int:
@@ -98,7 +102,23 @@ class GatheredUnits:
     def _pending_bytes(self) -> int:
         return sum(self._sizes[unit].buffer for unit in self._pending)
 
-    def forward(self) -> GatheredBytes:
+    def follow(self, forward: bool, last: bool) -> GatheredBytes:
+        """Follows a pass of a micro-batch; `last`: the last backward pass of a step."""
+        begin = forward, last, self._gathered, self._pending, self._buffer, self._unfinished[-1:] in ([], [0])
+        if begin not in self._followed:
+            found = self._forward() if forward else self._backward(last)
+            self._followed[begin] = found, (self._gathered, self._pending, self._buffer)
+        found, (self._gathered, self._pending, self._buffer) = self._followed[begin]
+        if forward:
+            self._unfinished.append(self._forwards)
+            self._forwards += 1
+        elif last or not self._staged:
+            self._unfinished, self._forwards = [], 0
+        else:
+            del self._unfinished[-1:]
+        return found
+
+    def _forward(self) -> GatheredBytes:
         begin, during, gathering = self.bytes, list[int](), list[int]()
         most = self._enter(self._root)
         for unit in self._unit_of:
@@ -107,11 +127,8 @@ class GatheredUnits:
             during.append(self.bytes)
             gathering.append(most)
             most = 0
-            if unit != self._root:
-                self._leave(unit)
-                if self._reshard:
-                    self._gathered.discard(unit)
-        self._leave(self._root)
+            if unit != self._root and self._reshard:
+                self._gathered -= {unit}
         self._buffer = None
         return GatheredBytes(begin, tuple(during), tuple(gathering), self.bytes)
 
@@ -120,25 +137,19 @@ class GatheredUnits:
         if unit in self._gathered:
             return 0
         most = self._begin_gather(unit)
-        self._pending.discard(unit)
+        self._pending -= {unit}
         self._buffer = unit
-        self._gathered.add(unit)
+        self._gathered |= {unit}
         return most
-
-    def _leave(self, unit: int) -> None:
-        if self._sizes[unit].gathered:  # else it is no unit of torch's
-            self._places[unit].append(len(self._order))
-            self._order.append(unit)
 
     def _begin_gather(self, unit: int) -> int:
         """Begins to gather a unit; returns the bytes while the collective runs, or 0."""
         if unit in self._gathered or unit in self._pending:
             return 0
-        self._pending.add(unit)
+        self._pending |= {unit}
         return self.bytes + self._sizes[unit].copy
 
-    def backward(self, last: bool) -> GatheredBytes:
-        """Runs the backward pass of a micro-batch; `last`: the last of a step."""
+    def _backward(self, last: bool) -> GatheredBytes:
         begin, frees = self.bytes, not self._staged and (last or self._reshard)
         during, gathering, done = list[int](), list[int](), list[Complete]()
         most = self._pre_backward(self._root) if any(self._has_backward) else 0
@@ -164,16 +175,14 @@ class GatheredUnits:
             reduced=tuple(self._complete(self._units, True)) if last and self._staged else (),
         )
         if last or not self._staged:
-            self._pending.clear()
-            self._order.clear()
-            self._places.clear()
+            self._pending = frozenset()
         return found._replace(end=self.bytes)
 
     def _complete(self, units: Iterable[int], frees: bool) -> Iterator[tuple[int, int]]:
         """Yields the units with the bytes that are gathered when each is complete."""
         for unit in units:
             if frees:
-                self._gathered.discard(unit)
+                self._gathered -= {unit}
             yield unit, self.bytes
 
     def _pre_backward(self, unit: int) -> int:
@@ -181,10 +190,12 @@ class GatheredUnits:
         most = self._begin_gather(unit)
         if unit in self._pending:
             most = max(most, self.bytes + self._sizes[unit].gathered)
-            self._pending.discard(unit)
-            self._gathered.add(unit)
-        place = self._places[unit].pop() if self._places[unit] else 0
-        return max(most, self._begin_gather(self._order[place - 1])) if place else most
+            self._pending -= {unit}
+            self._gathered |= {unit}
+        # The order of forward passes begins with the first unit of the first pass.
+        if unit not in self._before or (unit == self._passed[0] and self._unfinished[-1:] in ([], [0])):
+            return most
+        return max(most, self._begin_gather(self._before[unit]))
 
 
 def gathered_by_action(stages: Mapping[int, GatheredUnits], actions: Iterable[ScheduledAction]) -> list[GatheredBytes]:
@@ -195,6 +206,6 @@ def gathered_by_action(stages: Mapping[int, GatheredUnits], actions: Iterable[Sc
     for n, action in enumerate(order):
         units = stages[action.stage]
         others = sum(other.bytes for stage, other in stages.items() if stage != action.stage)
-        own = units.forward() if action.kind == "F" else units.backward(final[action.stage] == n)
+        own = units.follow(action.kind == "F", final.get(action.stage) == n)
         found.append(own.with_other_stages(others) if others else own)
     return found
