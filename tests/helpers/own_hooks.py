@@ -164,6 +164,9 @@ class Remote:
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             channel.unary_unary("/service/log")(json.dumps(record).encode(), timeout=5)
 
+    def close(self) -> None:
+        self.log({})
+
 
 class Web:
     """A logger of a service that answers each record with a status of HTTP."""

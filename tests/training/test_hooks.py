@@ -166,6 +166,7 @@ def test_services_that_cannot_be_used_end_no_training(launcher: Launcher, job: P
     assert "the logger `own_hooks:Events` gets no records, as it cannot be made (NotADirectoryError" in log
     for name in ("Remote", "Web", "Events"):
         assert f"`own_hooks:{name}` missed 4 records (" in log, log
+    assert "the logger `own_hooks:Remote` could not be closed (" in log
     last = trained.shown.splitlines()[-1]
     assert last.startswith("TensorBoard has not all records (") and "/tensorboard" in last, trained.shown
 
