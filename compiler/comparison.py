@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from dslc.compiler.emit import emit
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
-from dslc.compiler.graph.stored import placeless_hash
+from dslc.compiler.graph.stored import hash_without_lines
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import handed_in
 from dslc.compiler.ir.data_steps import DataStep
@@ -33,7 +33,7 @@ _MOST = 60  # characters of a value
 
 
 @record
-class Change(Record):
+class PlanDifference(Record):
     """One figure or setting that differs; `ranks` are those it is of, "" for all. None stands for an unknown value."""
 
     section: Section
@@ -62,7 +62,7 @@ _FORMATS: dict[Unit, Callable[[float], str]] = {
 }
 
 
-def compare_plans(before: PlanGraph, after: PlanGraph) -> tuple[Change, ...]:
+def compare_plans(before: PlanGraph, after: PlanGraph) -> tuple[PlanDifference, ...]:
     """Returns every difference in the order of SECTIONS; () if the plans differ in the texts of their jobs alone."""
     one, other = plan_view(before), plan_view(after)
     changes = [
@@ -72,8 +72,8 @@ def compare_plans(before: PlanGraph, after: PlanGraph) -> tuple[Change, ...]:
         *_traffic(one, other),
         *_time(one, other),
     ]
-    if not changes and placeless_hash(before) != placeless_hash(after):
-        changes = [Change(section="placement", what="plan graph", before=one.hash, after=other.hash)]
+    if not changes and hash_without_lines(before) != hash_without_lines(after):
+        changes = [PlanDifference(section="placement", what="plan graph", before=one.hash, after=other.hash)]
     return tuple(changes)
 
 
@@ -133,7 +133,7 @@ DERIVED: Mapping[type, set[str]] = {
 _WHERE = {"line", "folder"}  # the place in a file at which something is written
 
 
-def _training(before: PlanGraph, after: PlanGraph, one: PlanView, other: PlanView) -> Iterator[Change]:
+def _training(before: PlanGraph, after: PlanGraph, one: PlanView, other: PlanView) -> Iterator[PlanDifference]:
     if before.find(p.Training) is not None and after.find(p.Training) is not None:
         found = [*_settings(emit(before, one.hash), emit(after, other.hash), "train")]
     else:
@@ -141,7 +141,7 @@ def _training(before: PlanGraph, after: PlanGraph, one: PlanView, other: PlanVie
     yield from sorted(found, key=lambda change: SECTIONS.index(change.section))
 
 
-def _settings(one: Record, other: Record, path: str, section: Section = "training") -> Iterator[Change]:
+def _settings(one: Record, other: Record, path: str, section: Section = "training") -> Iterator[PlanDifference]:
     """Yields the fields in which two records of a class differ."""
     left_out = DERIVED.get(type(one), set()) | _WHERE
     for name in one.record_compared:
@@ -162,11 +162,11 @@ def _settings(one: Record, other: Record, path: str, section: Section = "trainin
             yield _setting(inside, where, a, b)
 
 
-def _setting(section: Section, path: str, old: object, new: object) -> Change:
-    return Change(section=section, what=path, before=_short(old), after=_short(new))
+def _setting(section: Section, path: str, old: object, new: object) -> PlanDifference:
+    return PlanDifference(section=section, what=path, before=_short(old), after=_short(new))
 
 
-def _modules(one: ModuleStep, other: ModuleStep, path: str) -> Iterator[Change]:
+def _modules(one: ModuleStep, other: ModuleStep, path: str) -> Iterator[PlanDifference]:
     """Yields where modules of the same name differ, and the number of all if one network has others."""
     ours, theirs = dict(_named(one)), dict(_named(other))
     for name, module in ours.items():
@@ -226,13 +226,15 @@ def _call(name: str, arguments: Mapping[str, object]) -> str:
 # ----------------------------------------------------------------------------------------------------- the other parts
 
 
-def _figures(section: Section, unit: Unit, ranks: str, pairs: Mapping[str, tuple[Value, Value]]) -> Iterator[Change]:
+def _figures(
+    section: Section, unit: Unit, ranks: str, pairs: Mapping[str, tuple[Value, Value]]
+) -> Iterator[PlanDifference]:
     for what, (a, b) in pairs.items():
         if a != b:
-            yield Change(section=section, what=what, before=a, after=b, unit=unit, ranks=ranks)
+            yield PlanDifference(section=section, what=what, before=a, after=b, unit=unit, ranks=ranks)
 
 
-def _placement(one: PlanView, other: PlanView) -> Iterator[Change]:
+def _placement(one: PlanView, other: PlanView) -> Iterator[PlanDifference]:
     before, after = _places(one), _places(other)
     names = {name: (before.get(name, "none"), after.get(name, "none")) for name in {**before, **after}}
     yield from _figures("placement", "", "", names)
@@ -265,7 +267,7 @@ def _places(plan: PlanView) -> dict[str, Value]:
     return found
 
 
-def _memory(one: PlanView, other: PlanView) -> Iterator[Change]:
+def _memory(one: PlanView, other: PlanView) -> Iterator[PlanDifference]:
     for ranks, a, b in _paired(one, other):
         figures: dict[str, tuple[Value, Value]] = {
             kind: (getattr(a.memory, kind), getattr(b.memory, kind)) for kind in KINDS
@@ -274,7 +276,7 @@ def _memory(one: PlanView, other: PlanView) -> Iterator[Change]:
         yield from _figures("memory", "bytes", ranks, figures)
 
 
-def _traffic(one: PlanView, other: PlanView) -> Iterator[Change]:
+def _traffic(one: PlanView, other: PlanView) -> Iterator[PlanDifference]:
     for ranks, a, b in _paired(one, other):
         before, after = _sent_bytes(a), _sent_bytes(b)
         names = {name: (before.get(name, 0), after.get(name, 0)) for name in {**before, **after}}
@@ -308,7 +310,7 @@ def _paired(one: PlanView, other: PlanView) -> list[tuple[str, RankNode, RankNod
     return [("the fullest rank", fullest[0], fullest[1])]
 
 
-def _time(one: PlanView, other: PlanView) -> Iterator[Change]:
+def _time(one: PlanView, other: PlanView) -> Iterator[PlanDifference]:
     bound = any(plan.step_time and plan.step and plan.step.efficiency == 1 for plan in (one, other))
     step = "step, at best" if bound else "step"
     yield from _figures("time", "seconds", "", {step: (one.step_time, other.step_time)})
@@ -318,7 +320,7 @@ def _time(one: PlanView, other: PlanView) -> Iterator[Change]:
     yield from _figures("time", "share", "", {"MFU": (one.mfu, other.mfu), "bubble": (bubbles[0], bubbles[1])})
 
 
-def summary(changes: Sequence[Change]) -> str:
+def summary(changes: Sequence[PlanDifference]) -> str:
     """Returns whether the training is the same, in words."""
     if not changes:
         return "the same plan"
@@ -326,7 +328,7 @@ def summary(changes: Sequence[Change]) -> str:
     return f"another training, in {plural(count, 'setting')}" if count else "the same training"
 
 
-def rows(changes: Sequence[Change], section: Section) -> list[tuple[str, str, str, str]]:
+def rows(changes: Sequence[PlanDifference], section: Section) -> list[tuple[str, str, str, str]]:
     """Returns the changes of a section as (what, before, after, change in percent)."""
     return [
         (
@@ -340,7 +342,7 @@ def rows(changes: Sequence[Change], section: Section) -> list[tuple[str, str, st
     ]
 
 
-def _relative(change: Change) -> str:
+def _relative(change: PlanDifference) -> str:
     a, b = change.before, change.after
     if not change.unit or not isinstance(a, int | float) or not isinstance(b, int | float) or not a or not b:
         return ""

@@ -14,7 +14,7 @@ from dslc.dsl.meaning.load import load
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import either, plural
-from dslc.jobs.check_job import check_one, inspect, show
+from dslc.jobs.check_job import check_one, show
 from dslc.probe.unchecked_parts import describe_unchecked
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
@@ -23,9 +23,7 @@ def main(arguments: argparse.Namespace) -> int:
     found: list[Diagnostic] = []
     status = GOOD
     for path in arguments.jobs:
-        report, analysis, goes_on = check_with(path, arguments.settings, arguments.trace, arguments.resume)
-        if arguments.locked and analysis and not report.errors:
-            _compare_with_lock(path, arguments, report)
+        report, analysis, goes_on = check_with(path, arguments)
         found.extend(report)
         if report.errors:
             status = JOB_AT_FAULT
@@ -40,29 +38,29 @@ def main(arguments: argparse.Namespace) -> int:
     return status
 
 
-def check_with(path: str, settings: list[str], trace: bool, resume: str | None) -> tuple[Report, Analysis | None, str]:
-    """Returns the same, and the checkpoint in `resume` from which the job would resume, in words."""
-    if resume is None:
-        return *check_one(path, settings, trace=trace), ""
-    from dslc.runs.resume import check_resume
-
-    goes_on = [""]
+def check_with(path: str, arguments: argparse.Namespace) -> tuple[Report, Analysis | None, str]:
+    """Returns the diagnostics of a job with those that `--resume` and `--locked` ask for, the analysis of its last
+    combination, and the checkpoint from which it would resume, in words.
+    """
+    analyses: list[Analysis] = []
+    goes_on = ""
 
     def then(analysis: Analysis, report: Report) -> None:
-        goes_on.append(check_resume(analysis, resume, report))
+        nonlocal goes_on
+        analyses.append(analysis)
+        if arguments.resume is not None:
+            from dslc.runs.resume import check_resume
 
-    report, analysis = check_one(path, settings, trace=trace, then=then)
-    report.found = [d for d in report.found if d.code != "W0811"]  # the option asks for a folder that holds some
-    return report, analysis, goes_on[-1]
+            goes_on = check_resume(analysis, arguments.resume, report)
 
+    report, analysis = check_one(path, arguments.settings, trace=arguments.trace, then=then)
+    if arguments.resume is not None:  # which asks for a folder that holds checkpoints
+        report.found = [d for d in report.found if d.code != "W0811"]
+    if arguments.locked and analyses and not report.errors:
+        from dslc.jobs.lock import check_lock
 
-def _compare_with_lock(path: str, arguments: argparse.Namespace, report: Report) -> None:
-    from dslc.jobs.lock import check_lock
-
-    loaded = load(path, arguments.settings)
-    analysis = inspect(loaded, Report(), trace=arguments.trace)
-    assert analysis is not None, "the job was checked"
-    check_lock(path, loaded, analysis, report)
+        check_lock(path, load(path, arguments.settings), analyses[0], report)
+    return report, analysis, goes_on
 
 
 def _summary(analysis: Analysis) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dslc.compiler.comparison import SECTIONS, Change, compare_plans, rows, summary
+from dslc.compiler.comparison import SECTIONS, PlanDifference, compare_plans, rows, summary
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.emit import emit
 from dslc.compiler.graph.plan_graph import PlanGraph
@@ -22,7 +22,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.plan_file_input import is_plan_file, open_plan
 from dslc.jobs.revision import is_revision, load_revision
-from dslc.runtime.checkpoint.files import Shapes, differences, fit_of
+from dslc.runtime.checkpoint.files import Shapes, fit_of, incompatibilities
 from dslc.terminal.exit_codes import WRONG_USAGE
 
 SAME, DIFFERENT = 0, 1  # exit statuses, as of `diff`; WRONG_USAGE if a plan cannot be made
@@ -70,12 +70,15 @@ def _open(name: str, settings: Sequence[str], trace: bool) -> _Side | None:
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def _misfits(first: PlanGraph, second: PlanGraph) -> list[str] | None:
+def _misfits(first: PlanGraph, second: PlanGraph, changes: Sequence[PlanDifference]) -> list[str] | None:
     """Returns why the second job cannot resume from checkpoints of the first; None if that is unknown."""
     if first.find(Training) is None or second.find(Training) is None:
         return None
     one, other = (emit(graph, plan_hash(graph)) for graph in (first, second))
-    return differences(fit_of(one, _shapes(one)), fit_of(other, _shapes(other)))
+    shapes = _shapes(one), _shapes(other)
+    if None in shapes and any(change.what.startswith("model.") for change in changes):
+        return None
+    return incompatibilities(fit_of(one, shapes[0]), fit_of(other, shapes[1]))
 
 
 def _shapes(job: JobProgram) -> Shapes | None:
@@ -83,25 +86,22 @@ def _shapes(job: JobProgram) -> Shapes | None:
     return {each.parameter: each.shape for each in job.model.inits} or None
 
 
-def _checkpoints(first: PlanGraph, second: PlanGraph) -> str:
-    reasons = _misfits(first, second)
+def _checkpoints(reasons: Sequence[str] | None) -> str:
     if reasons is None:
-        return "unknown: the data or the network was not looked at"
-    return (
-        f"those of the first do not fit: {'; '.join(reasons)}"
-        if reasons
-        else "those of the first can be resumed by the second"
-    )
+        return "unknown, as the shapes of all parameters or the samples are"
+    if reasons:
+        return f"those of the first do not fit: {'; '.join(reasons)}"
+    return "those of the first can be resumed by the second"
 
 
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def _text(first: _Side, second: _Side, changes: Sequence[Change]) -> list[str]:
+def _text(first: _Side, second: _Side, changes: Sequence[PlanDifference]) -> list[str]:
     lines = [f"{first.name}  ->  {second.name}: {summary(changes)}"]
     if not changes:
         return lines
-    lines += [f"checkpoints: {_checkpoints(first.graph, second.graph)}"]
+    lines += [f"checkpoints: {_checkpoints(_misfits(first.graph, second.graph, changes))}"]
     for section in SECTIONS:
         table = rows(changes, section)
         lines += ["", _TITLES.get(section, section)] if table else []
@@ -111,11 +111,11 @@ def _text(first: _Side, second: _Side, changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def _markdown(first: _Side, second: _Side, changes: Sequence[Change]) -> list[str]:
+def _markdown(first: _Side, second: _Side, changes: Sequence[PlanDifference]) -> list[str]:
     lines = [f"**`{first.name}` → `{second.name}`: {summary(changes)}**"]
     if not changes:
         return lines
-    lines += ["", f"Checkpoints: {_checkpoints(first.graph, second.graph)}."]
+    lines += ["", f"Checkpoints: {_checkpoints(_misfits(first.graph, second.graph, changes))}."]
     for section in SECTIONS:
         table = rows(changes, section)
         lines += (
@@ -127,11 +127,11 @@ def _markdown(first: _Side, second: _Side, changes: Sequence[Change]) -> list[st
     return lines
 
 
-def _json(first: _Side, second: _Side, changes: Sequence[Change]) -> dict[str, object]:
+def _json(first: _Side, second: _Side, changes: Sequence[PlanDifference]) -> dict[str, object]:
     return {
         "before": {"name": plain(first.name), "hash": plan_hash(first.graph)},
         "after": {"name": plain(second.name), "hash": plan_hash(second.graph)},
         "same_training": not any(change.section == "training" for change in changes),
-        "checkpoint_misfits": _misfits(first.graph, second.graph),
+        "checkpoint_misfits": _misfits(first.graph, second.graph, changes),
         "changes": [to_json(change) for change in changes],
     }

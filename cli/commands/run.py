@@ -23,7 +23,7 @@ from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, launch, prepare, 
 from dslc.launching.hosts import no_endpoint
 from dslc.launching.restart_detection import (
     folder_of,
-    is_submitted,
+    is_queue_job,
     is_training_done,
     resume_after_restart,
     was_stopped_by_user,
@@ -250,7 +250,7 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvo
         layout = ready.compiled.analysis.layout
         restarts = ready.compiled.analysis.job.launch.restarts
         begin = command(ready.world.word, layout, os.path.relpath(job), restarts) if ready.world is not None else None
-        submitted = is_submitted(ready)
+        submitted = is_queue_job(ready)
         begin = ["dslc", "submit", os.path.relpath(job)] if submitted else begin
         words = [*(begin or ["dslc", "run", os.path.relpath(job)]), "--out", os.path.relpath(folder)]
         by_ssh = isinstance(ready.compiled.analysis.job.launch.with_, SSH)

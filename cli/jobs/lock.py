@@ -14,31 +14,31 @@ from dataclasses import replace
 
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.facts.untrusted_files import replacing
-from dslc.compiler.graph.stored import placeless_hash, plan_hash
+from dslc.compiler.graph.stored import hash_without_lines, plan_hash
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.plan_facts import PlanFacts, differences, facts_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.bounds import PLAN
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Report
 from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.record import Record, record
+from dslc.jobs.plan_file_input import first_notes
 from dslc.terminal.version import __version__
 
 FORMAT = 1
-_SHOWN = 5  # causes, at most
 
 
 @record
 class Lock(Record):
-    """The hash of a plan, with and without places in the job's text, and what it follows from: digests of the job's
+    """The hash of a plan, with and without the lines of the job's text, and what it follows from: digests of the job's
     texts by their paths, `--set`s, and facts.
     """
 
     format: int
     dslc: str
     plan: str
-    placeless: str
+    without_lines: str
     texts: tuple[tuple[str, str], ...]
     settings: tuple[str, ...]
     facts: PlanFacts
@@ -62,15 +62,13 @@ def check_lock(path: str, loaded: LoadResult, analysis: Analysis, report: Report
     if locked is None:
         return
     now = _lock_of(loaded, analysis)
-    if now.placeless == locked.placeless:
+    if now.without_lines == locked.without_lines:
         return
-    causes = list(_causes(locked, now))
-    more = [f"and {len(causes) - _SHOWN} more"] if len(causes) > _SHOWN else []
     report.add(
         "E1008",
         f"the plan of {path} is {now.plan}, and {lock_path(path)} has {locked.plan}",
         None,
-        notes=[Note(message=each) for each in (*causes[:_SHOWN], *more)],
+        notes=first_notes(list(_causes(locked, now))),
         help=f"`dslc diff REVISION:{path} {path}` shows what differs; `dslc plan {path} --lock` accepts it",
     )
 
@@ -81,7 +79,7 @@ def _lock_of(loaded: LoadResult, analysis: Analysis) -> Lock:
         format=FORMAT,
         dslc=__version__,
         plan=plan_hash(graph),
-        placeless=placeless_hash(graph),
+        without_lines=hash_without_lines(graph),
         texts=tuple((name, hashlib.sha256(text.encode()).hexdigest()) for name, text in sorted(loaded.texts.items())),
         settings=loaded.settings,
         facts=facts_of(analysis),
@@ -111,11 +109,9 @@ def _causes(locked: Lock, now: Lock) -> Iterator[str]:
             yield f"the job: {name} {change}"
     if locked.settings != now.settings:
         yield f"the job: the settings were {_settings(locked)}, and are {_settings(now)}"
-    same_devices = replace(now.facts, hardware=locked.facts.hardware)
-    if same_devices.hardware != now.facts.hardware:
-        for each in differences(locked.facts, replace(locked.facts, hardware=now.facts.hardware)):
-            yield f"the catalogue: {each}"
-    for each in differences(locked.facts, same_devices):
+    for each in differences(locked.facts, replace(locked.facts, hardware=now.facts.hardware)):
+        yield f"the catalogue: {each}"
+    for each in differences(locked.facts, replace(now.facts, hardware=locked.facts.hardware)):
         yield f"the facts: {each}"
 
 

@@ -125,14 +125,19 @@ def _untraced(path: str, report: Report) -> None:
     )
 
 
+def first_notes(texts: Sequence[str]) -> list[Note]:
+    """Returns the first texts as notes, and the number of the others as the last one."""
+    more = [f"and {plural(len(texts) - _SHOWN, 'other')}"] if len(texts) > _SHOWN else []
+    return [Note(message=each) for each in (*texts[:_SHOWN], *more)]
+
+
 def _compare(path: str, told: Sequence[str], report: Report) -> None:
     if not told:
         return
-    more = [f"and {plural(len(told) - _SHOWN, 'other')}"] if len(told) > _SHOWN else []
     report.add(
         "E1004",
         f"{path} was made for other facts than there are here: {plural(len(told), 'difference')}",
         None,
-        notes=[Note(message=each) for each in (*told[:_SHOWN], *more)],
+        notes=first_notes(told),
         help=f"put back what it was made for; or {ANEW}",
     )

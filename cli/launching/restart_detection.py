@@ -51,7 +51,7 @@ def is_in_pod(ready: Ready) -> bool:
     return isinstance(ready.compiled.analysis.job.launch.with_, Kubernetes)
 
 
-def is_submitted(ready: Ready) -> bool:
+def is_queue_job(ready: Ready) -> bool:
     """True in a job that `dslc submit` has handed over."""
     return SUBMITTED in os.environ or is_in_pod(ready)
 

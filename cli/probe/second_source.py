@@ -228,24 +228,24 @@ class _Listings:
             found = own(*arguments)
             if not self._backward:
                 return found
-            return found[::-1] if isinstance(found, list) else _Backward(list(found)[::-1])
+            return found[::-1] if isinstance(found, list) else _ReversedEntries(list(found)[::-1])
 
         return listed
 
 
-class _Backward:
+class _ReversedEntries:
     """The entries of a folder as `os.scandir` gives them, in another order."""
 
     def __init__(self, entries: list[os.DirEntry[str]]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> _Backward:
+    def __iter__(self) -> _ReversedEntries:
         return self
 
     def __next__(self) -> os.DirEntry[str]:
         return next(self._entries)
 
-    def __enter__(self) -> _Backward:
+    def __enter__(self) -> _ReversedEntries:
         return self
 
     def __exit__(self, *_: object) -> None:

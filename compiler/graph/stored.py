@@ -37,17 +37,17 @@ def plan_hash(plan: PlanGraph) -> str:
     return _digest(store(plan))
 
 
-def placeless_hash(plan: PlanGraph) -> str:
+def hash_without_lines(plan: PlanGraph) -> str:
     """Returns the same without the names of the job and its file, and without the lines at which it says something."""
     records = ((name, node["record"]) for name, node in plan.graph.nodes.items())
-    nodes = [(name, _without_places(_brief(record))) for name, record in records if not isinstance(record, Job)]
+    nodes = [(name, _without_lines(_brief(record))) for name, record in records if not isinstance(record, Job)]
     return _digest(store(plan) | {"nodes": nodes})
 
 
-def _without_places(value: object) -> object:
+def _without_lines(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _without_places(each) for name, each in value.items() if name != "line"}
-    return [_without_places(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _without_lines(each) for name, each in value.items() if name != "line"}
+    return [_without_lines(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _digest(data: dict[str, object]) -> str:

@@ -56,7 +56,7 @@ class BufferNode(Record):
     saved: bool = True
 
 
-class PartNode(NamedTuple):
+class ModulePart(NamedTuple):
     """A module in a layer, or the layer itself, that is an attention or has no parts: its input and output, and whether
     that has 16 bits under autocast.
     """
@@ -92,7 +92,7 @@ class LayerNode(Record):
     autocast: LayerMemory  # in bf16 or fp16
     recomputable: bool
     low: bool = False  # under autocast its output has 16 bits
-    parts: tuple[PartNode, ...] = ()  # of a library layer, in the order of their calls
+    parts: tuple[ModulePart, ...] = ()  # of a library layer, in the order of their calls
     masks: int = 0
 
 

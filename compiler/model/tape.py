@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.memory import LayerMemory
-from dslc.compiler.ir.nodes import BufferNode, LayerNode, ParameterNode, PartNode
+from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModulePart, ParameterNode
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model import tensor_tape
@@ -147,7 +147,7 @@ class Tape:
         self.masks = 0  # numbers
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
-        self.parts: list[PartNode] = []
+        self.parts: list[ModulePart] = []
         self._weighed = 0  # parameters assigned to operations so far
         self._taken: Value | None = None  # the input of the current product
         self._frame = _Frame("")
@@ -321,7 +321,7 @@ class Tape:
         made, self._frame = self._frame, outer
         if not made.children or spec.word in ("attention", "gated_mlp"):
             self.parts.append(
-                PartNode(
+                ModulePart(
                     name=outer.prefix + name,
                     kind=spec.word,
                     takes=x.shape,

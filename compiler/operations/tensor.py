@@ -49,7 +49,7 @@ from dslc.dsl.record import Record, record
 _KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention", "gated_mlp")  # itself
 
 
-class _Collective(NamedTuple):
+class _TensorCollective(NamedTuple):
     """One collective: its content, its dtype, and the bytes of a rank's input."""
 
     operation: str
@@ -74,7 +74,7 @@ def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[S
     """Yields the collectives within the passes, and the collectives of gradients that are complete as partial sums."""
     axis, group = _TensorAxis(place), place.along("tensor")
     last = len(place.stages) - 1
-    found: list[_Collective] = []
+    found: list[_TensorCollective] = []
     for stage, layers in zip(place.mine, place.held, strict=True):
         found += axis.passes(layers, place.workload.share, begins=stage == 0, ends=stage == last)
     if makes_outputs_ahead(place.job, place.layout):
@@ -125,7 +125,9 @@ class _TensorAxis:
 
     # ---------------------------------------------------------------------------------------------------- the passes
 
-    def passes(self, layers: Sequence[LayerNode], samples: int, *, begins: bool, ends: bool) -> Iterator[_Collective]:
+    def passes(
+        self, layers: Sequence[LayerNode], samples: int, *, begins: bool, ends: bool
+    ) -> Iterator[_TensorCollective]:
         """Yields the exchanges of each micro-batch in a stage, with the bytes of all, which have `samples` together.
         `begins` and `ends` say if the stage is the model's first or last.
         """
@@ -146,11 +148,11 @@ class _TensorAxis:
         if ends and self._plan.loss_parallel:
             targets = samples * prod(self._model.output.shape[:-1]) // self._context
             for _ in ("the largest score", "the sum", "the target's score"):
-                yield _Collective("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
+                yield _TensorCollective("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
 
     def _of_style(
         self, style: TensorStyle, call: _StyledCall, samples: int, before: bool, after: bool, again: bool
-    ) -> Iterator[_Collective]:
+    ) -> Iterator[_TensorCollective]:
         """Yields a style's exchanges. `before`, `after`: the module's input, output has a gradient."""
         n = self._ranks
         takes, gives = (samples * size // self._context for size in (call.takes, call.gives))
@@ -185,9 +187,9 @@ class _TensorAxis:
         if style is TensorStyle.ROW_TO_PIECES and after:
             yield self._collective("all_gather", Payload.ACTIVATION_GRADIENTS, gives // n, call.gives_low)
 
-    def _collective(self, operation: str, what: Payload, numbers: int, low: bool) -> _Collective:
+    def _collective(self, operation: str, what: Payload, numbers: int, low: bool) -> _TensorCollective:
         short = self._half or (self._low and low)
-        return _Collective(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
+        return _TensorCollective(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
 
     def _calls(self, layer: LayerNode) -> Iterator[_StyledCall]:
         """Yields the modules of a layer that have a style, in the order of their calls."""

@@ -169,13 +169,13 @@ def same_state(one: str, other: str) -> bool:
 
 def misfits(manifest: Manifest, fit: Compatibility, steps: int) -> list[str]:
     """Returns the reasons why a job of `steps` steps cannot resume from a checkpoint; [] if it can."""
-    found = differences(manifest.fit, fit)
+    found = incompatibilities(manifest.fit, fit)
     if manifest.step > steps:
         found.append(f"it is at step {manifest.step}, and the job ends after {steps}")
     return found
 
 
-def differences(checkpoint: Compatibility, fit: Compatibility) -> list[str]:
+def incompatibilities(checkpoint: Compatibility, fit: Compatibility) -> list[str]:
     """Returns the properties of a checkpoint that are not those that a job needs, in words."""
     other = misfitting_tensors(checkpoint.tensors, fit.tensors)
     found = [other] if other else []

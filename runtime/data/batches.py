@@ -206,7 +206,7 @@ class _StreamBatches(IterableDataset[Any]):
 
     def prefetch(self, device: torch.device) -> Iterator[StepBatch]:
         """Yields the steps that a process reads ahead."""
-        return self._moved_batches(_read_ahead(self.step, self.place, self, batch_size=None), device)
+        return self._moved_batches(_worker_batches(self.step, self.place, self, batch_size=None), device)
 
     def _moved_batches(self, steps: Iterable[StepBatch | HandedError], device: torch.device) -> Iterator[StepBatch]:
         for batch in steps:
@@ -325,13 +325,13 @@ def _loader(
     step: DataStep, samples: Samples, place: RankPlace, order: Iterable[tuple[Tensor, int]], device: torch.device
 ) -> Iterator[Pair]:
     pin = device.type == "cuda"
-    for pair in _read_ahead(step, place, _Batched(samples), batch_sampler=order, pin_memory=pin):
+    for pair in _worker_batches(step, place, _Batched(samples), batch_sampler=order, pin_memory=pin):
         if isinstance(pair, WorkerError | SourceError):
             raise pair
         yield pair if device.type == "cpu" else _to(pair, device)
 
 
-def _read_ahead(step: DataStep, place: RankPlace, dataset: Dataset[Any], **how: Any) -> Iterator[Any]:
+def _worker_batches(step: DataStep, place: RankPlace, dataset: Dataset[Any], **how: Any) -> Iterator[Any]:
     """Yields what worker processes read of a data set ahead of the training; one worker reads all of a stream."""
     streamed = step.stream is not None
     loader: DataLoader[Any] = DataLoader(

@@ -95,7 +95,7 @@ def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exce
         try:
             made.ready(gradients, 1.0)
             made.update(before=before)
-        except Exception:  # of the user's code, which fails with a closure as well
+        except Exception:  # of the user's code: the caller raises `error`, the first one
             continue
         if before:
             raise OptimizerError(

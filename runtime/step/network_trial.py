@@ -69,7 +69,7 @@ _REPEATS = 4  # passes over equal samples, before a difference is said to come f
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardPass:
     """The result of one forward pass."""
 
     outputs: list[Tensor]
@@ -139,7 +139,7 @@ class NetworkTrial:
         *,
         training: bool = True,
         seed: int = _SEED,
-    ) -> Pass:
+    ) -> ForwardPass:
         model.train(training)
         with_fixed_statistics(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -155,7 +155,7 @@ class NetworkTrial:
             counted = OwnSum(self.loss).count_losses(output, batch[1])
             total, number = float(counted.total.detach()), float(counted.number)
         buffers = {name: tensor.detach().clone() for name, tensor in self._state(model).items()}
-        return Pass([each.detach() for each in outputs], frozenset(used), (total, number), buffers, drew)
+        return ForwardPass([each.detach() for each in outputs], frozenset(used), (total, number), buffers, drew)
 
     def _rows_of(self, rows: Sequence[int]) -> Pair:
         input, target = self.batch
@@ -220,7 +220,7 @@ class NetworkTrial:
                 return place
         return CodePlace(module="", kind=type(self.model).__name__)
 
-    def _repeats(self, one: Pass, *, training: bool, times: int) -> bool:
+    def _repeats(self, one: ForwardPass, *, training: bool, times: int) -> bool:
         """True if some more passes over the whole batch are like one."""
         return all(_passes_agree(one, self._pass(self._fresh(), self.batch, training=training)) for _ in range(times))
 
@@ -249,7 +249,7 @@ class NetworkTrial:
 
     def _influential(
         self,
-        passes: list[Pass],
+        passes: list[ForwardPass],
         before: Mapping[str, object],
         held: Mapping[str, object],
         carried: Mapping[str, object],
@@ -274,12 +274,12 @@ class NetworkTrial:
                 return list(counters)
         return []
 
-    def _stays_with(self, values: Mapping[str, object], passes: list[Pass]) -> bool:
+    def _stays_with(self, values: Mapping[str, object], passes: list[ForwardPass]) -> bool:
         """True if a pass of a copy with these attributes is like the first pass."""
         passes.append(self._pass_later(values))
         return _passes_agree(passes[0], passes[-1])
 
-    def _pass_later(self, values: Mapping[str, object]) -> Pass:
+    def _pass_later(self, values: Mapping[str, object]) -> ForwardPass:
         """Returns a pass of a copy with these attributes and buffers, and notes whether it draws host randomness."""
         model = self._with_values(values)
         draws = HostDraws(model)
@@ -303,7 +303,7 @@ class NetworkTrial:
                 set_inner_value(model, name, value)
         return model
 
-    def _count_further(self, one: Pass, passes: list[Pass], counted: Sequence[str]) -> None:
+    def _count_further(self, one: ForwardPass, passes: list[ForwardPass], counted: Sequence[str]) -> None:
         """Adds passes with higher call counters in the buffers, as after more steps."""
         first = dict(self.model.named_buffers())
         numbers = {n: (first[n].item(), one.buffers[n].item()) for n in counted if n in first and first[n].numel() == 1}
@@ -319,7 +319,9 @@ class NetworkTrial:
     def _run_once(self, model: nn.Module) -> None:
         self._pass(model, self.batch)
 
-    def _buffers(self, one: Pass, others: Sequence[tuple[list[int], Pass]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _buffers(
+        self, one: ForwardPass, others: Sequence[tuple[list[int], ForwardPass]]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the tensors that training moves: by its samples, and in the same way whatever they are."""
         first = self._state(self.model)
         changed = [name for name, value in one.buffers.items() if name in first and not _equal(first[name], value)]
@@ -332,12 +334,14 @@ class NetworkTrial:
 
     # ------------------------------------------------------------------------------------------------ mixing
 
-    def _sample_passes(self, one: Pass, *, training: bool) -> list[tuple[list[int], Pass]]:
+    def _sample_passes(self, one: ForwardPass, *, training: bool) -> list[tuple[list[int], ForwardPass]]:
         """Returns the passes of each sample repeated, and of a part of the batch unless draws depend on its size."""
         rows = [[row] * self.rows for row in range(self.rows)] + [list(range(self.rows - 1))] * (not one.drew)
         return [(each, self._pass(self._fresh(), self._rows_of(each), training=training)) for each in rows]
 
-    def _mixing(self, one: Pass, others: Sequence[tuple[list[int], Pass]], *, training: bool) -> CodePlace | None:
+    def _mixing(
+        self, one: ForwardPass, others: Sequence[tuple[list[int], ForwardPass]], *, training: bool
+    ) -> CodePlace | None:
         """Returns the place at which the output of a sample begins to depend on other samples; None if none does."""
         for rows, other in others:
             kept, tolerance = (rows[:1], 1e-5) if len(rows) == self.rows else (rows, 1e-3)
@@ -518,7 +522,7 @@ def _is_close(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> bool:
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
-def _passes_agree(one: Pass, other: Pass) -> bool:
+def _passes_agree(one: ForwardPass, other: ForwardPass) -> bool:
     return (
         one.used == other.used
         and len(one.outputs) == len(other.outputs)

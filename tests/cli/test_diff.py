@@ -129,6 +129,14 @@ def test_one_job_and_settings(job: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "training\n" in text and "memory of a rank\n" in text and "traffic" not in text
 
 
+def test_checkpoints_of_a_network_of_unknown_shapes(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own = 'model.network=python("net:Net", width = {})'
+    Path(job).write_text(MLP.replace("[flatten(), linear(64), relu(), linear(10)]", own.format(8).partition("=")[2]))
+    for setting, misfits in ((own.format(16), None), ("train.clip=1.0", [])):
+        assert main(["diff", job, "--set", setting, "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["checkpoint_misfits"] == misfits
+
+
 def test_a_plan_file_and_a_run_directory(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", job, "--json"]) == 0
     Path("run").mkdir()
@@ -172,7 +180,7 @@ def test_a_lock_names_each_cause(job: str, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
 
     def causes(*settings: str, **changes: object) -> str:
-        Path("job.lock").write_text(json.dumps(lock | {"placeless": "0" * 16} | changes))
+        Path("job.lock").write_text(json.dumps(lock | {"without_lines": "0" * 16} | changes))
         assert main(["check", job, "--locked", *(word for setting in settings for word in ("--set", setting))]) == 1
         return capsys.readouterr().err
 
