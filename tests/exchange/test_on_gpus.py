@@ -17,10 +17,11 @@ from dslc.probe.gpus import gpus_here
 
 pytestmark = pytest.mark.skipif(len(gpus_here()) < 4, reason="needs four GPUs")
 
-NEVER_WAITS = 'python("own_hooks:NeverWaits", ranks = all, first = 4, last = 9)'
+# Between the steps in which ranks compare what they use: the first ten, and those of powers of two.
+NEVER_WAITS = 'python("own_hooks:NeverWaits", ranks = all, first = 11, last = 15)'
 WATCHED = (
     f"train.hooks={NEVER_WAITS}",
-    "train.steps=12",
+    "train.steps=18",
     "train.on_nonfinite=continue",  # what absent GPUs compute
     "log.every=100 steps",
 )
@@ -51,7 +52,7 @@ def test_no_step_waits_between_two_rounds(launcher: Launcher, tmp_path: Path, pi
     """In a round its thread does. The training fails in the end, as ranks that compute nothing find no last round."""
     made = job(tmp_path / "job", 4, "async_average(interval = 10h)")
     made.write_text(made.read_text().replace("cpus = 4", "gpus = 4"))
-    hooks = f'train.hooks=[{NEVER_WAITS}, python("own_hooks:Fails", at = 11)]'
+    hooks = f'train.hooks=[{NEVER_WAITS}, python("own_hooks:Fails", at = 17)]'
     found = ready(made, *WATCHED, hooks)
     outcome, shown = launcher.launch(in_pieces(found.program, pieces), found.places, tmp_path / "run")
     assert outcome is not None and outcome.failure is not None, shown
