@@ -1,18 +1,18 @@
 """Diagnostics: the mistakes of a job, worded so that the reader can correct them.
 
-A `Diagnostic` has a code, a span, a message with numbers, and a remedy. Mistakes are collected, not raised: each is
-added to a `Report`, and the work continues, so that all mistakes of a file come at once. Consequences of another
+A `Diagnostic` has a code, a span, a message with numbers, and a remedy. Mistakes are collected, not raised: a check
+yields each and continues, so that all mistakes of a file come at once in a `Report`. Consequences of another
 mistake are not reported: a value that could not be resolved is simply absent, and later checks ignore it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 
 from dslc.dsl.bounds import MISTAKES
-from dslc.dsl.record import Record, record
+from dslc.dsl.record import Record, positional
 from dslc.dsl.source import Span
 
 Severity = Literal["error", "warning", "note"]
@@ -29,7 +29,7 @@ PASSED_OVER = frozenset({"W0902", "W0903", "W0904", "W0905", "W0906"})
 _SEVERITIES: dict[str, Severity] = {"E": "error", "W": "warning", "N": "note"}
 
 
-@record
+@positional
 class Note(Record):
     """A second place that matters, or a fact without a place."""
 
@@ -37,7 +37,7 @@ class Note(Record):
     span: Span | None = None
 
 
-@record
+@positional
 class Diagnostic(Record):
     """One mistake of a job, a warning, or a note on a job that is good: the letter of its code tells which. `label`
     stands under the marked text; `subject` is short for the message where several are shown as one.
@@ -67,6 +67,24 @@ class Diagnostic(Record):
         """Returns the text that a reader sees: two diagnostics with the same text at the same place are one."""
         place = (self.span.source.name, self.span.start, self.span.end) if self.span else None
         return (self.code, self.severity, self.message, place, self.label, self.help)
+
+
+T = TypeVar("T")
+# A check that yields diagnostics and returns a value, as `yield from` and `Report.collect` take it.
+Findings: TypeAlias = Generator[Diagnostic, None, T]
+
+
+def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
+    return any(diagnostic.severity == "error" for diagnostic in diagnostics)
+
+
+def passes(diagnostics: Iterable[Diagnostic]) -> Findings[bool]:
+    """Yields the diagnostics; returns True if none is an error."""
+    sound = True
+    for diagnostic in diagnostics:
+        sound = sound and diagnostic.severity != "error"
+        yield diagnostic
+    return sound
 
 
 class TooManyErrors(Exception):
@@ -99,6 +117,20 @@ class Report:
                 self._mistakes += 1
             self._said.add(key)
             self.found.append(diagnostic)
+
+    def collect(self, findings: Findings[T]) -> T:
+        """Adds what a check yields; returns the value that it returns."""
+        while True:
+            try:
+                diagnostic = next(findings)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            self.extend([diagnostic])
+
+    def accepts(self, diagnostics: Iterable[Diagnostic]) -> bool:
+        """Adds the diagnostics; returns True if none is an error."""
+        return self.collect(passes(diagnostics))
 
     @property
     def errors(self) -> list[Diagnostic]:

@@ -36,7 +36,7 @@ def planned_or_shown(arguments: argparse.Namespace) -> tuple[PlanView, Callable[
     loaded = load(arguments.job, arguments.settings)
     analysis = inspect(loaded, report, trace=arguments.trace)
     if analysis is not None:
-        tell_of_memory(analysis.job, analysis.facts.optimizer, report)
+        report.extend(tell_of_memory(analysis.job, analysis.facts.optimizer))
     show(report)
     if report.errors or analysis is None:
         return None

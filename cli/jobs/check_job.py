@@ -112,7 +112,7 @@ def _inspect(
     if not isinstance(nodes, Range):
         analysis = analyse(job, facts, report, loaded.broken, reuse=reuse)
         return {} if analysis is None else {analysis.layout.nodes: analysis}
-    found, looked_at = analyse_counts(job, facts, report, loaded.broken, reuse, all_of_them=run)
+    found, looked_at = report.collect(analyse_counts(job, facts, loaded.broken, reuse, all_of_them=run))
     if looked_at < counts:
         tell_of_work(f"{looked_at} of {counts} counts of nodes were", job, report)
     return found

@@ -21,7 +21,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
 from dslc.compiler.rules.model.adapters import targets_any
-from dslc.compiler.rules.model.name_patterns import report_unmatched
+from dslc.compiler.rules.model.name_patterns import unmatched_patterns
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import NetworkLoss, parts_of
 from dslc.dsl.language.job import JobSpec
@@ -467,15 +467,16 @@ def _tell_of_fault(job: JobSpec, made: Json, report: Report) -> bool:
         return False
     if made["dense"]:
         ends = dict.fromkeys(name.rpartition(".")[2] for name in made["dense"])
-        report_unmatched(
-            "0727",
-            "`model.adapter.targets`: no dense layer is called @",
-            adapter.at("targets"),
-            adapter.targets,
-            [*ends, *made["dense"]],
-            report,
-            what="its dense layers",
-            is_of=targets_any,
+        report.extend(
+            unmatched_patterns(
+                "0727",
+                "`model.adapter.targets`: no dense layer is called @",
+                adapter.at("targets"),
+                adapter.targets,
+                [*ends, *made["dense"]],
+                what="its dense layers",
+                is_of=targets_any,
+            )
         )
         return True
     report.add("E0727", made[_FAULT], adapter.at(made["argument"]), help=_REMEDIES[made["argument"]])

@@ -172,7 +172,7 @@ def _try_metric(trial: Trial, call: PythonMetric, step: MetricStep) -> None:
 
     numbers = used(trial, call, "metric", use, absent=trial.batches.absent)
     if numbers is not None:
-        check_names(trial.job, call, numbers, trial.report)
+        trial.report.extend(check_names(trial.job, call, numbers))
 
 
 def _look_for_torchmetrics(trial: Trial, metric: TorchMetric, step: MetricStep) -> None:

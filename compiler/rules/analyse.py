@@ -38,6 +38,8 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 
+_MISFITS = frozenset({"E0215", "E0216"})  # the loss does not fit the data's targets
+
 
 def analyse(
     job: JobSpec,
@@ -58,13 +60,13 @@ def analyse(
     reuse = reuse or Reuse()
     known = _known_facts(job, facts, report, broken, reuse)
     if _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") and not _check(known, report):
-        check_supported(job, report)
+        report.extend(check_supported(job))
         return None
     layout, workload, model, cuts = known.layout, known.workload, known.model, known.cuts
     pipeline = _pipeline(known, reuse, report)
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
-        check_supported(job, report)
+        report.extend(check_supported(job))
         return None
     costs: tuple[RankCost, ...] = ()
     estimated = staging = None
@@ -82,7 +84,7 @@ def analyse(
         costs = reuse.costs(staging, partial(rank_costs, staging))
         estimated = estimate(staging, costs)
         if limits and not broken:
-            check_network(staging, costs, estimated, report)
+            report.extend(check_network(staging, costs, estimated))
     analysis = Analysis(
         job=job,
         source=known.source,
@@ -97,9 +99,9 @@ def analyse(
     )
     if not broken and limits:
         trials = _Trials(replace(facts, source=known.source), reuse, len(model.layers) if model else 1)
-        check_memory(analysis, trials, report)
-        check_promises(analysis, trials, report)
-    check_supported(job, report)
+        report.extend(check_memory(analysis, trials))
+        report.extend(check_promises(analysis, trials))
+    report.extend(check_supported(job))
     return analysis
 
 
@@ -113,9 +115,9 @@ def _known_facts(job: JobSpec, facts: Facts, report: Report, broken: Collection[
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if _is_fine(broken, "devices", "parallelism") else None
     if _is_fine(broken, "launch"):
-        check_launch_texts(job, report)
+        report.extend(check_launch_texts(job))
         if layout:
-            check_hosts(job, layout, report)
+            report.extend(check_hosts(job, layout))
     workload = measure_out(job, layout, source, report) if layout and _is_fine(broken, "data", "train") else None
     model = cuts = None
     if _is_fine(broken, "model", "data.source"):
@@ -123,17 +125,29 @@ def _known_facts(job: JobSpec, facts: Facts, report: Report, broken: Collection[
     if layout and model:  # the rules, and the search for stages
         stages = layout.sizes["pipeline"] * layout.virtual_stages
         reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
-    return KnownFacts(job=job, facts=facts, source=source, layout=layout, workload=workload, model=model, cuts=cuts)
+    return KnownFacts(
+        job=job,
+        facts=facts,
+        source=source,
+        layout=layout,
+        workload=workload,
+        model=model,
+        cuts=cuts,
+        loss_fits=not any(error.code in _MISFITS for error in report.errors),
+    )
 
 
 def _check(known: KnownFacts, report: Report) -> bool:
     """Asks the rules; returns whether the ranks can share the batches out."""
-    shared = all(check_rules(rule_table.SHARING, known, report))
-    check_rules(rule_table.JOB, known if shared else replace(known, layout=None), report)
-    check_rules(rule_table.USER_CODE, known, report)
+    shared = report.accepts(check_rules(rule_table.SHARING, known))
+    sharing = known if shared else replace(known, layout=None)
+    report.extend(check_rules(rule_table.JOB, sharing))
+    if not report.errors:
+        report.extend(check_rules(rule_table.UNKNOWNS, sharing))
+    report.extend(check_rules(rule_table.USER_CODE, known))
     network = known.facts.made
     uncalled = opaque(network, known.job.model, known.source, report) if network is not None else None
-    check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled), report)
+    report.extend(check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled)))
     return shared
 
 
@@ -143,23 +157,22 @@ class _Trials:
     def __init__(self, facts: Facts, reuse: Reuse, layers: int) -> None:
         self._facts, self._reuse, self._layers = facts, reuse, layers
         self._until = min(reuse.spent + TRIED.most, WORK.most)
-        self._made: list[tuple[JobSpec, Analysis | None, Report]] = []
+        self._made: list[tuple[JobSpec, tuple[Analysis | None, frozenset[str]]]] = []
         self.all = True  # false if some were not made
 
-    def __call__(self, job: JobSpec, report: Report) -> Analysis | None:
-        for tried, analysis, findings in self._made:
+    def __call__(self, job: JobSpec) -> tuple[Analysis | None, frozenset[str]]:
+        for tried, result in self._made:
             if tried == job:
-                report.extend(findings.found)
-                return analysis
+                return result
         layout = lay_out(job, Report())
         if layout is not None and self._reuse.spent + layout.work(self._layers) > self._until:
             self.all = False
-            return None
+            return None, frozenset()
         findings = Report()
         analysis = analyse(job, self._facts, findings, limits=False, reuse=self._reuse)
-        self._made.append((job, analysis, findings))
-        report.extend(findings.found)
-        return analysis
+        result = analysis, frozenset(finding.code for finding in findings.found)
+        self._made.append((job, result))
+        return result
 
 
 def context_of(job: JobSpec) -> int | None:
@@ -180,7 +193,7 @@ def _model(
             return None, None
         graph = opaque(facts.model, job.model, source, report)
         if layout and graph:
-            check_own_model(job, layout, facts.model, graph, report)
+            report.extend(check_own_model(job, layout, facts.model, graph))
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
         if graph is None:
@@ -207,20 +220,20 @@ def _pipeline(known: KnownFacts, reuse: Reuse, report: Report) -> PipelinePlan |
     if layout is None or model is None:
         return None
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
-    if not pipeline_rules.check_size(job, layout, len(model.layers), report):
+    if not report.accepts(pipeline_rules.check_size(job, layout, len(model.layers))):
         return None
     if ranks == 1:
         whole = cut(job, layout, model, report)
         return PipelinePlan(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
-    if not pipeline_rules.check_traced(job, model, report):
+    if pipeline_rules.has_piece_fault(model) or not report.accepts(pipeline_rules.check_traced(job, model)):
         return None
-    fine = pipeline_rules.check_schedule(job, layout, report)
+    fine = report.accepts(pipeline_rules.check_schedule(job, layout))
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
     stages = cut(job, layout, model, report, known.workload, schedule, known.cuts, reuse, known.facts.optimizer)
     if stages is None or schedule is None:
         return None
-    pipeline_rules.check_stages(job, layout, model, stages, schedule, report)
+    report.extend(pipeline_rules.check_stages(job, layout, model, stages, schedule))
     time = played(model, stages, schedule)
     return PipelinePlan(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
 

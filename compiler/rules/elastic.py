@@ -7,14 +7,14 @@ the order of the samples are the same at every count.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from dslc.compiler.cost.reuse import Reuse
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, passes
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
@@ -25,17 +25,17 @@ _AXES = "E0401"  # devices that the axes do not fit
 
 
 def analyse_counts(
-    job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse, *, all_of_them: bool
-) -> tuple[dict[int, Analysis], int]:
+    job: JobSpec, facts: Facts, broken: Collection[str], reuse: Reuse, *, all_of_them: bool
+) -> Findings[tuple[dict[int, Analysis], int]]:
     """Returns the analysis of each count of nodes on which an elastic job can train, and how many counts were analysed.
     All are analysed, or as many as the time allows, beginning with the largest.
 
-    The report gets the findings for the largest of these, and the counts that are skipped. If no count can train, it
-    gets the faults that every count has, or else the reason at each count.
+    Yields the findings for the largest of these, and the counts that are skipped. If no count can train, it yields
+    the faults that every count has, or else the reason at each count.
     """
     nodes = job.devices.nodes
     assert isinstance(nodes, Range)
-    _check(job, report)
+    yield from _check(job)
     found: dict[int, Analysis] = {}
     told: dict[int, Report] = {}
     for count in range(nodes.last, nodes.first - 1, -1):
@@ -49,10 +49,10 @@ def analyse_counts(
     known = tuple(sorted(found))
     found = {count: replace(each, layout=replace(each.layout, node_counts=known)) for count, each in found.items()}
     if found:
-        report.extend(told[known[-1]].found)
-        _tell_of_skipped(job, {count: each for count, each in told.items() if count not in found}, known, report)
+        yield from told[known[-1]].found
+        yield from _tell_of_skipped(job, {count: each for count, each in told.items() if count not in found}, known)
     else:
-        _tell_why_none(job, told, report)
+        yield from _tell_why_none(job, told)
     return {count: found[count] for count in known}, len(told)
 
 
@@ -65,28 +65,28 @@ def _of_count(job: JobSpec, count: int) -> JobSpec:
     return replace(job, devices=replace(job.devices, nodes=count), launch=launch)
 
 
-def _check(job: JobSpec, report: Report) -> None:
+def _check(job: JobSpec) -> Iterator[Diagnostic]:
     """Checks what an elastic job needs, whatever the count: an axis that grows, and checkpoints to go on from."""
     parallelism, devices = job.parallelism, job.devices
     if parallelism.data is not None:
-        report.add(
+        yield Diagnostic(
             "E0814",
             f"`data = {parallelism.data}` fixes the number of ranks, and `devices.nodes` is a range",
             parallelism.at("data"),
-            notes=[Note(message="the range is here", span=devices.at("nodes"))],
+            notes=(Note("the range is here", devices.at("nodes")),),
             help="leave `data` out: it grows with the nodes; or name one count of nodes",
         )
     call = job.launch.with_
     if isinstance(call, c.Kubernetes) and not call.volumes:
-        report.add(
+        yield Diagnostic(
             "E0827",
             "pods that come and go need a run directory that all of them see, and they have no volume",
             job.launch.at("with_"),
-            notes=[Note(message="the range is here", span=devices.at("nodes"))],
+            notes=(Note("the range is here", devices.at("nodes")),),
             help='`volumes = ["claim:/runs"]` mounts a persistent volume claim; or one count of nodes',
         )
     if not job.checkpoint.is_enabled:
-        report.add(
+        yield Diagnostic(
             "E0816",
             "when hosts come or go the training goes on from a checkpoint, and it writes none",
             devices.at("nodes"),
@@ -94,12 +94,12 @@ def _check(job: JobSpec, report: Report) -> None:
         )
 
 
-def _tell_of_skipped(job: JobSpec, skipped: Mapping[int, Report], known: tuple[int, ...], report: Report) -> None:
+def _tell_of_skipped(job: JobSpec, skipped: Mapping[int, Report], known: tuple[int, ...]) -> Iterator[Diagnostic]:
     if not skipped or job.parallelism.data is not None:
         return
     on = either(known)
     more = "; while there are more hosts than it trains on, the rest wait" if max(skipped) > known[0] else ""
-    report.add(
+    yield Diagnostic(
         "W0808",
         f"the job does not train on {_listed(sorted(skipped))} {'nodes' if max(skipped) > 1 else 'node'}",
         job.devices.at("nodes"),
@@ -108,24 +108,24 @@ def _tell_of_skipped(job: JobSpec, skipped: Mapping[int, Report], known: tuple[i
     )
 
 
-def _tell_why_none(job: JobSpec, told: Mapping[int, Report], report: Report) -> None:
+def _tell_why_none(job: JobSpec, told: Mapping[int, Report]) -> Iterator[Diagnostic]:
     """Reports the mistakes that every count has; if there are none, why each count is skipped."""
     of_all = [each.errors for each in told.values()]
     if not any(of_all):
-        report.extend(told[max(told)].found)  # only the machine that runs the job can tell
+        yield from told[max(told)].found  # only the machine that runs the job can tell
         return
-    too_few = _too_few_hosts(job, report)
+    enough_hosts = yield from passes(_too_few_hosts(job))
     said = [{each.text_key() for each in errors} for errors in of_all]
     common: list[Diagnostic] = [each for each in of_all[0] if all(each.text_key() in others for others in said)]
     if common:
-        report.extend(common)
+        yield from common
         return
-    if too_few or (
+    if not enough_hosts or (
         job.parallelism.data is not None and all(each.code == _AXES for errors in of_all for each in errors)
     ):
         return  # it is said that hosts are missing, or that the axis is fixed
     first, last = min(told), max(told)
-    report.add(
+    yield Diagnostic(
         "E0813",
         f"the job trains on none of {first} to {last} nodes" if first < last else "the job does not train on any count",
         job.devices.at("nodes"),
@@ -134,28 +134,27 @@ def _tell_why_none(job: JobSpec, told: Mapping[int, Report], report: Report) -> 
     )
 
 
-def _too_few_hosts(job: JobSpec, report: Report) -> bool:
-    """Reports fewer hosts than the range of nodes begins with, and returns whether they are."""
+def _too_few_hosts(job: JobSpec) -> Iterator[Diagnostic]:
+    """Reports fewer hosts than the range of nodes begins with."""
     call, nodes = job.launch.with_, job.devices.nodes
     if not isinstance(call, c.SSH) or not isinstance(nodes, Range) or len(call.hosts) >= nodes.first:
-        return False
-    report.add(
+        return
+    yield Diagnostic(
         "E0823",
         f"`ssh` reaches {plural(len(call.hosts), 'host')}, and the job takes {nodes.first} at least",
         call.at("hosts"),
-        notes=[Note(message="the range is here", span=job.devices.at("nodes"))],
+        notes=(Note("the range is here", job.devices.at("nodes")),),
         help=f"name {nodes.first} hosts or more, or begin the range with {max(1, len(call.hosts))}",
     )
-    return True
 
 
-def _reasons(told: Mapping[int, Report]) -> list[Note]:
-    notes = [
-        Note(message=f"on {plural(count, 'node')}: {errors[0].message}" if errors else f"on {plural(count, 'node')}")
+def _reasons(told: Mapping[int, Report]) -> tuple[Note, ...]:
+    notes = tuple(
+        Note(f"on {plural(count, 'node')}: {errors[0].message}" if errors else f"on {plural(count, 'node')}")
         for count, errors in sorted((count, each.errors) for count, each in told.items())
-    ]
+    )
     more = len(notes) - _SHOWN
-    return notes if more <= 0 else [*notes[:_SHOWN], Note(message=f"and {plural(more, 'other count')}")]
+    return notes if more <= 0 else (*notes[:_SHOWN], Note(f"and {plural(more, 'other count')}"))
 
 
 def _listed(counts: list[int]) -> str:

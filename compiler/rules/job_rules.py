@@ -18,7 +18,7 @@ from dslc.compiler.placement.workload import Workload, in_steps, loss_divisor, s
 from dslc.compiler.rules.parallelism.axes import check_context, check_tensor
 from dslc.compiler.rules.parallelism.exchange import check_warmup
 from dslc.compiler.rules.training.metrics import takes_classes
-from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
+from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork
@@ -31,14 +31,14 @@ from dslc.dsl.words import plural
 # ------------------------------------------------------------------------------------------- data and evaluation
 
 
-def check_sequence_length(job: JobSpec, report: Report) -> None:
+def check_sequence_length(job: JobSpec) -> Iterator[Diagnostic]:
     network = job.model.network
     for source in c.parts_of(job.data.source):
         if not isinstance(source, c.Stdlib | c.Text | c.Tokens) or source.context is not None:
             continue
         if hasattr(network, "context"):
             return
-        report.add(
+        yield Diagnostic(
             "E0310",
             f"neither `{source.word}` nor the network says how long a sequence is",
             job.data.at("source"),
@@ -46,7 +46,7 @@ def check_sequence_length(job: JobSpec, report: Report) -> None:
         )
 
 
-def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, report: Report) -> None:
+def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph) -> Iterator[Diagnostic]:
     """Reports a batch norm with fewer than two numbers per channel, over all ranks or on each alone."""
     if model.batch_norm_values is None:
         return
@@ -56,12 +56,12 @@ def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: Mo
     alone = model.unsynced_batch_norm or layout.sizes["data"] == 1
     numbers = model.batch_norm_values * max(1, smallest) * (1 if alone else layout.sizes["data"])
     if numbers < 2:
-        report.add(
+        yield Diagnostic(
             "E0314",
             "batch norm would take its statistics from a single number for each channel",
             job.parallelism.at("microbatches") if layout.microbatches > 1 else job.data.at("batch"),
             label="one sample at a time",
-            notes=[Note(message="the network", span=job.model.at("network"))],
+            notes=(Note("the network", job.model.at("network")),),
             help="more samples in a micro-batch, or `layer_norm`",
         )
 
@@ -69,18 +69,18 @@ def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: Mo
 # ------------------------------------------------------------------------------------------------------- training
 
 
-def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None, report: Report) -> None:
+def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None) -> Iterator[Diagnostic]:
     train = job.train
     if workload is None or workload.steps is None:
         return
-    check_warmup(job, workload.steps, report)
+    yield from check_warmup(job, workload.steps)
     parts = {"warmup": "a warm-up", "rise": "a rise", "decay": "a fall"}
     times = {name: getattr(train.lr_schedule, name, None) for name in parts}
     spans = {name: steps_of(value, workload) or 0 for name, value in times.items() if isinstance(value, Quantity)}
     if sum(spans.values()) > workload.steps:
         longest = max(spans, key=lambda name: spans[name])
         long = [f"{parts[name]} of {plural(steps, 'step')}" for name, steps in spans.items() if steps]
-        report.add(
+        yield Diagnostic(
             "E0602",
             f"{' and '.join(long)} {'does' if len(long) == 1 else 'do'} not fit a training of {workload.steps}",
             train.lr_schedule.at(longest),
@@ -93,14 +93,14 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None,
         steps = in_steps(every, workload) if every else None
         if steps is not None and steps > workload.steps:
             half = max(1, workload.steps // 2)
-            report.add(
+            yield Diagnostic(
                 "W0603",
                 f"the training ends after {plural(workload.steps, 'step')}, before the first {what} at step {steps}",
                 blk.at("every"),
                 help=f"`every = {plural(half, 'step')}`",
             )
     if job.evaluate.training and workload.stream is not None:
-        report.add(
+        yield Diagnostic(
             "E0340",
             "the training split is a stream, which is read once an epoch by the training alone",
             job.evaluate.at("training"),
@@ -108,7 +108,7 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None,
         )
     exchange = exchange_of(job, layout) if layout is not None else None
     if exchange is not None and exchange.differ and exchange.first_step > workload.steps:
-        report.add(
+        yield Diagnostic(
             "W0603",
             f"the training ends after {plural(workload.steps, 'step')}, before the first exchange of weights at step "
             f"{exchange.first_step}: its ranks never agree",
@@ -121,12 +121,12 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None,
 
 
 def check_axes(
-    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None, report: Report
-) -> None:
+    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None
+) -> Iterator[Diagnostic]:
     parallelism, sizes = job.parallelism, layout.sizes
     shards, replicas = sizes["data"], parallelism.replicas
     if shards % replicas:
-        report.add(
+        yield Diagnostic(
             "E0403",
             f"{replicas} replicas cannot be kept inside a data axis of {shards}",
             parallelism.at("replicas"),
@@ -134,28 +134,28 @@ def check_axes(
             help="a divisor of the data axis",
         )
     if parallelism.zero and shards * sizes["context"] == 1:
-        report.add(
+        yield Diagnostic(
             "W0402",
             f"`parallelism.zero = {parallelism.zero}` shards over the data axis, which has one rank",
             parallelism.at("zero"),
             help="leave it out, or use more data-parallel ranks",
         )
     if sizes["tensor"] > 1:
-        check_tensor(job, layout, source, model, cuts, report)
+        yield from check_tensor(job, layout, source, model, cuts)
     if sizes["context"] > 1:
-        check_context(job, layout, source, model, report)
+        yield from check_context(job, layout, source, model)
 
 
 # ------------------------------------------------------------------------------------------------------ invariants
 
 
-def check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
+def check_ignored(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     loss, target, data = job.model.loss, source.target, job.data
     if isinstance(loss, c.NetworkLoss) and loss.mean_of is None and isinstance(job.model.network, PythonNetwork):
         for name in ("ignore", "shift"):
             if changed(loss, name):
                 why = "it is for the part of a batch that `mean_of` names"
-                report.extend([no_effect(f"model.loss.{name}", why, loss.named(name))])
+                yield no_effect(f"model.loss.{name}", why, loss.named(name))
     if not isinstance(loss, c.PythonLoss) or loss.over or not changed(loss, "ignore"):
         return
     fills = data.pad is not None or data.documents is not None
@@ -165,12 +165,12 @@ def check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
         why = "the loss itself says which targets count"
     else:
         return
-    report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
+    yield no_effect("model.loss.ignore", why, loss.named("ignore"))
 
 
-def warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
+def warn_of_samples(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     if source.changes is not None:
-        report.add(
+        yield Diagnostic(
             "W0610",
             f"sample {source.changes} differs when it is read again, as the data set keeps a random generator of its "
             "own: the training depends on the number of ranks and workers, and on where it was resumed",
@@ -180,11 +180,11 @@ def warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
         )
 
 
-def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
+def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Warns of each field that breaks an invariant of the language."""
     data = layout.sizes["data"]
     if isinstance(job.train.precision, c.Fp16) and (layout.world_size > 1 or layout.microbatches > 1):
-        report.add(
+        yield Diagnostic(
             "W0609",
             "in fp16 overflows set the scale of the loss, and rounding decides where they occur: other steps may be "
             f"skipped than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
@@ -194,14 +194,14 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, r
     if model is None:
         return
     if model.batch_norm and layout.microbatches > 1:
-        report.add(
+        yield Diagnostic(
             "W0606",
             f"batch statistics are taken over each of {layout.microbatches} micro-batches, not over the whole batch",
             job.parallelism.at("microbatches"),
             help="`layer_norm` or `rms_norm` do not depend on how a batch is cut",
         )
     if model.unsynced_batch_norm and data > 1:
-        report.add(
+        yield Diagnostic(
             "W0607",
             f"`batch_norm(sync = false)` takes statistics on each of {data} ranks alone: the training depends on "
             "their number",
@@ -213,7 +213,7 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, r
 # ------------------------------------------------------------------------------------------------------- launching
 
 
-def check_launch_texts(job: JobSpec, report: Report) -> None:
+def check_launch_texts(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports control characters in a text of `launch.with`.
 
     A second line of a partition would be a command in SLURM's script, and other launchers pass texts on likewise.
@@ -223,7 +223,7 @@ def check_launch_texts(job: JobSpec, report: Report) -> None:
         value = getattr(call, field.name)
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and plain(text) != text:
-                report.add(
+                yield Diagnostic(
                     "E0835",
                     f"`{call.word}` would pass on `{plain(text)}`, which has control characters in it",
                     call.at(field.name),
@@ -232,7 +232,7 @@ def check_launch_texts(job: JobSpec, report: Report) -> None:
                 break
 
 
-def check_hosts(job: JobSpec, layout: Layout, report: Report) -> None:
+def check_hosts(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
     """Reports hosts that are not one for each node, or that `ssh` would not take for a host."""
     call = job.launch.with_
     if not isinstance(call, c.SSH):
@@ -248,7 +248,7 @@ def check_hosts(job: JobSpec, layout: Layout, report: Report) -> None:
         remedy = f"`devices {{ nodes = {len(call.hosts)} }}`" if call.hosts else "a host for each node"
     else:
         return
-    report.add("E0823", what, call.at("hosts"), help=remedy)
+    yield Diagnostic("E0823", what, call.at("hosts"), help=remedy)
 
 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
@@ -257,18 +257,16 @@ def check_hosts(job: JobSpec, layout: Layout, report: Report) -> None:
 _MPI = "`gloo` on CPUs, `nccl` on GPUs: `mpi` needs a torch that was built with MPI, which none from PyPI is"
 
 
-def check_supported(job: JobSpec, report: Report) -> None:
+def check_supported(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports each field whose feature this version checks, plans and draws but cannot run yet."""
-    report.extend(
-        Diagnostic(
-            code="W0801",
-            message=f"{what} is checked and planned, but this version of dslc cannot run it yet",
-            span=span,
+    for what, span, help in _unsupported(job):
+        yield Diagnostic(
+            "W0801",
+            f"{what} is checked and planned, but this version of dslc cannot run it yet",
+            span,
             help=help or "`dslc check`, `plan` and `render` take the job as it is; `dslc run` refuses it",
             subject=what,
         )
-        for what, span, help in _unsupported(job)
-    )
 
 
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:

@@ -21,7 +21,7 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.placement.sharding import low_copy, low_precision
 from dslc.dsl.bounds import ACTIONS
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.registry import Call
@@ -34,23 +34,25 @@ MOST_REMEDIES = 5
 
 
 class Reanalysis(Protocol):
-    """Analyses a slightly different job; returns None if that is impossible, or too much work (then `all` is false)."""
+    """Analyses a slightly different job; returns the analysis, and the codes that the rules report. The analysis is
+    None if the job has none, or if it is too much work (then `all` is false).
+    """
 
     all: bool
 
-    def __call__(self, job: JobSpec, report: Report) -> Analysis | None: ...
+    def __call__(self, job: JobSpec) -> tuple[Analysis | None, frozenset[str]]: ...
 
 
 # ------------------------------------------------------------------------------------------------------- the limit
 
 
-def check_memory(analysis: Analysis, again: Reanalysis, report: Report) -> None:
+def check_memory(analysis: Analysis, again: Reanalysis) -> Iterator[Diagnostic]:
     """Checks the peak against `memory.limit` or the device's memory. `again` analyses a changed job."""
     job, layout = analysis.job, analysis.layout
     limit = job.memory.limit or layout.hardware.memory
     if not analysis.costs or limit is None or _peak(analysis) <= limit:
         return
-    report.add(
+    yield Diagnostic(
         "E0501",
         f"{_holder(analysis)} would hold {byte_text(_peak(analysis))} at its peak, over a limit of {byte_text(limit)}",
         job.memory.at("limit") if job.memory.is_set("limit") else job.devices.at("kind"),
@@ -114,7 +116,7 @@ class _Remedy(Record):
 
 def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Reanalysis) -> str:
     """Returns the changes after which the peak is `enough`, each with its price, best first."""
-    known = _said_already(analysis, again)
+    known = again(analysis.job)[1]
     tried = [(change, _reanalyse(analysis, (change,), again, known)) for change in _changes(analysis)]
     possible = [(change, found) for change, found in tried if found is not None]
     fitting = [_Remedy(changes=(change,), found=found) for change, found in possible if enough(_peak(found))]
@@ -138,7 +140,7 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Reanalysi
 
 
 def _combined_remedy(
-    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Reanalysis, known: set[str]
+    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Reanalysis, known: frozenset[str]
 ) -> _Remedy | None:
     """Adds changes one by one until the peak is `enough` or no change lowers it, changes of lower rank first."""
     joined = None
@@ -174,22 +176,15 @@ def _cheapest_by_kind(remedies: list[_Remedy]) -> list[_Remedy]:
     return list(seen.values())
 
 
-def _reanalyse(analysis: Analysis, changes: tuple[Change, ...], again: Reanalysis, known: set[str]) -> Analysis | None:
+def _reanalyse(
+    analysis: Analysis, changes: tuple[Change, ...], again: Reanalysis, known: frozenset[str]
+) -> Analysis | None:
     """Analyses the job with the changes; returns None if a rule reports something new."""
     job = analysis.job
     for change in changes:
         job = change.make(job)
-    report = Report()
-    found = again(job, report)
-    if found is None or not found.costs or {d.code for d in report.found} - known:
-        return None
-    return found
-
-
-def _said_already(analysis: Analysis, again: Reanalysis) -> set[str]:
-    report = Report()
-    again(analysis.job, report)
-    return {d.code for d in report.found}
+    found, codes = again(job)
+    return found if found is not None and found.costs and codes <= known else None
 
 
 def _changes(analysis: Analysis) -> Iterator[Change]:
@@ -315,13 +310,13 @@ _TEXT = {
 }
 
 
-def check_promises(analysis: Analysis, again: Reanalysis, report: Report) -> None:
+def check_promises(analysis: Analysis, again: Reanalysis) -> Iterator[Diagnostic]:
     """Checks each line of `expect` against the plan."""
     values = promise_values(analysis)
     for promise in analysis.job.expect:
         value = values[promise.name]
         if value is None:
-            report.add(
+            yield Diagnostic(
                 "W0503",
                 f"`{promise.name}` cannot be computed for this job, so the promise is not checked",
                 promise.span,
@@ -329,7 +324,7 @@ def check_promises(analysis: Analysis, again: Reanalysis, report: Report) -> Non
             )
         elif not _holds(promise, value):
             text = _TEXT.get(promise.name, _number)
-            report.add(
+            yield Diagnostic(
                 "E0502",
                 f"`{promise.name}` is {text(value)}, and {_promised(promise, text(promise.value))} was expected",
                 promise.span,

@@ -1,12 +1,12 @@
 """The rules in their order, each with what it needs: `check_rules` asks a rule only where all of that is known.
 
-A rule is a pure function over what is known of a job, which adds diagnostics to a report. None is an unknown, or stands
+A rule is a pure function from what is known of a job to diagnostics. None is an unknown, or stands
 for a field that could not be read; a rule whose tuple does not name it takes it as None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
@@ -20,20 +20,20 @@ from dslc.compiler.rules.data.images import check_pictures
 from dslc.compiler.rules.data.mixtures import check_mixture, each_source
 from dslc.compiler.rules.data.padding import check_padding
 from dslc.compiler.rules.data.samplers import check_sampler
-from dslc.compiler.rules.data.structures import check_structures
+from dslc.compiler.rules.data.structures import check_structure_axes, check_structures
 from dslc.compiler.rules.model.adapters import check_adapter
-from dslc.compiler.rules.model.cross_sample_losses import check_whole_loss
+from dslc.compiler.rules.model.cross_sample_losses import check_loss_axes, check_whole_loss
 from dslc.compiler.rules.model.forward_passes import check_forward_passes
 from dslc.compiler.rules.model.weights import check_weights
 from dslc.compiler.rules.parallelism.exchange import check_exchange
-from dslc.compiler.rules.parallelism.pipeline import check_pipeline
+from dslc.compiler.rules.parallelism.pipeline import check_pipeline, warn_of_unknown_stages
 from dslc.compiler.rules.training.checkpoint import check_checkpoints
 from dslc.compiler.rules.training.custom_optimizer import check_own_optimizer
-from dslc.compiler.rules.training.custom_step import check_own_step
+from dslc.compiler.rules.training.custom_step import check_own_step, check_step_fields
 from dslc.compiler.rules.training.goals import check_goals
 from dslc.compiler.rules.training.metrics import check_metrics
 from dslc.compiler.rules.training.options import check_patterns, check_training
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
 
@@ -42,7 +42,9 @@ T = TypeVar("T")
 
 @record
 class KnownFacts(Record):
-    """What is known of a job when the rules are asked. `uncalled`: a network that was made and could not be called."""
+    """What is known of a job when the rules are asked. `loss_fits`: no error says that the loss does not fit the data.
+    `uncalled`: a network that was made and could not be called.
+    """
 
     job: JobSpec
     facts: Facts
@@ -51,16 +53,19 @@ class KnownFacts(Record):
     workload: Workload | None
     model: ModelGraph | None
     cuts: TensorPlan | None
+    loss_fits: bool = True
     uncalled: ModelGraph | None = None
 
 
-Rule = Callable[[KnownFacts, Report], object]
+Rule = Callable[[KnownFacts], Iterator[Diagnostic]]
 Rules = tuple[tuple[Rule, tuple[str, ...]], ...]
 
 
-def check_rules(rules: Rules, known: KnownFacts, report: Report) -> list[object]:
-    """Asks each rule whose needs are known; returns what the rules return."""
-    return [rule(known, report) for rule, needs in rules if all(getattr(known, need) is not None for need in needs)]
+def check_rules(rules: Rules, known: KnownFacts) -> Iterator[Diagnostic]:
+    """Yields what the rules find whose needs are known."""
+    for rule, needs in rules:
+        if all(getattr(known, need) is not None for need in needs):
+            yield from rule(known)
 
 
 def _present(value: T | None) -> T:
@@ -69,51 +74,54 @@ def _present(value: T | None) -> T:
     return value
 
 
-def _check_pictures(known: KnownFacts, report: Report) -> None:
+def _check_pictures(known: KnownFacts) -> Iterator[Diagnostic]:
     for job, source in each_source(known.job, known.source):
-        check_pictures(job, source, report)
+        yield from check_pictures(job, source)
 
 
-# Each returns whether the ranks can share the batches out at all; without that no rule on axes is asked.
+# If one of these finds an error, the ranks cannot share the batches out, and the rules on axes get no layout.
 SHARING: Rules = (
-    (lambda k, report: check_structures(k.job, k.layout, k.source, k.facts.model, report), ()),
-    (lambda k, report: check_own_step(k.job, k.layout, report), ()),
-    (lambda k, report: check_whole_loss(k.job, k.layout, k.source, k.facts.model, report), ()),
+    (lambda k: check_structure_axes(k.job, _present(k.layout), k.source, k.facts.model), ("layout",)),
+    (lambda k: check_step_fields(k.job, k.layout), ()),
+    (lambda k: check_loss_axes(k.job, _present(k.layout)), ("layout",)),
 )
 JOB: Rules = (
-    (lambda k, report: job_rules.check_sequence_length(k.job, report), ()),
-    (lambda k, report: job_rules.check_length(k.job, k.layout, k.workload, report), ()),
-    (lambda k, report: check_exchange(k.job, k.layout, k.model, report), ()),
-    (lambda k, report: check_metrics(k.job, k.source, k.model, report), ()),
-    (lambda k, report: check_goals(k.job, k.workload, report), ()),
-    (lambda k, report: check_sampler(k.job, k.workload, k.source, report), ()),
-    (lambda k, report: check_mixture(k.job, k.workload, k.source, report), ()),
-    (lambda k, report: job_rules.check_ignored(k.job, k.source, report), ()),
-    (lambda k, report: job_rules.warn_of_samples(k.job, k.source, report), ()),
-    (lambda k, report: check_documents(k.job, k.layout, k.source, k.model, report), ()),
-    (lambda k, report: check_checkpoints(k.job, report), ()),
-    (lambda k, report: check_training(k.job, k.layout, k.model, report), ()),
+    (lambda k: check_structures(k.job, k.source, k.facts.model), ()),
+    (lambda k: check_own_step(k.job), ()),
+    (lambda k: check_whole_loss(k.job, k.source, k.facts.model), ()),
+    (lambda k: job_rules.check_sequence_length(k.job), ()),
+    (lambda k: job_rules.check_length(k.job, k.layout, k.workload), ()),
+    (lambda k: check_exchange(k.job, k.layout, k.model), ()),
+    (lambda k: check_metrics(k.job, k.source, k.model, loss_fits=k.loss_fits), ()),
+    (lambda k: check_goals(k.job, k.workload), ()),
+    (lambda k: check_sampler(k.job, k.workload, k.source), ()),
+    (lambda k: check_mixture(k.job, k.workload, k.source), ()),
+    (lambda k: job_rules.check_ignored(k.job, k.source), ()),
+    (lambda k: job_rules.warn_of_samples(k.job, k.source), ()),
+    (lambda k: check_documents(k.job, k.layout, k.source, k.model), ()),
+    (lambda k: check_checkpoints(k.job), ()),
+    (lambda k: check_training(k.job, k.layout, k.model), ()),
     (
-        lambda k, report: job_rules.check_batch_norm(
-            k.job, _present(k.layout), _present(k.workload), _present(k.model), report
-        ),
+        lambda k: job_rules.check_batch_norm(k.job, _present(k.layout), _present(k.workload), _present(k.model)),
         ("layout", "workload", "model"),
     ),
-    (lambda k, report: job_rules.check_axes(k.job, _present(k.layout), k.source, k.model, k.cuts, report), ("layout",)),
-    (lambda k, report: check_pipeline(k.job, _present(k.layout), k.model, report), ("layout",)),
-    (lambda k, report: job_rules.warn_of_invariants(k.job, _present(k.layout), k.model, report), ("layout",)),
+    (lambda k: job_rules.check_axes(k.job, _present(k.layout), k.source, k.model, k.cuts), ("layout",)),
+    (lambda k: check_pipeline(k.job, _present(k.layout)), ("layout",)),
+    (lambda k: job_rules.warn_of_invariants(k.job, _present(k.layout), k.model), ("layout",)),
     (
-        lambda k, report: check_forward_passes(k.job, _present(k.layout), k.workload, _present(k.model), report),
+        lambda k: check_forward_passes(k.job, _present(k.layout), k.workload, _present(k.model)),
         ("layout", "model"),
     ),
 )
+# Asked of a job without errors.
+UNKNOWNS: Rules = ((lambda k: warn_of_unknown_stages(k.job, _present(k.layout), k.model), ("layout",)),)
 USER_CODE: Rules = (
-    (lambda k, report: check_own_optimizer(k.job, k.layout, k.facts.optimizer, report), ()),
+    (lambda k: check_own_optimizer(k.job, k.layout, k.facts.optimizer), ()),
     (_check_pictures, ()),
-    (lambda k, report: check_padding(k.job, k.source, k.facts.model, report), ()),
+    (lambda k: check_padding(k.job, k.source, k.facts.model), ()),
 )
 NETWORK: Rules = (
-    (lambda k, report: check_patterns(k.job, _present(k.uncalled), report), ("uncalled",)),
-    (lambda k, report: check_weights(k.job, k.model or k.uncalled, k.facts.weights, report), ()),
-    (lambda k, report: check_adapter(k.job, k.model, report), ()),
+    (lambda k: check_patterns(k.job, _present(k.uncalled)), ("uncalled",)),
+    (lambda k: check_weights(k.job, k.model or k.uncalled, k.facts.weights), ()),
+    (lambda k: check_adapter(k.job, k.model), ()),
 )

@@ -8,7 +8,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import needs_whole
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
@@ -17,15 +17,15 @@ Reason = tuple[str, Span | None, str]
 
 
 def check_documents(
-    job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelGraph | None, report: Report
-) -> None:
+    job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelGraph | None
+) -> Iterator[Diagnostic]:
     if job.data.documents is None:
         return
     span = job.data.at("documents")
     of_data = list(_of_data(job, source))
     for what, where, help in (*of_data, *(() if of_data else _of_network(job, model)), *_of_plan(job, layout)):
-        notes = [Note(message="`documents` is set here", span=span)] if where != span else []
-        report.add("E0329", what, where or span, notes=notes, help=help)
+        notes = (Note("`documents` is set here", span),) if where != span else ()
+        yield Diagnostic("E0329", what, where or span, notes=notes, help=help)
 
 
 def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:

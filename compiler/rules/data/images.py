@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dslc.compiler.ir.data_steps import AugmentStep, PictureStep
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.job_steps import arguments_of, python_function
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note, passes
 from dslc.dsl.language import augmentations
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.augmentations import NORMALIZED, Augmentation, Normalize
@@ -24,24 +24,24 @@ _MODES = {"L": 1, "RGB": 3}
 _GIVEN = ("augment", "transform", "normalize")
 
 
-def check_pictures(job: JobSpec, facts: SourceFacts, report: Report) -> None:
+def check_pictures(job: JobSpec, facts: SourceFacts) -> Iterator[Diagnostic]:
     """Reports what pictures cannot go through."""
     source = job.data.source
     if not isinstance(source, c.PictureSource):
         return
     if isinstance(source, c.Images) and source.resize is not None and source.resize < source.size:
-        report.add(
+        yield Diagnostic(
             "E0335",
             f"pictures are scaled to {source.resize} on their shorter side, which is less than `size`, {source.size}",
             source.at("resize"),
-            notes=[Note(message="`size`", span=source.at("size"))] if source.is_set("size") else [],
+            notes=(Note("`size`", source.at("size")),) if source.is_set("size") else (),
             help=f"`resize` is at least `size`: {source.size * 8 // 7}, for instance",
         )
     arguments = [name for name in _GIVEN if getattr(source, name)]
     if not arguments or facts.input is None:
         return
     if (channels := channels_of(facts)) is None:
-        report.add(
+        yield Diagnostic(
             "E0337",
             f"`{arguments[0]}` is for pictures, and the inputs of this source are numbers"
             + (f" (column `{source.input[0]}`)" if isinstance(source, c.Parquet | c.Datasets) and source.input else ""),
@@ -49,11 +49,9 @@ def check_pictures(job: JobSpec, facts: SourceFacts, report: Report) -> None:
             help=f"remove `{arguments[0]}`, or name the column of the pictures as `input`",
         )
         return
-    before = len(report.errors)
-    for message, where, help in _arguments(source, channels):
-        report.add("E0335", message, where, help=help)
-    if len(report.errors) == before:
-        _check_size(source, facts.input.shape, report)
+    faults = _arguments(source, channels)
+    if (yield from passes(Diagnostic("E0335", message, where, help=help) for message, where, help in faults)):
+        yield from _check_size(source, facts.input.shape)
 
 
 def channels_of(facts: SourceFacts) -> int | None:
@@ -170,7 +168,7 @@ def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, S
 # ------------------------------------------------------------------------------------------------------------ sizes
 
 
-def _check_size(source: c.PictureSource, shape: tuple[int, ...], report: Report) -> None:
+def _check_size(source: c.PictureSource, shape: tuple[int, ...]) -> Iterator[Diagnostic]:
     """Reports training pictures that end up of another size than the network's input."""
     if source.transform is not None or not source.augment:
         return
@@ -191,18 +189,18 @@ def _check_size(source: c.PictureSource, shape: tuple[int, ...], report: Report)
     wanted = f"{height} x {width}"
     where = last.at("size") if last is not None else source.at("augment")
     if size is None:
-        report.add(
+        yield Diagnostic(
             "E0336",
             f"training pictures end up of unequal sizes, and the network is given {wanted}",
             where,
             help=f"`random_crop({width})` or `center_crop({width})` after it",
         )
         return
-    report.add(
+    yield Diagnostic(
         "E0336",
         f"training pictures end up {size[0]} x {size[1]}, and those of the validation split are {wanted}",
         where,
-        notes=[Note(message="the size of all pictures", span=source.at("size"))] if source.is_set("size") else [],
+        notes=(Note("the size of all pictures", source.at("size")),) if source.is_set("size") else (),
         help=f"`{width}` here"
         + (f", or `size = {size[0]}` of the source" if getattr(source, "size", None) is not None else ""),
     )

@@ -9,7 +9,7 @@ from itertools import pairwise
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.workload import Workload
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
@@ -25,15 +25,17 @@ def each_source(job: JobSpec, source: SourceFacts) -> Iterator[tuple[JobSpec, So
         yield replace(job, data=replace(job.data, source=call)), facts
 
 
-def check_mixture(job: JobSpec, workload: Workload | None, source: SourceFacts, report: Report) -> None:
+def check_mixture(job: JobSpec, workload: Workload | None, source: SourceFacts) -> Iterator[Diagnostic]:
     mixture = job.data.source
     if not isinstance(mixture, c.Mixture):
         return
     nested = [each for each in mixture.sources if isinstance(each, c.Mixture)]
     for each in nested:
-        report.add("E0327", "a source of a mixture is a mixture", each.span, help="name its sources in the outer one")
+        yield Diagnostic(
+            "E0327", "a source of a mixture is a mixture", each.span, help="name its sources in the outer one"
+        )
     if mixture.weights is not None and len(mixture.weights) != len(mixture.sources):
-        report.add(
+        yield Diagnostic(
             "E0327",
             f"the mixture has {plural(len(mixture.sources), 'source')} and {plural(len(mixture.weights), 'weight')}",
             mixture.at("weights"),
@@ -43,12 +45,12 @@ def check_mixture(job: JobSpec, workload: Workload | None, source: SourceFacts, 
     for call, facts in alone:
         if facts.shards is not None:
             what = f"`{call.word}` is a stream here, whose samples have no numbers, and a mixture takes some of each"
-            report.add("E0327", what, call.span, help="a data set with `len` and indexing")
+            yield Diagnostic("E0327", what, call.span, help="a data set with `len` and indexing")
     for (first, a), (second, b) in pairwise(alone):
-        _check_alike(first, a, second, b, report)
+        yield from _check_alike(first, a, second, b)
     for call, mixed in zip(mixture.sources, workload.mixed if workload else (), strict=False):
         if mixed.visited == 0:
-            report.add(
+            yield Diagnostic(
                 "E0327",
                 f"no sample of `{call.word}` is in an epoch: its weight is too small",
                 call.span,
@@ -56,15 +58,15 @@ def check_mixture(job: JobSpec, workload: Workload | None, source: SourceFacts, 
             )
 
 
-def _check_alike(first: Call, a: SourceFacts, second: Call, b: SourceFacts, report: Report) -> None:
+def _check_alike(first: Call, a: SourceFacts, second: Call, b: SourceFacts) -> Iterator[Diagnostic]:
     for what, one, other in _kinds(a, b):
         if one is not None and other is not None and one != other:
-            report.add(
+            yield Diagnostic(
                 "E0327",
                 f"the sources of a mixture differ in {what}: {_text(one)} in `{first.word}`, {_text(other)} in "
                 f"`{second.word}`",
                 second.span,
-                notes=[Note(message="the source before it", span=first.span)],
+                notes=(Note("the source before it", first.span),),
                 help="sources of one kind; a `python(…)` source may bring samples into another form",
             )
             return

@@ -6,10 +6,11 @@ only their input, and cannot be given a mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 _WITHOUT = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic  # padding
 
 
-def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[Diagnostic]:
     pad, network = job.data.pad, job.model.network
     if pad is None:
-        _warn(job, source, model, report)
+        yield from _warn(job, source, model)
         return
     tokens = source.input is None or source.input.dtype == "int64"
-    note = Note(message="the network", span=job.model.at("network"))
+    note = Note("the network", job.model.at("network"))
     if not isinstance(network, TransformersNetwork):
         fault = "only a model of `transformers(…)` can be told what is padding"
         help = "leave `pad` out; `cross_entropy(ignore = …)` leaves targets out of the loss"
@@ -34,26 +35,26 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
         fault = "the samples of this source have no padding"
         if not tokens:
             fault = "padding is a token, and the data holds no tokens"
-        note, help = Note(message="the source", span=job.data.at("source")), "leave `pad` out"
+        note, help = Note("the source", job.data.at("source")), "leave `pad` out"
     elif not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         fault = f"`{job.model.loss.word}` cannot leave out the targets at padding"
-        note = Note(message="the loss", span=job.model.at("loss"))
+        note = Note("the loss", job.model.at("loss"))
         help = "`cross_entropy()` and `python(…)` can"
     else:
         return
-    report.add("E0606", fault, job.data.at("pad"), notes=[note], help=help)
+    yield Diagnostic("E0606", fault, job.data.at("pad"), notes=(note,), help=help)
 
 
-def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[Diagnostic]:
     padding = model.padding if model is not None else None
     tokens = source.input is not None and source.input.dtype == "int64"
     if padding is None or not tokens or _unpadded(job):
         return
-    report.add(
+    yield Diagnostic(
         "W0612",
         f"where the data has padding, the model attends to it: by its configuration that is the token {padding}",
         job.data.at("source"),
-        notes=[Note(message="the network", span=job.model.at("network"))],
+        notes=(Note("the network", job.model.at("network")),),
         help=f"`pad = {padding}` gives it a mask, if sequences are filled up with that",
     )
 

@@ -10,7 +10,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.tensors import LeafFact
 from dslc.compiler.placement.workload import Workload
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.samplers import Balanced, ByLength, PythonNumbers, Weighted
@@ -18,25 +18,25 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
 
-def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts, report: Report) -> None:
+def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts) -> Iterator[Diagnostic]:
     sampler = job.data.sampler
     if sampler is None:
         return
     span = sampler.span or job.data.at("sampler")
     for what, where, help in _excluded(job, source):
-        notes = [Note(message="the sampler", span=span)] if where != span else []
-        report.add("E0328", what, where, notes=notes, help=help)
-    _check_numbers(job, workload, source, report)
+        notes = (Note("the sampler", span),) if where != span else ()
+        yield Diagnostic("E0328", what, where, notes=notes, help=help)
+    yield from _check_numbers(job, workload, source)
     if isinstance(sampler, Weighted) and not sampler.replacement:
         most = workload.train if workload else None
         if most is not None and sampler.samples is not None and sampler.samples > most:
-            report.add(
+            yield Diagnostic(
                 "E0318",
                 f"{plural(sampler.samples, 'sample')} cannot be drawn from {most:,} without drawing some again",
                 sampler.at("samples"),
                 help=f"`samples = {most}` at most, or `replacement = true`",
             )
-    _warn(job, source, report)
+    yield from _warn(job, source)
 
 
 def numbers_wanted(workload: Workload, source: SourceFacts) -> int | None:
@@ -78,7 +78,7 @@ def _one_class_each(leaves: tuple[LeafFact, ...]) -> bool:
     return len(leaves) == 1 and leaves[0].dtype == "int64" and (leaves[0].fixed, leaves[0].grown) == ((0,), (1,))
 
 
-def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts, report: Report) -> None:
+def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts) -> Iterator[Diagnostic]:
     sampler = job.data.sampler
     if isinstance(sampler, Weighted):
         what, numbers = "weights", sampler.weights
@@ -92,34 +92,34 @@ def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts,
     try:
         count = count_of(numbers, name)
     except MissingDataError as absent:
-        report.add("E0318", str(absent), span, help=absent.help)
+        yield Diagnostic("E0318", str(absent), span, help=absent.help)
         return
     wanted = numbers_wanted(workload, source) if workload else None
     if wanted is not None and count != wanted:
-        report.add(
+        yield Diagnostic(
             "E0318",
             f"{name} holds {plural(count, 'number')}, and the data has {plural(wanted, 'sample')}",
             span,
-            notes=[Note(message="the source", span=job.data.at("source"))],
+            notes=(Note("the source", job.data.at("source")),),
             help="one for each sample, in the order of the source, whether it is held out or not"
             if workload and workload.split in ("random", "tail")
             else "one for each training sample, in the order of the source",
         )
 
 
-def _warn(job: JobSpec, source: SourceFacts, report: Report) -> None:
+def _warn(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     sampler = job.data.sampler
     assert sampler is not None
     span = sampler.span or job.data.at("sampler")
     if isinstance(sampler, ByLength) and source.input is not None:
-        report.add(
+        yield Diagnostic(
             "W0327",
             "all samples of the data have one shape, so that batches of like length are no smaller than others",
             span,
             help="a data set of your own that gives samples as long as they are, with `data.collate`",
         )
     elif isinstance(job.data.source, c.Parquet):
-        report.add(
+        yield Diagnostic(
             "W0327",
             f"`{sampler.word}` takes rows from anywhere, and a Parquet file is read a row group at a time: a batch may "
             "read as many as it has samples",

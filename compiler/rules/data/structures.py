@@ -7,6 +7,7 @@ numbers over the tensor axis, too, and within limits over the pipeline and the c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.rules.model.forward_passes import place_text
 from dslc.compiler.rules.training.metrics import check_outputs
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
@@ -30,40 +31,50 @@ _AXES = ("pipeline", "tensor", "context")
 _WHOLE = ("int64", "int32", "int16", "int8", "uint8")
 
 
-def check_structures(
-    job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelFacts | None, report: Report
-) -> bool:
-    """Returns whether the job's axes can share out what it has: if not, no rule on an axis says more."""
+def check_structures(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[Diagnostic]:
     structures = source.structures is not None
     for code, what, span, note, help in _unfit(job, structures=structures):
-        report.add(code, what, span, notes=[note], help=help)
-    collate = job.data.collate
-    if collate and source.collate_draws and layout is not None and layout.sizes["data"] * layout.microbatches > 1:
-        report.add(
-            "W0440",
-            f"`{collate.function}` draws random numbers for each micro-batch as a whole, so that the samples get "  # type: ignore[attr-defined]
-            "others than in one process",
-            job.data.at("collate"),
-            help="draw them in the data set, where each sample has its own",
-        )
+        yield Diagnostic(code, what, span, notes=(note,), help=help)
     if structures or (model is not None and model.structured):
-        _check_loss_and_metrics(job, _pair(source, model), report)
-    used = [axis for axis in _AXES if layout is not None and layout.sizes[axis] > 1]
-    fits = not [axis for axis in used if not _fits(job, axis, used, source, model, report)]
+        yield from _check_loss_and_metrics(job, _pair(source, model))
     if model is not None and model.looks:
-        report.add(
+        yield Diagnostic(
             "W0326",
             f"the network's forward pass reads numbers out of tensors ({model.looks}), so its memory and its FLOPs are "
             "those of a few samples, and may differ for others",
             job.model.network_span,
             help="`dslc run --profile` measures its memory beside the plan",
         )
-    return fits
+
+
+def check_structure_axes(
+    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelFacts | None
+) -> Iterator[Diagnostic]:
+    """Reports axes that cannot share out the structures of a job; warns of batches that are collated at random."""
+    collate = job.data.collate
+    if collate and source.collate_draws and layout.sizes["data"] * layout.microbatches > 1:
+        yield Diagnostic(
+            "W0440",
+            f"`{collate.function}` draws random numbers for each micro-batch as a whole, so that the samples get "  # type: ignore[attr-defined]
+            "others than in one process",
+            job.data.at("collate"),
+            help="draw them in the data set, where each sample has its own",
+        )
+    used = [axis for axis in _AXES if layout.sizes[axis] > 1]
+    for axis in used:
+        for why, what, span, remedy in islice(_reasons(job, axis, used, source, model), 1):
+            yield Diagnostic(
+                "E0320",
+                f"{why}, which the {axis} axis cannot share out",
+                job.parallelism.at(axis),
+                notes=(Note(what, span),),
+                help=f"{remedy}use the data axis, with `zero` where memory is short",
+            )
 
 
 def _unfit(job: JobSpec, *, structures: bool) -> Iterator[tuple[str, str, Span | None, Note, str]]:
     """Yields what the data, the network and the loss cannot be to each other: code, message, place, note, remedy."""
-    model, source = job.model, Note(message="the source", span=job.data.at("source"))
+    model, source = job.model, Note("the source", job.data.at("source"))
     has_user_samples = all(isinstance(each, c.PythonSource) for each in c.parts_of(job.data.source))
     if job.data.collate is not None and not has_user_samples:
         what = f"`{job.data.source.word}` makes its batches itself"
@@ -72,7 +83,7 @@ def _unfit(job: JobSpec, *, structures: bool) -> Iterator[tuple[str, str, Span |
         if not model.has_user_network:
             what = "`own()` takes the loss that the network returns, and this network returns none"
             help = "`cross_entropy()` and the like; or a network of `python(…)` or `transformers(…)`"
-            yield "E0324", what, model.loss_span, Note(message="the network", span=model.network_span), help
+            yield "E0324", what, model.loss_span, Note("the network", model.network_span), help
         elif not has_user_samples:
             what = "a network that returns its loss is given whole samples, and those of "
             what += f"`{job.data.source.word}` are pairs (input, target)"
@@ -102,7 +113,7 @@ def _compares(loss: Call, output: TensorFact, target: LeafFact) -> bool:
     return isinstance(loss, c.MSE | c.L1 | c.BCE) and len(target.grown) == 1 and prod(output.shape) == 1
 
 
-def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | None, report: Report) -> None:
+def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | None) -> Iterator[Diagnostic]:
     loss = job.model.loss
     if pair is not None and _compares(loss, *pair):
         return
@@ -110,13 +121,13 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         output, leaf = pair
         sample = TensorFact(shape=leaf.fixed[1:], dtype=leaf.dtype)  # type: ignore[arg-type]
         first = output.shape[1:] == sample.shape != ()
-        check_outputs(job, job.evaluate.metrics, output, sample, first, report)
+        yield from check_outputs(job, job.evaluate.metrics, output, sample, first)
         return
     library = not isinstance(loss, c.PythonLoss | c.NetworkLoss | c.Contrastive)  # cross_sample_losses.py checks that
     if pair is not None and library:
         output, target = pair
         shape = " x ".join(map(str, output.shape)) or "one number"
-        report.add(
+        yield Diagnostic(
             "E0322",
             f"`{loss.word}` cannot compare an output of {shape} for each sample with a target of "
             f"{plural(len(target.grown) - 1, 'dim')} of {target.dtype}",
@@ -126,7 +137,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         )
         return
     if library:
-        report.add(
+        yield Diagnostic(
             "E0322",
             f"`{loss.word}` compares two tensors, and the network's output or the target is a structure of them",
             job.model.loss_span,
@@ -135,27 +146,12 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
         )
     for metric in job.evaluate.metrics:
         if not isinstance(metric, m.LossMetric | m.PythonMetric):
-            report.add(
+            yield Diagnostic(
                 "E0323",
                 f"`{metric.word}` compares two tensors, and the network's output or the target is a structure of them",
                 metric.span or job.evaluate.at("metrics"),
                 help='`python("module:function")`, a metric of your own',
             )
-
-
-def _fits(
-    job: JobSpec, axis: str, used: list[str], source: SourceFacts, model: ModelFacts | None, report: Report
-) -> bool:
-    for why, what, span, remedy in _reasons(job, axis, used, source, model):
-        report.add(
-            "E0320",
-            f"{why}, which the {axis} axis cannot share out",
-            job.parallelism.at(axis),
-            notes=[Note(message=what, span=span)],
-            help=f"{remedy}use the data axis, with `zero` where memory is short",
-        )
-        return False
-    return True
 
 
 def _reasons(

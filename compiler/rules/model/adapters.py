@@ -6,25 +6,25 @@ Which layers are dense is known once the network has been made, in a run and wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.parameter_names import BASE, base_name, is_of_adapter, targeted
 from dslc.compiler.placement.sharding import trained
-from dslc.compiler.rules.model.name_patterns import quoted, report_unmatched
-from dslc.dsl.diagnostics import Report
+from dslc.compiler.rules.model.name_patterns import quoted, unmatched_patterns
+from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.calls import Lora
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.words import shorten_list
 
 
-def check_adapter(job: JobSpec, model: ModelGraph | None, report: Report) -> None:
+def check_adapter(job: JobSpec, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks `model.adapter` against the network, as far as that is known."""
     adapter = job.model.adapter
     if adapter is None:
         return
     if not job.model.has_user_network:
-        report.add(
+        yield Diagnostic(
             "E0623",
             "adapters are for `transformers(…)` and `python(…)` networks",
             adapter.span,
@@ -34,10 +34,10 @@ def check_adapter(job: JobSpec, model: ModelGraph | None, report: Report) -> Non
     if model is None:
         return
     names = [q.name for layer in model.layers for q in layer.parameters]
-    _check_patterns(adapter, names, report)
-    _check_targets(adapter, model, names, report)
-    _check_saved(adapter, model, report)
-    _check_freeze(job, model, names, report)
+    yield from _check_patterns(adapter, names)
+    yield from _check_targets(adapter, model, names)
+    yield from _check_saved(adapter, model)
+    yield from _check_freeze(job, model, names)
 
 
 def targets_any(pattern: str, names: Iterable[str]) -> bool:
@@ -50,26 +50,25 @@ def layers_with(names: Iterable[str]) -> list[str]:
     return [name.rpartition(".lora_A.")[0] for name in names if is_of_adapter(name) and ".lora_A." in f".{name}"]
 
 
-def _check_patterns(adapter: Lora, names: list[str], report: Report) -> None:
+def _check_patterns(adapter: Lora, names: list[str]) -> Iterator[Diagnostic]:
     """Reports patterns that name nothing. If no target did, the network could not be made."""
     whole = dict.fromkeys(base_name(name) for name in names if not is_of_adapter(name))
     parts = (name.split(".") for name in whole)
     modules = dict.fromkeys(".".join(each[:n]) for each in parts for n in range(1, len(each)))
     message = "`model.adapter.{}`: no {} is called @"
     for field, what, known in (("targets", "dense layer", layers_with(names)), ("save", "module", list(modules))):
-        report_unmatched(
+        yield from unmatched_patterns(
             "0727",
             message.format(field, what),
             adapter.at(field),
             getattr(adapter, field),
             known,
-            report,
             what=f"its {what}s" if field == "save" else "those that others match",
             is_of=targets_any,
         )
 
 
-def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: Report) -> None:
+def _check_targets(adapter: Lora, model: ModelGraph, names: list[str]) -> Iterator[Diagnostic]:
     """Reports layers whose adapter would do nothing, or that could not be merged."""
     unused = {name.rpartition(".lora_")[0] for name in model.unused if is_of_adapter(name)}
     tied = {name.rpartition(f".{BASE}.")[0] for pair in model.ties for name in pair if f".{BASE}." in name}
@@ -89,10 +88,10 @@ def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: R
         wrong = [layer for layer in layers if layer in faulty]
         if wrong:
             text = message.replace("@", shorten_list(quoted(wrong)))
-            report.add("E0728", text, adapter.at("targets"), help=help)
+            yield Diagnostic("E0728", text, adapter.at("targets"), help=help)
 
 
-def _check_saved(adapter: Lora, model: ModelGraph, report: Report) -> None:
+def _check_saved(adapter: Lora, model: ModelGraph) -> Iterator[Diagnostic]:
     """Reports a tied weight if only some of its names are in modules to save: peft trains a copy of these modules."""
     saved = targeted(adapter.save)
 
@@ -107,7 +106,7 @@ def _check_saved(adapter: Lora, model: ModelGraph, report: Report) -> None:
             continue
         one, other = next(name for name in names if name not in apart), apart[0]
         both = ", ".join(f'"{each}"' for each in (*adapter.save, *(name.rpartition(".")[0] for name in apart)))
-        report.add(
+        yield Diagnostic(
             "E0730",
             f"`{one}` is to train, and it is `{other}` as well, which is not: peft would train a copy, and the two "
             "would come apart",
@@ -116,11 +115,11 @@ def _check_saved(adapter: Lora, model: ModelGraph, report: Report) -> None:
         )
 
 
-def _check_freeze(job: JobSpec, model: ModelGraph, names: list[str], report: Report) -> None:
+def _check_freeze(job: JobSpec, model: ModelGraph, names: list[str]) -> Iterator[Diagnostic]:
     """Reports `freeze` if it leaves no adapter to train."""
     training = trained(job, model)
     if job.model.freeze and training and not any(is_of_adapter(name) for name in training):
-        report.add(
+        yield Diagnostic(
             "E0711",
             "`model.freeze` leaves no adapter to train",
             job.model.at("freeze"),

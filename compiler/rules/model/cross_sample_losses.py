@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.placement.cross_sample_losses import compares
 from dslc.compiler.placement.layout import Layout
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 
-def check_whole_loss(
-    job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelFacts | None, report: Report
-) -> bool:
-    """Returns whether the job's axes can share out what its loss compares: if not, no rule on an axis says more."""
+def check_whole_loss(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[Diagnostic]:
     loss = job.model.loss
     if not compares(loss):
-        return True
+        return
     if isinstance(loss, c.PythonLoss) and changed(loss, "ignore"):
         why = "a loss over a whole batch is given all targets, and leaves out what it likes"
-        report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
+        yield no_effect("model.loss.ignore", why, loss.named("ignore"))
     if source.structures is not None:
-        _check_padded(job, source, model, report)
-    if layout is None:
-        return True
-    axes = list(_unsupported_axes(job, layout))
-    for axis, why in axes:
-        report.add(
+        yield from _check_padded(job, source, model)
+
+
+def check_loss_axes(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
+    """Reports axes that cannot share out the samples that a loss compares."""
+    loss = job.model.loss
+    if not compares(loss):
+        return
+    for axis, why in _unsupported_axes(job, layout):
+        yield Diagnostic(
             "E0627",
             f"a loss over the samples of a batch does not go with the {axis} axis: {why}",
             job.parallelism.at(axis),
-            notes=[Note(message="the loss", span=job.model.loss_span)],
+            notes=(Note("the loss", job.model.loss_span),),
             help="use the data axis, with `zero` where memory is short",
         )
     if layout.nodes > 1 and loss.over == "node":  # type: ignore[attr-defined]
-        report.add(
+        yield Diagnostic(
             "W0626",
             f"each of {layout.nodes} nodes compares only the samples that it has itself: the training depends on the "
             "number of nodes",
             loss.named("over") if loss.is_set("over") else job.model.loss_span,
             help="`over = all` compares the samples of the whole global batch",
         )
-    return not axes
 
 
 def _unsupported_axes(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str]]:
@@ -62,13 +62,13 @@ def _unsupported_axes(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str]]
         yield "tensor", "`over = node` compares the samples of a node, and ranks of one sample are on several"
 
 
-def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[Diagnostic]:
     """Reports tensors that a batch is padded to by itself, so that other ranks may have longer ones."""
     assert source.structures is not None
     leaves = source.structures[1].leaves
     views = isinstance(job.model.loss, c.Contrastive) and model is not None and model.structured
     if model is not None and isinstance(job.model.loss, c.Contrastive) and not views and not _has_groups(source, model):
-        report.add(
+        yield Diagnostic(
             "E0227",
             "`contrastive` tells positives by classes or by views: it needs an embedding and a class for each sample, "
             "or several embeddings",
@@ -82,12 +82,12 @@ def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
     wide = model is not None and not views and (model.structured or len(model.output.shape) > 1)
     if wide or (long and not isinstance(job.model.loss, c.Contrastive)):
         what = f"the target{long[0].path} has" if long and not wide else "the network's outputs have"
-        report.add(
+        yield Diagnostic(
             "E0628",
             f"{what} more dims than the samples, which `collate` may make longer on one rank than on another: a loss "
             "over a whole batch needs equal ones",
             job.model.loss_span,
-            notes=[Note(message="`collate`", span=job.data.at("collate"))],
+            notes=(Note("`collate`", job.data.at("collate")),),
             help="one vector for each sample as the output, and one number as the target; or leave `collate` out",
         )
 

@@ -7,27 +7,29 @@ computes something else there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dslc.compiler.ir.network_facts import GENERATOR, UNSEEDED, CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed, sharding_of
 from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
 
 
 def check_forward_passes(
-    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, report: Report
-) -> None:
+    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph
+) -> Iterator[Diagnostic]:
     ranks, chunks = layout.sizes["data"], layout.sizes["data"] * layout.microbatches
     facts = model.traced.network if model.traced is not None else None
-    _warn_of_noise(job, layout, model, facts, report)
-    _warn_of_buffers(job, layout, model, facts, report)
+    yield from _warn_of_noise(job, layout, model, facts)
+    yield from _warn_of_buffers(job, layout, model, facts)
     if facts is None:
         return
     if facts.cpu_tensor is not None:
-        report.add(
+        yield Diagnostic(
             "E0681",
             "the forward pass computes with a tensor on the CPU beside those on the GPU "
             f"({place_text(facts.cpu_tensor)})",
@@ -36,18 +38,18 @@ def check_forward_passes(
             "in `register_buffer`",
         )
     if facts.failure:
-        report.add(
+        yield Diagnostic(
             "W0648",
             f"the network was tried on samples of the data, and failed: {facts.failure}",
             job.model.network_span,
             help="a network that needs a GPU cannot be tried here; any other fails in the training, too",
         )
     if facts.host_draws is not None and chunks > 1:
-        _warn_of_host_draws(job, layout, facts, report)
-    _check_skipped_norms(job, ranks, facts, report)
-    _check_written(job, layout, facts, report)
+        yield from _warn_of_host_draws(job, layout, facts)
+    yield from _check_skipped_norms(job, ranks, facts)
+    yield from _check_written(job, layout, facts)
     if facts.mixes is not None and chunks > 1:
-        report.add(
+        yield Diagnostic(
             "W0642",
             f"the network's output for a sample depends on the other samples of its batch "
             f"({place_text(facts.mixes)}), and a batch is cut into {chunks} pieces: the training is "
@@ -56,7 +58,7 @@ def check_forward_passes(
             help="torch's `BatchNorm` is synchronised over the ranks; or use statistics of each sample (`LayerNorm`)",
         )
     if facts.mixes_evaluation is not None:
-        report.add(
+        yield Diagnostic(
             "W0643",
             f"in evaluation mode the output for a sample depends on the other samples of its batch "
             f"({place_text(facts.mixes_evaluation)}): evaluations and `predict` depend on how samples are put "
@@ -64,19 +66,19 @@ def check_forward_passes(
             job.model.network_span,
             help="use `self.training` to compare samples in training only, and kept statistics in evaluation",
         )
-    _check_recomputed(job, model, facts, report)
-    _check_untracked(job, ranks, workload, facts, report)
+    yield from _check_recomputed(job, model, facts)
+    yield from _check_untracked(job, ranks, workload, facts)
     if facts.loss_mixes and chunks > 1:
-        report.add(
+        yield Diagnostic(
             "W0625",
             f"the loss that the network returns is no mean of losses of single samples, and a batch is cut into "
             f"{chunks} pieces: the training is not that of one process",
             job.model.at("loss"),
-            notes=[Note(message="the network", span=job.model.network_span)],
+            notes=(Note("the network", job.model.network_span),),
             help='return the outputs, and compare them in `loss = python("module:function", over = all)`; for a mean '
             "over a part of a batch, `own(mean_of = …)` or a pair (sum, count)",
         )
-    _warn_of_state(job, ranks, facts, report)
+    yield from _warn_of_state(job, ranks, facts)
 
 
 def place_text(place: CodePlace) -> str:
@@ -89,7 +91,7 @@ def _remainder_text(count: int) -> str:
     return f"and {count} more" if count else ""
 
 
-def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: NetworkFacts | None, report: Report) -> None:
+def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: NetworkFacts | None) -> Iterator[Diagnostic]:
     if not model.noise or (layout.world_size == 1 and layout.microbatches == 1):
         return
     where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
@@ -98,12 +100,12 @@ def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: Netwo
     draws = f"dropout{source} draws different numbers"
     if place is not None and "Dropout" not in place.kind:
         draws = f"the network{source} draws random numbers, different ones"
-    report.add(
+    yield Diagnostic(
         "W0608", f"{draws} {where}: training agrees with one process in distribution only", job.model.at("network")
     )
 
 
-def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Report) -> None:
+def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts) -> Iterator[Diagnostic]:
     assert facts.host_draws is not None
     ranks = layout.sizes["data"]
     pieces = f"{ranks} ranks" if ranks > 1 else f"{layout.microbatches} micro-batches"
@@ -115,7 +117,7 @@ def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts, repor
             f"two passes over the same samples differ ({place}) though all random generators are seeded alike: the "
             f"forward pass depends on {UNSEEDED}, which differs between {pieces}"
         )
-    report.add(
+    yield Diagnostic(
         "W0641",
         f"{cause}: training agrees with one process in distribution only",
         job.model.network_span,
@@ -128,7 +130,7 @@ def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts, repor
     )
 
 
-def _check_skipped_norms(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report) -> None:
+def _check_skipped_norms(job: JobSpec, ranks: int, facts: NetworkFacts) -> Iterator[Diagnostic]:
     """Reports a batch norm that one rank would run, and wait there for ranks that skip it."""
     if not facts.skipped_norms or ranks == 1:
         return
@@ -136,7 +138,7 @@ def _check_skipped_norms(job: JobSpec, ranks: int, facts: NetworkFacts, report: 
     place = facts.host_draws or facts.torch_draws
     by = facts.draws_from if facts.host_draws is not None else "numbers that the forward pass reads out of tensors"
     where = f" ({place_text(place)})" if place is not None else ""
-    report.add(
+    yield Diagnostic(
         "E0644",
         f"some passes run the batch norm `{name}` and others skip it, by {by}{where}"
         f": its statistics are those of {ranks} ranks, which would wait for each other",
@@ -148,8 +150,8 @@ def _check_skipped_norms(job: JobSpec, ranks: int, facts: NetworkFacts, report: 
 
 
 def _warn_of_buffers(
-    job: JobSpec, layout: Layout, model: ModelGraph, facts: NetworkFacts | None, report: Report
-) -> None:
+    job: JobSpec, layout: Layout, model: ModelGraph, facts: NetworkFacts | None
+) -> Iterator[Diagnostic]:
     ranks, microbatches = layout.sizes["data"], layout.microbatches
     changed = model.traced.changed if model.traced is not None else ()
     if facts is not None and facts.tried:
@@ -170,37 +172,37 @@ def _warn_of_buffers(
             f"is given, a share of {ranks} of a batch: all ranks take that of the first one, and what depends on it "
             "differs from one process"
         )
-    report.add(
+    yield Diagnostic(
         "W0437",
         what,
         job.parallelism.at("microbatches") if microbatches > 1 else job.model.network_span,
         label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
-        notes=[Note(message="the network", span=job.model.at("network"))] if microbatches > 1 else [],
+        notes=(Note("the network", job.model.at("network")),) if microbatches > 1 else (),
         help="`microbatches = 1`, or a buffer that forward passes leave as it is"
         if microbatches > 1
         else "one rank; or a parameter that trains, or torch's `BatchNorm`, whose statistics are over all ranks",
     )
 
 
-def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Report) -> None:
+def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts) -> Iterator[Diagnostic]:
     """Reports parameters that a forward pass writes, where no rank or not each one would keep the same numbers."""
     if not facts.written:
         return
     name, label, ranks = facts.written[0], _remainder_text(len(facts.written) - 1), layout.sizes["data"]
-    note = Note(message="the network", span=job.model.network_span)
+    note = Note("the network", job.model.network_span)
     if sharding_of(job, layout).engine == "fsdp":
-        report.add(
+        yield Diagnostic(
             "E0680",
             f"the forward pass writes the parameter `{name}`, of which each rank keeps some rows: what it writes into "
             "the gathered copy is lost when the copy is freed",
             sharding_span(job, layout),
             label=label,
-            notes=[note],
+            notes=(note,),
             help="a buffer, which each rank keeps whole: `register_buffer`"
             + or_else(job, layout, "none", "ddp", "zero1"),
         )
     elif facts.written_by_samples and ranks > 1:
-        report.add(
+        yield Diagnostic(
             "E0680",
             f"the forward pass moves the parameter `{facts.written_by_samples[0]}` by the samples that it is given, a "
             f"share of {ranks} of a batch: each rank would have another",
@@ -210,18 +212,18 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts, report: Re
             "axis",
         )
     elif layout.microbatches > 1:
-        report.add(
+        yield Diagnostic(
             "W0685",
             f"the forward pass moves the parameter `{name}` {layout.microbatches} times in a step, once for each "
             "micro-batch: training differs from that with a whole batch",
             job.parallelism.at("microbatches"),
             label=label,
-            notes=[note],
+            notes=(note,),
             help="`microbatches = 1`",
         )
 
 
-def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts, report: Report) -> None:
+def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts) -> Iterator[Diagnostic]:
     """Reports a recomputed block whose second pass would take another path than its first."""
     places = [facts.host_draws.module] if facts.host_draws is not None and not facts.draws_globally else []
     if facts.paths_differ:
@@ -229,35 +231,35 @@ def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts, repo
     for block in recomputed(job, model):
         if any(place == block or place.startswith(f"{block}.") for place in places):
             state = facts.draws_from or f"`{facts.attributes[0].name}`, which each pass changes"
-            report.add(
+            yield Diagnostic(
                 "E0641",
                 f"the block `{block}` takes its path by {state}, and recomputation runs it a second time, where it "
                 "would take another",
                 job.memory.at("recompute"),
-                notes=[Note(message="the network", span=job.model.network_span)],
+                notes=(Note("the network", job.model.network_span),),
                 help="draw from `random`, `numpy.random` or `torch`, which draw the same in both passes; or "
                 "`recompute = none`",
             )
             return
 
 
-def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts: NetworkFacts, report: Report) -> None:
+def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts: NetworkFacts) -> Iterator[Diagnostic]:
     if not facts.untracked:
         return
     name, more = facts.untracked[0], len(facts.untracked) - 1
     held_out = workload is not None and ((workload.validation or 0) + (workload.test or 0)) > 0
     if held_out and ranks > 1:
-        report.add(
+        yield Diagnostic(
             "E0643",
             f"the batch norm `{name}` keeps no running statistics, so an evaluation takes those of its batches, which "
             f"differ on {ranks} ranks from those in one process",
             job.model.network_span,
             label=_remainder_text(more),
-            notes=[Note(message="the samples of evaluations", span=job.data.at("validation") or job.data.at("source"))],
+            notes=(Note("the samples of evaluations", job.data.at("validation") or job.data.at("source")),),
             help="`track_running_stats = True`; or one rank of the data axis; or no validation and test samples",
         )
     elif facts.mixes_evaluation is None:
-        report.add(
+        yield Diagnostic(
             "W0643",
             f"the batch norm `{name}` keeps no running statistics: evaluations and `predict` depend on how samples are "
             "put together, which differs with the number of ranks and micro-batches",
@@ -267,7 +269,7 @@ def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts:
         )
 
 
-def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report) -> None:
+def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts) -> Iterator[Diagnostic]:
     """Warns of state of a network that a checkpoint does not keep, and of a mode that training undoes."""
     if facts.attributes:
         first, more = facts.attributes[0], len(facts.attributes) - 1
@@ -275,7 +277,7 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
         over = f", and each of {ranks} ranks has its own" if ranks > 1 else ""
         draws = first.holds == GENERATOR
         what = f"moves the generator `{first.name}`" if draws else f"writes {first.holds} to `{first.name}`{line}"
-        report.add(
+        yield Diagnostic(
             "W0646",
             f"`forward` {what}, on which later passes depend and which no checkpoint keeps: a resumed training begins "
             f"without it{over}",
@@ -287,7 +289,7 @@ def _warn_of_state(job: JobSpec, ranks: int, facts: NetworkFacts, report: Report
         )
     if facts.restored:
         name, more = facts.restored[0], len(facts.restored) - 1
-        report.add(
+        yield Diagnostic(
             "W0647",
             f"the network puts `{name}` into evaluation mode when it is made, and training puts it into training mode "
             "again, as `model.train()` does",

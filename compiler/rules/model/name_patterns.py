@@ -7,11 +7,11 @@ list matches anything, each is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
 
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.source import Span
 from dslc.dsl.words import shorten_list
@@ -25,30 +25,28 @@ def any_of(pattern: str, names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def report_unmatched(
+def unmatched_patterns(
     code: str,
     message: str,
     span: Span | None,
     patterns: Sequence[str],
     names: Sequence[str],
-    report: Report,
     *,
     what: str = "the parameters",
     is_of: Callable[[str, Iterable[str]], bool] = any_of,
-) -> list[str]:
-    """Reports and returns the patterns of none of `names`; `@` in `message` is the pattern, `code` a number."""
+) -> Iterator[Diagnostic]:
+    """Yields a diagnostic for each pattern of none of `names`; `@` in `message` is the pattern, `code` a number."""
     unmatched = [pattern for pattern in patterns if not is_of(pattern, names)]
     likely = list(islice(likely_patterns(names), LIKELY)) if unmatched else []
     letter = "E" if len(unmatched) == len(patterns) else "W"
     for number, pattern in enumerate(unmatched):
         meant = nearest_choice(pattern, likely) if number < MEANT else None
-        report.add(
+        yield Diagnostic(
             letter + code,
             message.replace("@", f"`{pattern}`"),
             entry_at(span, pattern),
             help=f"did you mean `{meant}`?" if meant else f"{what} are called {shorten_list(quoted(names))}",
         )
-    return unmatched
 
 
 def likely_patterns(names: Iterable[str]) -> dict[str, None]:

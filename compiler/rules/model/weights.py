@@ -7,7 +7,7 @@ in a run and with `--trace`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -16,8 +16,15 @@ from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit, 
 from dslc.compiler.ir.facts import TensorEntry
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, without_adapters
-from dslc.compiler.rules.model.name_patterns import LIKELY, any_of, entry_at, likely_patterns, quoted, report_unmatched
-from dslc.dsl.diagnostics import Note, Report
+from dslc.compiler.rules.model.name_patterns import (
+    LIKELY,
+    any_of,
+    entry_at,
+    likely_patterns,
+    quoted,
+    unmatched_patterns,
+)
+from dslc.dsl.diagnostics import Diagnostic, Note, passes
 from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.suggest import nearest_choice
@@ -28,17 +35,19 @@ _SHOWN = 3  # names of a kind that a message lists, at most
 
 
 def check_weights(
-    job: JobSpec, model: ModelGraph | None, opened: Mapping[str, TensorEntry] | None, report: Report
-) -> None:
+    job: JobSpec, model: ModelGraph | None, opened: Mapping[str, TensorEntry] | None
+) -> Iterator[Diagnostic]:
     """Checks `model.weights`; `opened` are the tensors of files that only torch can read, None if they are unknown."""
     start = job.model.start
-    if start is None or not _renames_are_good(start, report):
+    if start is None:
+        return
+    if not (yield from passes(_check_renames(start))):
         return
     try:
         files = files_of(start.path)
         tensors = opened if files.torchs else entries_of(files)
     except Unreadable as absent:
-        report.add(
+        yield Diagnostic(
             "W0712",
             str(absent),
             start.at("path"),
@@ -46,8 +55,11 @@ def check_weights(
             "`torch.save`; paths are relative to the file that wrote them",
         )
         return
-    if tensors is not None and _patterns_are_good(start, tensors, model, report) and model is not None:
-        _check_fit(tensors, files.path, model, start, report)
+    if tensors is None:
+        return
+    match = yield from passes(_check_patterns(start, tensors, model))
+    if match and model is not None:  # other faults may follow from a list that matches nothing
+        yield from _check_fit(tensors, files.path, model, start)
 
 
 def expected_tensors(model: ModelGraph) -> dict[str, tuple[int, ...]]:
@@ -78,54 +90,43 @@ def fit_of(start: Pretrained, found: Shapes, wanted: Shapes, ties: Mapping[str, 
 # ------------------------------------------------------------------------------------------------------- patterns
 
 
-def _renames_are_good(start: Pretrained, report: Report) -> bool:
-    wrong = [each for each in start.rename if stars(each)[1] > stars(each)[0]]
-    for each in wrong:
-        left, right = stars(each)
-        report.add(
-            "E0726",
-            f"`{each}` has {right} `*` on the right, and {left} on the left whose text they could repeat",
-            entry_at(start.at("rename"), each),
-            help="`model.* -> *`: each `*` on the right is the text of the one at the same place on the left",
-        )
-    return not wrong
+def _check_renames(start: Pretrained) -> Iterator[Diagnostic]:
+    for rename in start.rename:
+        left, right = stars(rename)
+        if right > left:
+            yield Diagnostic(
+                "E0726",
+                f"`{rename}` has {right} `*` on the right, and {left} on the left whose text they could repeat",
+                entry_at(start.at("rename"), rename),
+                help="`model.* -> *`: each `*` on the right is the text of the one at the same place on the left",
+            )
 
 
-def _patterns_are_good(
-    start: Pretrained, found: Mapping[str, TensorEntry], model: ModelGraph | None, report: Report
-) -> bool:
-    """Returns False if no pattern of a list matches anything: other faults may follow from it."""
-    before = len(report.errors)
-    for field in ("only", "rename", "allow_unused"):
-        report_unmatched(
+def _check_patterns(
+    start: Pretrained, found: Mapping[str, TensorEntry], model: ModelGraph | None
+) -> Iterator[Diagnostic]:
+    there, wanted = list(found), [*expected_tensors(model), *_ties(model)] if model is not None else []
+    lists = [("only", any_of, there), ("rename", renames_any, there), ("allow_unused", any_of, there)]
+    if model is not None:
+        lists.append(("allow_missing", any_of, wanted))
+    for field, is_of, names in lists:
+        yield from unmatched_patterns(
             "0724",
-            f"`model.weights.{field}`: no tensor of the file is called @",
+            f"`model.weights.{field}`: no tensor of the {'network' if names is wanted else 'file'} is called @",
             start.at(field),
             getattr(start, field),
-            list(found),
-            report,
+            names,
             what="its tensors",
-            is_of=renames_any if field == "rename" else any_of,
+            is_of=is_of,
         )
-    if model is not None:
-        report_unmatched(
-            "0724",
-            "`model.weights.allow_missing`: no tensor of the network is called @",
-            start.at("allow_missing"),
-            start.allow_missing,
-            [*expected_tensors(model), *_ties(model)],
-            report,
-            what="its tensors",
-        )
-    return len(report.errors) == before
 
 
 # -------------------------------------------------------------------------------------------------------- the fit
 
 
 def _check_fit(
-    found: Mapping[str, TensorEntry], file: str, model: ModelGraph, start: Pretrained, report: Report
-) -> None:
+    found: Mapping[str, TensorEntry], file: str, model: ModelGraph, start: Pretrained
+) -> Iterator[Diagnostic]:
     shapes = {name: entry.shape for name, entry in found.items()}
     if model.adapted and any(map(is_of_adapter, found)):  # of a training with this adapter
         model = replace(model, adapted=False)
@@ -139,40 +140,37 @@ def _check_fit(
     ]
     said = faults(made, shapes, wanted) + ([("has unlike tensors:", unlike)] if unlike else [])
     if said:
-        report.add(
+        yield Diagnostic(
             "E0713",
             f"{file} does not hold the weights of this network",
             start.at("path"),
-            notes=[Note(message=f"the file {what} {shorten_list(names)}") for what, names in said],
+            notes=tuple(Note(f"the file {what} {shorten_list(names)}") for what, names in said),
             help=_remedy(made, wanted),
         )
-    elif model.adapted and _report_random_parameters(made, model, start, report):
         return
-    elif not made.taken:
-        report.add(
+    initial = yield from passes(_random_parameters(made, model, start) if model.adapted else ())
+    if initial and not made.taken:
+        yield Diagnostic(
             "E0725",
             f"{file} gives this network none of its tensors",
             start.at("path"),
-            notes=[Note(message=f"the tensors of the {what} are called {shorten_list(quoted(names))}")
-                   for what, names in (("file", list(found)), ("network", list(wanted)))],
+            notes=tuple(Note(f"the tensors of the {what} are called {shorten_list(quoted(names))}")
+                   for what, names in (("file", list(found)), ("network", list(wanted)))),
             help="`rename` gives the tensors of the file the names of the network's; without `weights` all begin anew",
         )  # fmt: skip
 
 
-def _report_random_parameters(made: WeightMatch, model: ModelGraph, start: Pretrained, report: Report) -> bool:
+def _random_parameters(made: WeightMatch, model: ModelGraph, start: Pretrained) -> Iterator[Diagnostic]:
     """Reports parameters of a network with adapters that would keep random numbers: neither loaded nor trained."""
     still = {base_name(q.name) for layer in model.layers for q in layer.parameters if not q.trains}
-    held = [name for name in made.initial if name in still]
-    if held:
-        owner = held[0].rpartition(".")[0]
-        report.add(
+    if held := [name for name in made.initial if name in still]:
+        yield Diagnostic(
             "E0729",
             f"{shorten_list(quoted(held))} would keep {'its' if len(held) == 1 else 'their'} random numbers: the file "
             "does not give them, and the adapter freezes them",
             start.span or start.at("path"),
-            help=f'`save = ["{owner}"]` in the adapter trains it whole',
+            help=f'`save = ["{held[0].rpartition(".")[0]}"]` in the adapter trains it whole',
         )
-    return bool(held)
 
 
 def _remedy(made: WeightMatch, wanted: Shapes) -> str:

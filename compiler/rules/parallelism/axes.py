@@ -6,6 +6,7 @@ checked.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from dslc.compiler.ir.facts import SourceFacts
@@ -14,7 +15,7 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
 from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
-from dslc.dsl.diagnostics import Note, Report, division
+from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import layers
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
@@ -30,53 +31,53 @@ WithHeads: TypeAlias = (
 
 
 def check_tensor(
-    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None, report: Report
-) -> None:
+    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None
+) -> Iterator[Diagnostic]:
     """Checks that the network can be cut over the tensor axis into equal parts."""
     ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
     if job.model.has_user_network:
-        check_styles(job, ranks, source, model, report)
+        yield from check_styles(job, ranks, source, model)
         return
     seen = set()  # by place, the numbers reported: a table and the head of one `gpt` are one number
     for block in _attention(job):
         if block.heads % ranks:
             seen.add((block.span, block.heads))
-            _report_heads(block, ranks, job, report)
+            yield from _report_heads(block, ranks, job)
         kv_heads = getattr(block, "kv_heads", None)
         if kv_heads is not None and kv_heads % ranks:
             near = [n for n in range(1, block.heads + 1) if block.heads % n == n % ranks == 0]
             remedy = f"`kv_heads = {near[0]}`" if near else f"`heads` and `kv_heads` that are multiples of {ranks}"
-            report_uneven("kv_heads", kv_heads, ranks, block.at("kv_heads"), job, report, help=remedy)
+            yield from report_uneven("kv_heads", kv_heads, ranks, block.at("kv_heads"), job, help=remedy)
         vocab = getattr(block, "vocab", None)
         if vocab is not None and vocab % ranks:
             seen.add((block.span, vocab))
-            report_uneven("vocab", vocab, ranks, block.at("vocab"), job, report, at_least=source.vocab)
+            yield from report_uneven("vocab", vocab, ranks, block.at("vocab"), job, at_least=source.vocab)
     if model is None or model.root is None or cuts is None:
         return
     plan = cuts
-    _check_known(job, model, plan, report)
+    yield from _check_known(job, model, plan)
     for module, name, value in plan.uneven:
         layer = model.layer_of(module)
         where = (layer.span if layer else None) or job.model.at("network")
         # Without heads to share, only attention's own rules find fault with its widths.
         if (where, value) not in seen and name not in ("heads", "kv_heads", "width"):
             seen.add((where, value))
-            _report_features(job, source, model, module, (name, value), ranks, where, report)
+            yield from _report_features(job, source, model, module, (name, value), ranks, where)
     for module in plan.noisy[:1]:
         layer = model.layer_of(module)
-        report.add(
+        yield Diagnostic(
             "E0424",
             "this dropout works on a tensor that every tensor-parallel rank holds whole, and each would "
             "drop different numbers",
             (layer.span if layer else None) or job.model.at("network"),
             label="along with layers that work on a piece of the sequence",
-            notes=[Note(message="`parallelism.tensor` is set here", span=span)],
+            notes=(Note("`parallelism.tensor` is set here", span),),
             help="`sequence = false`, so that all ranks draw the same",
         )
-    _check_pieces(layout, model, plan, span, report)
+    yield from _check_pieces(layout, model, plan, span)
 
 
-def _report_heads(block: WithHeads, ranks: int, job: JobSpec, report: Report) -> None:
+def _report_heads(block: WithHeads, ranks: int, job: JobSpec) -> Iterator[Diagnostic]:
     """Reports E0417 for heads. They divide the width, so the width may change with them."""
     heads, width = block.heads, getattr(block, "width", None)
     near = [n for n in (heads // ranks * ranks, -(-heads // ranks) * ranks) if n]
@@ -84,7 +85,7 @@ def _report_heads(block: WithHeads, ranks: int, job: JobSpec, report: Report) ->
     if width is not None:
         fitting = [(n, max(1, round(width / n)) * n) for n in near]
         remedies = [f"`heads = {n}`" + (f" with `width = {w}`" if w != width else "") for n, w in fitting]
-    report_uneven("heads", heads, ranks, block.at("heads"), job, report, help=", or ".join(remedies))
+    yield from report_uneven("heads", heads, ranks, block.at("heads"), job, help=", or ".join(remedies))
 
 
 def _report_features(
@@ -95,43 +96,42 @@ def _report_features(
     counted: tuple[str, int],
     ranks: int,
     where: Span | None,
-    report: Report,
-) -> None:
+) -> Iterator[Diagnostic]:
     """Reports E0417 for a table's rows or a dense layer's features; advises no fewer than the data needs."""
     name, value = counted
     last = model.layers[-1]
     if name == "features" and (module == last.name or module.startswith(f"{last.name}.")):
-        report_scores(name, value, ranks, where, job, source, report)
+        yield from report_scores(name, value, ranks, where, job, source)
     else:
         at_least = source.vocab if name == "vocab" else None
-        report_uneven(name, value, ranks, where, job, report, at_least=at_least)
+        yield from report_uneven(name, value, ranks, where, job, at_least=at_least)
 
 
-def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Report) -> None:
+def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan) -> Iterator[Diagnostic]:
     """Checks that all layers can stand beside cut ones, and that something is cut at all."""
     span = job.parallelism.at("tensor")
     advice = "attention, gated networks, blocks of both, `gpt`, `llama` and `vit` do; use the data axis for others"
     if not plan.styles:
-        report.add(
+        yield Diagnostic(
             "E0416",
             "the network has no layer that knows how to be split over the tensor axis",
             span,
-            notes=[Note(message="the network", span=job.model.at("network"))],
+            notes=(Note("the network", job.model.at("network")),),
             help=advice,
         )
         return
     for name in plan.unknown[:1]:
         layer = model.layer_of(name)
-        report.add(
+        yield Diagnostic(
             "E0416",
             f"dslc cannot split `{layer.kind if layer else name}` over the tensor axis",
             span,
-            notes=[Note(message="the layer", span=(layer.span if layer else None) or job.model.at("network"))],
+            notes=(Note("the layer", (layer.span if layer else None) or job.model.at("network")),),
             help=advice,
         )
 
 
-def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Span | None, report: Report) -> None:
+def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Span | None) -> Iterator[Diagnostic]:
     """Checks that inputs of layers that work on pieces have as many positions for each."""
     ranks, context = layout.sizes["tensor"], layout.sizes["context"]
     for name, style in plan.styles:
@@ -140,7 +140,7 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
             continue
         length = layer.input.shape[0] // context
         if length % ranks:
-            report.add(
+            yield Diagnostic(
                 "E0419",
                 f"sequences of {plural(length, 'position')} cannot be shared out over {ranks} tensor-parallel ranks",
                 span,
@@ -150,14 +150,14 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
             return
 
 
-def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
+def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks that sequences can be cut into equal pieces, and that the layers work on each piece for itself."""
     ranks, span = layout.sizes["context"], job.parallelism.at("context")
     length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
     if source.structures is not None:  # all of one length (structures.py)
         length = next((leaf.fixed[1] for leaf in source.structures[0].leaves), None)
     if length is None and source.input is not None:
-        report.add(
+        yield Diagnostic(
             "E0418",
             "the context axis shares out sequences of tokens, and these samples are not sequences",
             span,
@@ -165,7 +165,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
         )
         return
     if length is not None and length % ranks:
-        report.add(
+        yield Diagnostic(
             "E0419",
             f"sequences of {plural(length, 'token')} cannot be shared out over {ranks} context-parallel ranks",
             span,
@@ -174,23 +174,23 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
         )
     pieces = model.traced.pieces if model is not None and model.traced is not None else None
     if pieces is not None and pieces.ranks == ranks and pieces.fault:
-        _report_pieces(job, pieces, report)
+        yield from _report_pieces(job, pieces)
         return
     whole = needs_whole(model) if model is not None and model.root is not None else None
     if model is not None and whole is not None:
         layer = model.layer_of(whole)
         kind = layer.kind if layer else whole
-        report.add(
+        yield Diagnostic(
             "E0425",
             f"`{kind}` needs the whole sequence, of which a context-parallel rank has a piece",
             (layer.span if layer else None) or job.model.at("network"),
-            notes=[Note(message="`parallelism.context` is set here", span=span)],
+            notes=(Note("`parallelism.context` is set here", span),),
             help="use the data axis",
         )
         return
     target = source.target
     if length is not None and target is not None and target.shape[:1] != (length,):
-        report.add(
+        yield Diagnostic(
             "E0425",
             f"a target of each sample, not of each token, cannot be shared out over {ranks} context-parallel ranks",
             span,
@@ -198,18 +198,18 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
         )
 
 
-def _report_pieces(job: JobSpec, pieces: PieceFacts, report: Report) -> None:
+def _report_pieces(job: JobSpec, pieces: PieceFacts) -> Iterator[Diagnostic]:
     why = {
         "E0440": "the network mixes positions, of which a context-parallel rank has only some",
         "E0441": "the network's attention cannot be shared out over context-parallel ranks",
         "E0442": "the network's positions would not be those of a context-parallel rank's piece",
         "E0443": "on a piece of each sequence the network would not compute the same",
     }[pieces.code]
-    report.add(
+    yield Diagnostic(
         pieces.code,
         f"{why}: {pieces.fault}",
         job.parallelism.at("context"),
-        notes=[Note(message="the network", span=job.model.at("network"))],
+        notes=(Note("the network", job.model.at("network")),),
         help=pieces.help or "use the data axis",
     )
 

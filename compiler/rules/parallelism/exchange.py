@@ -15,7 +15,7 @@ from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import low_copy, searches, sharding_of, trained
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note, passes
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
@@ -29,16 +29,16 @@ SHORT = 0.05  # of all steps: a third of the shortest warm-up of the papers
 TINY = 1e-6  # an `eps` by which rounded momenta that have no gradient may be divided
 
 
-def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
+def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks that the ranks can agree as the job says; warns of what they give up."""
     optimizer, said = job.train.optimizer, job.parallelism.gradients
     exchange = exchange_of(job, layout) if layout is not None else None
     if isinstance(optimizer, Compressed) and not isinstance(said, Allreduce):
-        report.add(
+        yield Diagnostic(
             "E0605",
             f"`{optimizer.word}` exchanges gradients in a way of its own",
             job.parallelism.at("gradients"),
-            notes=[Note(message="the optimizer is set here", span=job.train.at("optimizer"))],
+            notes=(Note("the optimizer is set here", job.train.at("optimizer")),),
             help=f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`, which goes with every axis and sharding"
             if layout is not None and exchange is not None and _excluded(job, layout, exchange)
             else f"leave `gradients` out, or `optimizer = {_adam(optimizer)}`",
@@ -50,20 +50,20 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
     exact = "`gradients = allreduce()` is exact"
     if isinstance(optimizer, Compressed):
         exact = f"`optimizer = {_adam(optimizer)}` is exact"
-    fine = _check_axes(job, layout, exchange, where, report)
+    fine = yield from passes(_check_axes(job, layout, exchange, where))
     if job.train.step is not None:
-        report.add(
+        yield Diagnostic(
             "E0620",
             f"`{exchange.word}` changes what happens within a step, and this job does its steps itself",
             where,
-            notes=[Note(message="the step", span=job.train.at("step"))],
+            notes=(Note("the step", job.train.at("step")),),
             help="leave one of the two out",
         )
     elif fine and exchange.agrees is not Payload.GRADIENTS:
-        _check_step(job, exchange, where, report)
+        yield from _check_step(job, exchange, where)
     if exchange.arguments.get("peers") == "shift_one" and exchange.members % 2:
         who = "nodes" if exchange.pieces > 1 else "ranks"
-        report.add(
+        yield Diagnostic(
             "E0633",
             f"`shift_one` makes pairs, and of {exchange.members} {who} one would be left",
             where,
@@ -75,17 +75,17 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         and exchange.agrees is not Payload.GRADIENTS
         and searches(model, sharding_of(job, layout))
     ):
-        report.add(
+        yield Diagnostic(
             "E0632",
             f"numbers decide which parameters a step of this network uses, and under `{exchange.word}` no rank knows "
             "which others have used",
             where,
-            notes=[Note(message="the network", span=job.model.at("network"))],
+            notes=(Note("the network", job.model.at("network")),),
             help=exact,
         )
     if model is not None and isinstance(optimizer, Compressed) and optimizer.eps < TINY:
-        _check_biases(job, model, report)
-    report.add(
+        yield from _check_biases(job, model)
+    yield Diagnostic(
         "W0630",
         f"`{exchange.word}` gives up that training is the same on any number of ranks: {exchange.gives_up}",
         where,
@@ -94,7 +94,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
     )
 
 
-def _check_biases(job: JobSpec, model: ModelGraph, report: Report) -> None:
+def _check_biases(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
     """Warns of biases that a batch norm takes away again: their gradients are rounding alone."""
     own = {name for name in trained(job, model) if name.endswith(".bias")}
     found = [
@@ -104,17 +104,17 @@ def _check_biases(job: JobSpec, model: ModelGraph, report: Report) -> None:
     ]
     if found:
         word = job.train.optimizer.word
-        report.add(
+        yield Diagnostic(
             "W0636",
             f"a bias before a batch norm has no gradient but rounding, which `{word}` divides by next to nothing: it "
             "runs away, and what is evaluated is wrong",
             job.train.at("optimizer"),
-            notes=[Note(message=f"`{found[0].kind}` has a bias before a batch norm", span=found[0].span)],
+            notes=(Note(f"`{found[0].kind}` has a bias before a batch norm", found[0].span),),
             help="`bias = false` there; or `eps = 1e-4`",
         )
 
 
-def check_warmup(job: JobSpec, steps: int, report: Report) -> None:
+def check_warmup(job: JobSpec, steps: int) -> Iterator[Diagnostic]:
     """Warns if an optimizer freezes its second moment too early in a training of `steps` steps, or never."""
     optimizer = job.train.optimizer
     if not isinstance(optimizer, Compressed):
@@ -128,7 +128,7 @@ def check_warmup(job: JobSpec, steps: int, report: Report) -> None:
         return
     name = "warmup" if isinstance(optimizer, QAdam) else "freeze"
     fifth = max(1, steps // 5)
-    report.add("W0635", told, job.train.at("optimizer"), help=f"`{name} = {fifth}`, a fifth of the training")
+    yield Diagnostic("W0635", told, job.train.at("optimizer"), help=f"`{name} = {fifth}`, a fifth of the training")
 
 
 def exchange_span(job: JobSpec) -> Span | None:
@@ -149,22 +149,20 @@ def _adam(optimizer: Compressed) -> str:
     return f"adam({', '.join(arguments)})"
 
 
-def _check_axes(job: JobSpec, layout: Layout, exchange: ExchangePolicy, where: Span | None, report: Report) -> bool:
-    """True if all axes and shardings of the job go with its exchange."""
+def _check_axes(job: JobSpec, layout: Layout, exchange: ExchangePolicy, where: Span | None) -> Iterator[Diagnostic]:
+    """Reports axes and shardings of the job that do not go with its exchange."""
     what = "whole gradients" if exchange.agrees is Payload.GRADIENTS else "whole weights"
     plain, optimizer = "`gradients = bf16()`", job.train.optimizer
     if isinstance(optimizer, Compressed):
         plain = f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`"
-    excluded = _excluded(job, layout, exchange)
-    for other, span in excluded:
-        report.add(
+    for other, span in _excluded(job, layout, exchange):
+        yield Diagnostic(
             "E0630",
             f"`{exchange.word}` exchanges {what}, which no rank has with {other}",
             where,
-            notes=[Note(message="it is asked for here", span=span)],
+            notes=(Note("it is asked for here", span),),
             help=f"{plain} goes with every axis and sharding",
         )
-    return not excluded
 
 
 def _excluded(job: JobSpec, layout: Layout, exchange: ExchangePolicy) -> list[tuple[str, Span | None]]:
@@ -185,14 +183,14 @@ def _excluded(job: JobSpec, layout: Layout, exchange: ExchangePolicy) -> list[tu
     return found
 
 
-def _check_step(job: JobSpec, exchange: ExchangePolicy, where: Span | None, report: Report) -> None:
+def _check_step(job: JobSpec, exchange: ExchangePolicy, where: Span | None) -> Iterator[Diagnostic]:
     """Reports what needs a gradient, or a decision, that all ranks share within a step."""
     for what, span, why, help in _needs_agreement(job, exchange):
-        report.add(
+        yield Diagnostic(
             "E0631",
             f"{what} {why}, and under `{exchange.word}` each rank has a gradient of its own",
             where,
-            notes=[Note(message="it is asked for here", span=span)],
+            notes=(Note("it is asked for here", span),),
             help=help,
         )
 

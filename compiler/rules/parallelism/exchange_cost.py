@@ -20,7 +20,7 @@ from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.rules.parallelism.exchange import check_exchange, exchange_span
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, has_errors
 from dslc.dsl.language import exchanges as x
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Adam, Compressed
@@ -33,7 +33,7 @@ MOST = 4  # exchanges named
 TRIED: tuple[x.Exchange, ...] = (x.Bf16Gradients(), x.ByteGrad(), x.PowerSGD(), x.LocalSGD(), x.DiLoCo())
 
 
-def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEstimate, report: Report) -> None:
+def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEstimate) -> Iterator[Diagnostic]:
     """Adds the note, if the plan waits for its network, or exchanges otherwise than exactly."""
     job, layout, step = staging.job, staging.layout, found.step_time
     if not step or layout.sizes["data"] == 1 or job.train.step is not None:
@@ -42,7 +42,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEsti
     if exchange is not None:
         exact = _time(staging, _exactly(job), costs)
         if exact is not None and exact.step_time and exact.exposed >= LEAST:
-            report.add(
+            yield Diagnostic(
                 "N0640",
                 f"a step takes {time_text(step)} with `{exchange.word}`, and would take "
                 f"{time_text(exact.step_time)} with exact sums",
@@ -55,7 +55,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEsti
     others = list(islice(_faster_exchanges(staging, costs, step), MOST))
     if others:
         times = ", ".join(f"`{word}` {time_text(seconds)}" for word, seconds in others)
-        report.add(
+        yield Diagnostic(
             "N0640",
             f"a step waits {time_text(found.exposed)} of its {time_text(step)} for gradients on their way",
             job.parallelism.at("gradients") if job.parallelism.is_set("gradients") else job.devices.span,
@@ -85,9 +85,7 @@ def _faster_exchanges(staging: Staging, costs: tuple[RankCost, ...], step: float
 
 
 def _allowed(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
-    report = Report()
-    check_exchange(job, layout, model, report)
-    return exchange_of(job, layout) is not None and not report.errors
+    return exchange_of(job, layout) is not None and not has_errors(check_exchange(job, layout, model))
 
 
 def _time(staging: Staging, job: JobSpec, costs: tuple[RankCost, ...]) -> StepEstimate | None:

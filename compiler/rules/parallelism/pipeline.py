@@ -11,41 +11,45 @@ from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.placement.staging import holders, repeated_uses, unsendable
 from dslc.compiler.placement.workload import fitting_pieces
 from dslc.dsl.bounds import ACTIONS, WORK
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
 from dslc.dsl.words import either, plural, shorten_list
 
 
-def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
+def check_pipeline(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
     """Reports features that exclude stages of any kind."""
     parallelism = job.parallelism
     if layout.sizes["pipeline"] == 1:
         return
-    if model is None and job.model.has_user_network and not report.errors:
-        report.add(
-            "W0436",
-            f"the cut of the network into {layout.sizes['pipeline'] * layout.virtual_stages} stages is not checked",
-            parallelism.at("pipeline"),
-            notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`dslc check --trace` calls the function that makes it; `dslc run` always does",
-        )
     if parallelism.schedule in SPLITS_BACKWARD:
         for code, why, span, help in _unsplit(job, layout):
-            report.add(
+            yield Diagnostic(
                 code,
                 f"`{parallelism.schedule}` splits the backward pass in two, {why}",
                 span,
-                notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))],
+                notes=(Note("the schedule is set here", parallelism.at("schedule")),),
                 help=f"{help}, or another schedule",
             )
     if parallelism.zero == 2 and sharding_of(job, layout).shards > 1 and layout.microbatches > 1:
-        report.add(
+        yield Diagnostic(
             "W0433",
             "under a pipeline the gradients of a stage stay whole until its last micro-batch: `zero = 2` saves no "
             "more than `zero = 1`",
             parallelism.at("zero"),
-            notes=[Note(message="the stages are asked for here", span=parallelism.at("pipeline"))],
+            notes=(Note("the stages are asked for here", parallelism.at("pipeline")),),
+        )
+
+
+def warn_of_unknown_stages(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Iterator[Diagnostic]:
+    """Warns that a network which was not traced may not be cut as the job asks."""
+    if layout.sizes["pipeline"] > 1 and model is None and job.model.has_user_network:
+        yield Diagnostic(
+            "W0436",
+            f"the cut of the network into {layout.sizes['pipeline'] * layout.virtual_stages} stages is not checked",
+            job.parallelism.at("pipeline"),
+            notes=(Note("the network", job.model.at("network")),),
+            help="`dslc check --trace` calls the function that makes it; `dslc run` always does",
         )
 
 
@@ -62,76 +66,71 @@ def _unsplit(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Span | No
         yield "E0431", why, job.memory.at("recompute"), help
 
 
-def check_traced(job: JobSpec, model: ModelGraph, report: Report) -> bool:
-    """True if the forward pass of a user's own module could be recorded, which is cut into stages. One that cannot run
-    on pieces of a sequence is not recorded, and axes.py says why.
-    """
-    if model.traced is None:
-        return True
-    if model.traced.pieces is not None and model.traced.pieces.fault:
-        return False
-    if model.traced.uncut is None:
-        return True
+def has_piece_fault(model: ModelGraph) -> bool:
+    """True if a user's own module cannot run on pieces of a sequence. It is not recorded, and axes.py says why."""
+    return model.traced is not None and model.traced.pieces is not None and bool(model.traced.pieces.fault)
+
+
+def check_traced(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
+    """Reports a user's own module whose forward pass could not be recorded, which is cut into stages."""
+    if model.traced is None or model.traced.uncut is None:
+        return
     reason, where = model.traced.uncut
-    report.add(
+    yield Diagnostic(
         "E0434",
         f"the network cannot be cut into stages: {reason}",
         job.parallelism.at("pipeline"),
         label=where,
-        notes=[Note(message="the network", span=job.model.at("network"))],
+        notes=(Note("the network", job.model.at("network")),),
         help="make it a sequence of blocks, with only tensors passed between them; or use the data axis",
     )
-    return False
 
 
-def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
+def check_schedule(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
     """Checks the schedule's demands on ranks, micro-batches and virtual stages, and the size of its table."""
     parallelism, ranks = job.parallelism, layout.sizes["pipeline"]
     arguments = parallelism.schedule, ranks, layout.microbatches, layout.virtual_stages
-    unmet = demands(*arguments)
-    for demand in unmet:
+    for demand in demands(*arguments):
         blamed = next(
             (f for f in ("microbatches", "virtual_stages", "schedule", "pipeline") if parallelism.is_set(f)), ""
         )
         shared = job.data.batch % layout.sizes["data"] == 0
         close = tuple(fitting_pieces(job, layout)) if shared else ()
         close = close or accepted_microbatches(arguments[0], arguments[1], arguments[3], arguments[2])
-        report.add(
+        yield Diagnostic(
             "E0412",
             demand,
             parallelism.at(blamed),
-            notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))]
+            notes=(Note("the schedule is set here", parallelism.at("schedule")),)
             if parallelism.is_set("schedule") and blamed != "schedule"
             else (),
             help=either(f"`microbatches = {count}`" for count in close) if close else "another schedule",
         )
-    return not unmet
 
 
-def check_size(job: JobSpec, layout: Layout, layers: int, report: Report) -> bool:
-    """True if a step has few enough passes to be planned; the limit is lower for networks with very many layers."""
+def check_size(job: JobSpec, layout: Layout, layers: int) -> Iterator[Diagnostic]:
+    """Reports a step with too many passes to be planned; the limit is lower for networks with very many layers."""
     allowed = ACTIONS.most
     if layout.sizes["pipeline"] > 1:
         allowed = min(allowed, (WORK.most // 2 - layout.work(layers) + layout.passes // 8) * 8)
     if layout.passes <= allowed:
-        return True
+        return
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     step = f"a step of {plural(layout.microbatches, 'micro-batch')}"
     if stages > 1:
         step = f"a schedule of {plural(layout.microbatches, 'micro-batch')} over {plural(stages, 'stage')}"
     fewer = allowed // 2 // stages
-    report.add(
+    yield Diagnostic(
         "E0413",
         step + (f" of {layers:,} layers" if allowed < ACTIONS.most else "") + " is too large to plan",
         job.parallelism.at("microbatches"),
         help=f"at most {plural(fewer, 'micro-batch')}" if fewer >= layout.sizes["pipeline"] else "fewer stages",
     )
-    return False
 
 
 def check_stages(
-    job: JobSpec, layout: Layout, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable, report: Report
-) -> None:
+    job: JobSpec, layout: Layout, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
+) -> Iterator[Diagnostic]:
     """Checks that each rank trains something, each stage sends a gradient, and no rank updates a shared value alone."""
     span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
     names = trained(job, model)
@@ -142,49 +141,49 @@ def check_stages(
         if not any(q.first_name in names for layer in layers for q in layer.parameters):
             idle[rank] = mine
     if idle:
-        report.add(
+        yield Diagnostic(
             "E0432",
             f"the ranks at pipeline coordinate{'s' if len(idle) > 1 else ''} {shorten_list(list(map(str, idle)), 8)} "
             f"have nothing to train: {_named([stage for mine in idle.values() for stage in mine], model)}",
             span,
             help="fewer stages, or others by hand: `stages = […]`",
         )
-    _check_ends(job, model, stages, span, report)
-    _warn_of_repeated(job, model, stages, schedule, report)
+    yield from _check_ends(job, model, stages, span)
+    yield from _warn_of_repeated(job, model, stages, schedule)
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
         who = holders(model, stages, schedule.placement)
         for name in [name for name in who if len(who[name]) > 1 and name in names][:1]:
-            report.add(
+            yield Diagnostic(
                 "E0716",
                 f"the optimizer's state cannot be offloaded alone with `{name}`, whose gradient two stages add up",
                 job.memory.at("offload"),
-                notes=[Note(message="the stages are asked for here", span=span)],
+                notes=(Note("the stages are asked for here", span),),
                 help="`offload = [optimizer, parameters]` works",
             )
 
 
 def _warn_of_repeated(
-    job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable, report: Report
-) -> None:
+    job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
+) -> Iterator[Diagnostic]:
     """Warns of stages whose backward pass is not split, because they use a parameter again after others."""
     entries = repeated_uses(job, model, stages, schedule)
     if not entries:
         return
     (stage, (parameter, *places, other)), more = next(iter(entries.items())), len(entries) - 1
     where = " and ".join(f"`{name}`" for name in dict.fromkeys(places))
-    report.add(
+    yield Diagnostic(
         "W0664",
         f"`{schedule.name}` splits the backward pass in two, and torch cannot where a stage uses a parameter again "
         f"after another, as stage {stage} does `{parameter}` after `{other}`: it computes both halves at once, and "
         "the pipeline waits longer than planned",
         job.parallelism.at("schedule"),
         label=f"in {where}" + (f", and {plural(more, 'other stage')}" if more else ""),
-        notes=[Note(message="the network", span=job.model.at("network"))],
+        notes=(Note("the network", job.model.at("network")),),
         help="`schedule = 1f1b`, or another schedule with whole backward passes; or `stages` that part the two uses",
     )
 
 
-def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: Span | None, report: Report) -> None:
+def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: Span | None) -> Iterator[Diagnostic]:
     """Checks that the last layer of each stage can be sent. Reports the first that cannot, and the number of others."""
     wrong = [stage[-1] for stage in stages[:-1] if unsendable(model, stage[-1])]
     if not wrong:
@@ -193,7 +192,7 @@ def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: 
     others = [_name(model.layers[n]) for n in wrong[1:]]
     label = f"nor with {shorten_list(others)}" if others else ""
     if model.traced is None:
-        report.add(
+        yield Diagnostic(
             "E0432",
             f"a stage cannot end with `{last.name}`: {reason}",
             span,
@@ -201,12 +200,12 @@ def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: 
             help="the embedding belongs to the same stage",
         )
         return
-    report.add(
+    yield Diagnostic(
         "E0435",
         f"a stage cannot end with {_name(last)}, before {_name(model.layers[wrong[0] + 1])}: {reason}",
         span,
         label=label,
-        notes=[Note(message="the network", span=job.model.at("network"))],
+        notes=(Note("the network", job.model.at("network")),),
         help=_places(model),
     )
 

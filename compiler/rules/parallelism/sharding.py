@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.tensors import UNSENDABLE
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, low_copy, offloaded, sharding_of, trained
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import Bf16, Fp16
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 
-def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph, report: Report) -> None:
+def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph) -> Iterator[Diagnostic]:
     """Reports parts of a traced module that cannot be sharded."""
     engine = sharding_of(job, layout).engine
     if engine == "fsdp":
-        _check_numbers(job, layout, facts, report)
+        yield from _check_numbers(job, layout, facts)
     if engine in ("fsdp", "zero1"):
-        _check_dtypes(job, layout, facts, model, report)
+        yield from _check_dtypes(job, layout, facts, model)
     backend = "gloo" if layout.device == "cpu" else "NCCL"
     for name, _, dtype in facts.buffers if layout.world_size > 1 else ():
         if dtype in UNSENDABLE[layout.device]:
-            report.add(
+            yield Diagnostic(
                 "E0675",
                 f"the buffer `{name}` is of {dtype}, which {backend} does not send, and {layout.world_size} ranks "
                 "begin with the buffers of the first",
@@ -37,19 +38,19 @@ def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: Mode
             )
 
 
-def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph, report: Report) -> None:
+def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph) -> Iterator[Diagnostic]:
     """Checks for one dtype, which torch's ZeroRedundancyOptimizer and the units of `fully_shard` need."""
     dtypes = dict(facts.dtypes)
     found: dict[str, str] = {}  # a parameter of each dtype
     for name in sorted(trained(job, model)):
         found.setdefault(dtypes.get(name, "float32"), name)
     if len(found) > 1:
-        report.add(
+        yield Diagnostic(
             "E0721",
             "parameters that train have to be of one dtype to be sharded: "
             + ", ".join(f"`{name}` is {dtype}" for dtype, name in found.items()),
             sharding_span(job, layout),
-            notes=[Note(message="the network", span=job.model.at("network"))],
+            notes=(Note("the network", job.model.at("network")),),
             help="make them of one dtype, or freeze one kind of them" + or_else(job, layout, "none", "ddp"),
         )
 
@@ -79,7 +80,7 @@ def or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
     return next((f"; or {what}" for what in found), "")
 
 
-def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Report) -> None:
+def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts) -> Iterator[Diagnostic]:
     """Reports parameters without elements, and those without rows to cut."""
     empty = [name for name, shape, _ in facts.parameters if 0 in shape]
     numbers = [name for name, shape, _ in facts.parameters if not shape]
@@ -90,11 +91,11 @@ def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Repo
         ("E0720", numbers, no_rows, "give it one: `nn.Parameter(torch.ones(1))`"),
     ):
         if names:
-            report.add(
+            yield Diagnostic(
                 code,
                 f"the parameter `{names[0]}` {fault}",
                 sharding_span(job, layout),
                 label=f"{len(names)} such parameters" if len(names) > 1 else "",
-                notes=[Note(message="the network", span=job.model.at("network"))],
+                notes=(Note("the network", job.model.at("network")),),
                 help=remedy + or_else(job, layout, "none", "ddp", "zero1"),
             )

@@ -7,6 +7,7 @@ the modules, which tracing gives.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.tensor_patterns import TensorPlanFault, TensorPlanStyles, parse_entry, resolve_styles
 from dslc.compiler.rules.model.name_patterns import entry_at, likely_patterns
-from dslc.dsl.diagnostics import Note, Report, division
+from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language.calls import CrossEntropy
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
-def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
+def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks that the plan of `job`, or of the library, cuts the network into equal parts that compute the same."""
     plan = job.parallelism.tensor_plan
     span = job.parallelism.at("tensor")
@@ -36,26 +37,28 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
     facts = model.traced if model else None
     if plan is None and (not library or (facts is not None and not facts.published)):
         what = "this model of `transformers`, which publishes no plan," if library else "a network of your own"
-        report.add("E0415", f"nothing says how {what} is split over the tensor axis", span, help=example_plan(facts))
+        yield Diagnostic(
+            "E0415", f"nothing says how {what} is split over the tensor axis", span, help=example_plan(facts)
+        )
         return
     if facts is None:
         for parts in map(parse_entry, plan or ()):
             if isinstance(parts, TensorPlanFault):
-                _report_fault(job, parts, None, report)
+                yield from _report_fault(job, parts, None)
         return
     styles = resolve_styles(plan, facts, ranks)
     for fault in (*styles.faults, *styles.ignored):
-        _report_fault(job, fault, facts, report)
+        yield from _report_fault(job, fault, facts)
     if styles.faults:
         return
     if not styles.styles:
-        report.add("E0416", "`parallelism.tensor_plan` cuts nothing", _place(job), help=example_plan(facts))
-    _check_counts(job, ranks, source, styles, facts, report)
+        yield Diagnostic("E0416", "`parallelism.tensor_plan` cuts nothing", _place(job), help=example_plan(facts))
+    yield from _check_counts(job, ranks, source, styles, facts)
     if facts.shares is not None and facts.shares.ranks == ranks and facts.shares.fault:
-        _report_shares(job, ranks, facts, facts.shares, report)
+        yield from _report_shares(job, ranks, facts, facts.shares)
 
 
-def _report_fault(job: JobSpec, fault: TensorPlanFault, facts: ModelFacts | None, report: Report) -> None:
+def _report_fault(job: JobSpec, fault: TensorPlanFault, facts: ModelFacts | None) -> Iterator[Diagnostic]:
     where = entry_at(job.parallelism.at("tensor_plan"), fault.entry) if fault.entry else job.parallelism.at("tensor")
     advice = fault.help
     if fault.code == "E0427":
@@ -64,14 +67,14 @@ def _report_fault(job: JobSpec, fault: TensorPlanFault, facts: ModelFacts | None
         names = [module.name for module in facts.modules if module.plain]
         meant = nearest_choice(fault.unknown, likely_patterns(names))
         advice = f"did you mean `{meant}`?" if meant else "what `named_modules` of the network calls them"
-    report.add(
-        fault.code, fault.message, where, notes=[Note(message="the network", span=job.model.at("network"))], help=advice
+    yield Diagnostic(
+        fault.code, fault.message, where, notes=(Note("the network", job.model.at("network")),), help=advice
     )
 
 
 def _check_counts(
-    job: JobSpec, ranks: int, source: SourceFacts, found: TensorPlanStyles, facts: ModelFacts, report: Report
-) -> None:
+    job: JobSpec, ranks: int, source: SourceFacts, found: TensorPlanStyles, facts: ModelFacts
+) -> Iterator[Diagnostic]:
     """Reports features and rows that the ranks cannot share; each count once."""
     seen: set[int] = set()
     names = {count: name for name, count in reversed(facts.counts)}
@@ -81,23 +84,25 @@ def _check_counts(
             name = names.get(count)
             said, where = f"{name or what} of `{module}`", _number_span(job, name)
             if facts.layers and module == facts.layers[-1].name:
-                report_scores(said, count, ranks, where, job, source, report)
+                yield from report_scores(said, count, ranks, where, job, source)
             else:
                 at_least = source.vocab if what == "vocab" else None
-                report_uneven(said, count, ranks, where, job, report, at_least=at_least)
+                yield from report_uneven(said, count, ranks, where, job, at_least=at_least)
 
 
-def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFacts, report: Report) -> None:
+def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFacts) -> Iterator[Diagnostic]:
     heads = next(((name, count) for name, count in facts.counts if name in _HEADS and count % ranks), None)
     if heads is not None:  # the other counts follow from it
         name, count = heads
-        report_uneven(name, count, ranks, _number_span(job, name), job, report, help=_heads(facts, name, count, ranks))
+        yield from report_uneven(
+            name, count, ranks, _number_span(job, name), job, help=_heads(facts, name, count, ranks)
+        )
         return
-    report.add(
+    yield Diagnostic(
         "E0428",
         f"cut over {ranks} tensor-parallel ranks the network would not compute the same: {shares.fault}",
         _place(job),
-        notes=[Note(message="the network", span=job.model.at("network"))],
+        notes=(Note("the network", job.model.at("network")),),
         help=shares.help or "leave its modules whole, or cut what it works with alike",
     )
 
@@ -118,34 +123,33 @@ def report_uneven(
     ranks: int,
     where: Span | None,
     job: JobSpec,
-    report: Report,
     *,
     at_least: int | None = None,
     help: str = "",
-) -> None:
+) -> Iterator[Diagnostic]:
     """Reports E0417. Fewer than `at_least` are not advised; `help` replaces the nearest multiples."""
     below = value // ranks * ranks
     near = [n for n in (below, below + ranks) if n and n >= (at_least or 0)]
-    report.add(
+    yield Diagnostic(
         "E0417",
         f"{value} ({what}) cannot be shared out over {ranks} tensor-parallel ranks",
         where,
         label=division(value, ranks),
-        notes=[Note(message="`parallelism.tensor` is set here", span=job.parallelism.at("tensor"))],
+        notes=(Note("`parallelism.tensor` is set here", job.parallelism.at("tensor")),),
         help=help or f"use {' or '.join(map(str, near))}",
     )
 
 
 def report_scores(
-    what: str, value: int, ranks: int, where: Span | None, job: JobSpec, source: SourceFacts, report: Report
-) -> None:
+    what: str, value: int, ranks: int, where: Span | None, job: JobSpec, source: SourceFacts
+) -> Iterator[Diagnostic]:
     """Reports E0417 for a network's output: no fewer than there are classes; as many numbers as the data has."""
     if isinstance(job.model.loss, CrossEntropy):
         classes = source.classes if source.classes is not None else source.vocab
-        report_uneven(what, value, ranks, where, job, report, at_least=classes)
+        yield from report_uneven(what, value, ranks, where, job, at_least=classes)
     else:
         remedy = f"the data asks for {value}: a tensor axis that divides it, or other layers after this one"
-        report_uneven(what, value, ranks, where, job, report, help=remedy)
+        yield from report_uneven(what, value, ranks, where, job, help=remedy)
 
 
 def example_plan(facts: ModelFacts | None) -> str:

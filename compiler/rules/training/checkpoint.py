@@ -7,20 +7,21 @@ undamaged and fits is found when it is read.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from dslc.compiler.facts.checkpoint_names import MANIFEST, checkpoint_folder, names_in
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.calls import Slurm
 from dslc.dsl.language.job import JobSpec
 
 
-def check_checkpoints(job: JobSpec, report: Report) -> None:
+def check_checkpoints(job: JobSpec) -> Iterator[Diagnostic]:
     """Checks the folder that is written to, the checkpoint that is resumed from, and that restarts have one."""
     checkpoint = job.checkpoint
     if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.is_enabled:
         there = _checkpoints_in(checkpoint.dir)
         if there:
-            report.add(
+            yield Diagnostic(
                 "W0811",
                 f"{checkpoint.dir} holds checkpoints already",
                 checkpoint.at("dir"),
@@ -30,7 +31,7 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
     if checkpoint.resume not in (None, "auto"):
         missing = _missing(checkpoint.resume)
         if missing:
-            report.add(
+            yield Diagnostic(
                 "W0812",
                 f"there is no checkpoint to resume from: {missing}",
                 checkpoint.at("resume"),
@@ -38,14 +39,14 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
             )
     call = job.launch.with_
     if isinstance(call, Slurm) and call.time is not None and not checkpoint.is_enabled:
-        report.add(
+        yield Diagnostic(
             "W0815",
             "SLURM ends the job at its time limit, and the training writes no checkpoint to go on from",
             call.at("time"),
             help="`checkpoint { every = … }`: it is warned before the limit, writes one, and goes on",
         )
     if job.launch.restarts and not checkpoint.is_enabled:
-        report.add(
+        yield Diagnostic(
             "E0808",
             "a restart goes on from the last checkpoint, and the training writes none",
             job.launch.at("restarts"),

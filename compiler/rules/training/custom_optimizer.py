@@ -13,7 +13,7 @@ from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import Fp16
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.no_effect_warnings import no_effect
@@ -21,42 +21,42 @@ from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 
 
-def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFacts | None, report: Report) -> None:
+def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFacts | None) -> Iterator[Diagnostic]:
     """Reports why a user's own optimizer cannot be used as the job asks."""
     call = job.train.optimizer
     if not isinstance(call, PythonOptimizer):
         return
     if job.train.groups:
-        report.add(
+        yield Diagnostic(
             "E0622",
             f"`groups` is for torch's optimizers: `{call.function}` is given the parameters that train, without groups",
             job.train.at("groups"),
-            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            notes=(Note("the optimizer", job.train.at("optimizer")),),
             help="leave `groups` out, and let a function make them: it is given names as well if its first argument is "
             "`named_parameters`",
         )
     if layout is not None:
-        _check_offload(job, call, layout, report)
+        yield from _check_offload(job, call, layout)
     if facts is None:
         return
     if layout is not None:
-        _check_ranks(job, call, layout, facts, report)
-    _check_kept(job, call, facts, report)
+        yield from _check_ranks(job, call, layout, facts)
+    yield from _check_kept(job, call, facts)
     if facts.modes:
-        _check_modes(job, call, layout, report)
+        yield from _check_modes(job, call, layout)
     if facts.closure:
-        _check_closure(job, call, layout, report)
+        yield from _check_closure(job, call, layout)
     if job.train.no_decay and not facts.decays:
         why = f"`{call.function}` takes no `weight_decay`"
-        report.extend([no_effect("train.no_decay", why, job.train.named("no_decay"), "give it such an argument")])
+        yield no_effect("train.no_decay", why, job.train.named("no_decay"), "give it such an argument")
 
 
-def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: OptimizerFacts, report: Report) -> None:
+def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: OptimizerFacts) -> Iterator[Diagnostic]:
     sharding, sizes = sharding_of(job, layout), layout.sizes
-    notes = [Note(message="the optimizer", span=job.train.at("optimizer"))]
+    notes = (Note("the optimizer", job.train.at("optimizer")),)
     if facts.draws:
         if layout.world_size > 1:
-            report.add(
+            yield Diagnostic(
                 "E0615",
                 f"`{call.function}` draws random numbers, which are others on each rank: copies of a parameter on "
                 f"{layout.world_size} ranks would not stay the same",
@@ -67,7 +67,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
     rows = (sharding.engine == "fsdp" and sharding.shards > 1) or sizes["tensor"] > 1
     if rows and facts.rows:
         whole: tuple[Engine, ...] = ("none", "ddp") if facts.alone else ("none", "ddp", "zero1")
-        report.add(
+        yield Diagnostic(
             "E0723",
             f"`{call.function}` needs whole parameters, and ranks would have parts of them: {facts.rows}",
             job.parallelism.at("tensor") if sizes["tensor"] > 1 else sharding_span(job, layout),
@@ -75,7 +75,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
             help="an optimizer that treats each number alone" + or_else(job, layout, *whole),
         )
     elif facts.alone and (sharding.engine == "zero1" or sizes["pipeline"] > 1):
-        report.add(
+        yield Diagnostic(
             "E0613",
             f"`{call.function}` needs all parameters, and each rank would have some: {facts.alone}",
             job.parallelism.at("pipeline" if sizes["pipeline"] > 1 else "zero"),
@@ -84,7 +84,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
         )
 
 
-def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None, report: Report) -> None:
+def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -> Iterator[Diagnostic]:
     """Reports settings that replace the weights of the optimizer's `eval()`, or keep parts of them."""
     sharding = sharding_of(job, layout) if layout is not None else None
     parallelism, found = job.parallelism, list[tuple[str, Span | None, str]]()
@@ -97,16 +97,16 @@ def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None, rep
         reason = "this exchange averages the weights of ranks, and not what the optimizer keeps of them"
         found.append((reason, parallelism.at("gradients"), "leave `gradients` out"))
     for reason, span, help in found:
-        report.add(
+        yield Diagnostic(
             "E0662",
             f"`{call.function}` has `train()` and `eval()`, and evaluates other weights than it trains: {reason}",
             span,
-            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            notes=(Note("the optimizer", job.train.at("optimizer")),),
             help=help,
         )
 
 
-def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None, report: Report) -> None:
+def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -> Iterator[Diagnostic]:
     """Reports fields that keep a step from being evaluated again; else warns that the plan shows one evaluation."""
     train, refusals = job.train, list[tuple[str, Span | None, str]]()
     if train.step is not None:
@@ -121,15 +121,15 @@ def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None, r
     if layout is not None:
         refusals += _split_parameters(job, layout)
     for reason, span, help in refusals:
-        report.add(
+        yield Diagnostic(
             "E0663",
             f"`{call.function}` evaluates the loss within its `step`, by a closure: {reason}",
             span,
-            notes=[Note(message="the optimizer", span=train.at("optimizer"))],
+            notes=(Note("the optimizer", train.at("optimizer")),),
             help=f"{help}; or an optimizer whose `step` takes no closure",
         )
     if not refusals:
-        report.add(
+        yield Diagnostic(
             "W0663",
             f"`{call.function}` may evaluate a step several times, and the plan shows one evaluation: a step takes at "
             "least that time, and at least those collectives",
@@ -152,37 +152,37 @@ def _split_parameters(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span 
         yield reason, parallelism.at("gradients"), "leave `gradients` out"
 
 
-def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout, report: Report) -> None:
+def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout) -> Iterator[Diagnostic]:
     moved = offloaded(job, layout)
     if "optimizer" in moved and "parameters" not in moved:
-        report.add(
+        yield Diagnostic(
             "E0616",
             f"torchao's offloading updates parameters one by one beside the backward pass, and `{call.function}` is "
             "yours",
             job.memory.at("offload"),
-            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            notes=(Note("the optimizer", job.train.at("optimizer")),),
             help="`offload = [optimizer, parameters]` works",
         )
 
 
-def _check_kept(job: JobSpec, call: PythonOptimizer, facts: OptimizerFacts, report: Report) -> None:
+def _check_kept(job: JobSpec, call: PythonOptimizer, facts: OptimizerFacts) -> Iterator[Diagnostic]:
     asked = "every" if job.checkpoint.every is not None else "resume" if job.checkpoint.resume else ""
     if facts.unkept and asked:
-        report.add(
+        yield Diagnostic(
             "E0617",
             f"`{call.function}` would not go on from a checkpoint as it was: it depends on something that is neither "
             "in its `state`, by parameter, nor in its groups",
             job.checkpoint.at(asked),
-            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            notes=(Note("the optimizer", job.train.at("optimizer")),),
             help="keep it in `self.state[parameter]` or `group[…]`, as tensors and numbers",
         )
 
 
-def tell_of_memory(job: JobSpec, facts: OptimizerFacts | None, report: Report) -> None:
+def tell_of_memory(job: JobSpec, facts: OptimizerFacts | None) -> Iterator[Diagnostic]:
     """Warns that a plan lacks the memory of an optimizer that was not tried."""
     call = job.train.optimizer
     if isinstance(call, PythonOptimizer) and facts is None:
-        report.add(
+        yield Diagnostic(
             "W0613",
             f"the memory is shown without what `{call.function}` keeps, which was not called",
             job.train.at("optimizer"),

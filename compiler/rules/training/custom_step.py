@@ -5,51 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslc.compiler.placement.layout import Layout
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork
 from dslc.dsl.source import Span
 
 
-def check_own_step(job: JobSpec, layout: Layout | None, report: Report) -> bool:
-    """Returns whether the rest of the job leaves the step to the user."""
+def check_own_step(job: JobSpec) -> Iterator[Diagnostic]:
     if job.train.step is None:
-        return True
-    note = [Note(message="the step", span=job.train.at("step"))]
+        return
+    note = Note("the step", job.train.at("step"))
     loss, network = job.model.loss, job.model.network
     if not isinstance(loss, c.NetworkLoss):
-        report.add(
+        yield Diagnostic(
             "E0621",
             f"a step of your own returns the loss that is logged, and `{loss.word}` is another",
             job.model.loss_span,
-            notes=note,
+            notes=(note,),
             help="`loss = own()`",
         )
     if not isinstance(network, PythonNetwork):
-        report.add(
+        yield Diagnostic(
             "E0621",
             "a step of your own calls the parts of a network of your own",
             job.model.at("network"),
-            notes=note,
+            notes=(note,),
             help='`network = python("module:function")`',
         )
-    excluded = list(_excluded(job, layout))
-    for what, span in excluded:
-        report.add(
-            "E0620",
-            f"{what} changes what happens within a step, and this job does its steps itself",
-            span,
-            notes=note,
-            help="leave one of the two out",
-        )
-    report.add(
+    yield Diagnostic(
         "W0620",
         "what a step of your own holds and exchanges is not known before it runs: there is no account of its memory",
         job.train.at("step"),
         help="`dslc run --profile` measures it",
     )
-    return not excluded
+
+
+def check_step_fields(job: JobSpec, layout: Layout | None) -> Iterator[Diagnostic]:
+    """Reports axes and fields that do not leave the step to the user."""
+    for what, span in _excluded(job, layout) if job.train.step is not None else ():
+        yield Diagnostic(
+            "E0620",
+            f"{what} changes what happens within a step, and this job does its steps itself",
+            span,
+            notes=(Note("the step", job.train.at("step")),),
+            help="leave one of the two out",
+        )
 
 
 def _excluded(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, Span | None]]:

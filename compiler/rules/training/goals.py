@@ -5,10 +5,10 @@ Limits: the names within a dict that a user's own metric returns are known once 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dslc.compiler.placement.workload import Workload
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.calls import PythonSource, parts_of
 from dslc.dsl.language.goals import Goal
@@ -22,12 +22,12 @@ from dslc.dsl.words import listed
 LOSS = "loss"  # every evaluation has it
 
 
-def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None:
+def check_goals(job: JobSpec, workload: Workload | None) -> Iterator[Diagnostic]:
     """Reports each goal whose metric the evaluations do not give as one number, and goals of a job that has none."""
     named: dict[str, Call] = {m.name_of(metric): metric for metric in job.evaluate.metrics}
     for field, goal in goals_of(job):
         if workload is not None and workload.validation == 0:
-            report.add(
+            yield Diagnostic(
                 "E0317",
                 f"`{field}` looks at evaluations, and the job holds no samples out",
                 job.data.at("validation") if job.data.is_set("validation") else goal.span,
@@ -35,20 +35,20 @@ def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None
             )
             continue
         if workload is not None and workload.sets:
-            _check_set(job, field, goal, workload, named, report)
+            yield from _check_set(job, field, goal, workload, named)
             continue
         name, of_set = goal.metric, goal.metric.partition(".")[2]
         if (of_set in named or of_set == LOSS or _within(of_set, named)) and _may_have_sets(job, workload):
             name = of_set
         metric = named.get(name)
         if metric is None and name != LOSS and not _within(name, named):
-            _report_missing(job, field, goal.metric, goal.at("metric"), [*named, LOSS], report)
+            yield from _report_missing(job, field, goal.metric, goal.at("metric"), [*named, LOSS])
         elif metric is not None and _is_list(metric):
-            report.add(
+            yield Diagnostic(
                 "E0317",
                 f"`{goal.metric}` is a list of numbers, and `{field}` needs one",
                 goal.at("metric"),
-                notes=[Note(message="the metric", span=metric.span or job.evaluate.at("metrics"))],
+                notes=(Note("the metric", metric.span or job.evaluate.at("metrics")),),
                 help=f"`{metric.word}(average = macro, …)`" if hasattr(metric, "average") else "another metric",
             )
 
@@ -60,28 +60,28 @@ def _may_have_sets(job: JobSpec, workload: Workload | None) -> bool:
 
 
 def _check_set(
-    job: JobSpec, field: str, goal: Goal | Plateau, workload: Workload, named: Mapping[str, Call], report: Report
-) -> None:
+    job: JobSpec, field: str, goal: Goal | Plateau, workload: Workload, named: Mapping[str, Call]
+) -> Iterator[Diagnostic]:
     """Reports a goal that does not name a metric of one of several validation sets."""
     names = [f"{name}.{metric}" for name, _ in workload.sets for metric in dict.fromkeys((*named, LOSS))]
     own, _, metric = goal.metric.partition(".")
     if goal.metric not in names and not (own in dict(workload.sets) and _within(metric, named)):
-        _report_missing(job, field, goal.metric, goal.at("metric"), names, report)
+        yield from _report_missing(job, field, goal.metric, goal.at("metric"), names)
     elif (of := named.get(metric)) is not None and _is_list(of):
-        report.add("E0317", f"`{goal.metric}` is a list of numbers, and `{field}` needs one", goal.at("metric"))
+        yield Diagnostic("E0317", f"`{goal.metric}` is a list of numbers, and `{field}` needs one", goal.at("metric"))
 
 
-def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str], report: Report) -> None:
+def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str]) -> Iterator[Diagnostic]:
     """Reports each goal that looks for a number at a user's own metric, which gives these."""
     name = m.name_of(metric)
     for field, goal in goals_of(job):
         if goal.metric not in numbers and (goal.metric == name or _within(goal.metric, {name: metric})):
             meant = nearest_choice(goal.metric, numbers)
-            report.add(
+            yield Diagnostic(
                 "E0317",
                 f"`{field}` looks for a number `{goal.metric}`, which `{metric.function}` does not give",
                 goal.at("metric"),
-                notes=[Note(message="the metric", span=metric.span)],
+                notes=(Note("the metric", metric.span),),
                 help=f"did you mean `{meant}`?" if meant else f"it gives {listed(numbers) or 'no single number'}",
             )
 
@@ -95,12 +95,12 @@ def _is_list(metric: Call) -> bool:
     return isinstance(metric, m.ConfusionMatrix) or getattr(metric, "average", "") == "each"
 
 
-def _report_missing(job: JobSpec, field: str, name: str, span: Span | None, names: list[str], report: Report) -> None:
+def _report_missing(job: JobSpec, field: str, name: str, span: Span | None, names: list[str]) -> Iterator[Diagnostic]:
     meant = nearest_choice(name, names)
-    report.add(
+    yield Diagnostic(
         "E0317",
         f"`{field}` looks at `{name}`, which is not among the metrics of the evaluations",
         span,
-        notes=[Note(message="the metrics", span=job.evaluate.at("metrics"))] if job.evaluate.is_set("metrics") else (),
+        notes=(Note("the metrics", job.evaluate.at("metrics")),) if job.evaluate.is_set("metrics") else (),
         help=f"did you mean `{meant}`?" if meant else f"{listed(sorted(set(names)))}; or add it to `evaluate.metrics`",
     )

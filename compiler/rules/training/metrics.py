@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.model.value import say
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
@@ -17,53 +17,56 @@ from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 
 
-def check_metrics(job: JobSpec, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
-    """Reports metrics with one name, and metrics that fit neither the loss nor the data."""
+def check_metrics(
+    job: JobSpec, source: SourceFacts, model: ModelGraph | None, *, loss_fits: bool
+) -> Iterator[Diagnostic]:
+    """Reports metrics with one name, and metrics that fit neither the loss nor the data. `loss_fits`: the loss fits."""
     loss = job.model.loss
     indices = source.target is not None and source.target.dtype == "int64"
     classes = isinstance(loss, c.CrossEntropy) or indices
-    unfit = source.target is not None and any(error.code in ("E0215", "E0216") for error in report.errors)
     named: dict[str, Span | None] = {}
     for metric in job.evaluate.metrics:
         span = metric.span or job.evaluate.at("metrics")
         name = m.name_of(metric)
         if name in named:
-            report.add(
+            yield Diagnostic(
                 "E0316",
                 f"two metrics are called `{name}`",
                 span,
-                notes=[Note(message="the other", span=named[name])],
+                notes=(Note("the other", named[name]),),
                 help='another name, as in `python("module:function", name = "other")`'
                 if isinstance(metric, m.PythonMetric)
                 else "leave one out",
             )
         named[name] = span
-        if unfit and isinstance(metric, m.MSEMetric) != indices:
+        if source.target is not None and not loss_fits and isinstance(metric, m.MSEMetric) != indices:
             continue  # it fits the data; the loss does not, which is reported
         if isinstance(metric, m.Perplexity) and not isinstance(loss, c.CrossEntropy):
-            report.add(
+            yield Diagnostic(
                 "E0312",
                 f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
                 span,
-                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
+                notes=(Note("the loss is set here", job.model.at("loss")),),
                 help="leave it out, or `loss = cross_entropy()`",
             )
         elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
             isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1 | c.Contrastive)
         ):
-            report.add(
+            yield Diagnostic(
                 "E0312",
                 f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
                 span,
-                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
+                notes=(Note("the loss is set here", job.model.at("loss")),),
                 help="`metrics = [loss]`" if isinstance(loss, c.Contrastive) else "`metrics = [loss, mse]`",
             )
         elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
-            report.add("E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span)
+            yield Diagnostic(
+                "E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span
+            )
         elif isinstance(metric, m.MSEMetric) and classes:
-            report.add("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
+            yield Diagnostic("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
         elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
-            report.add(
+            yield Diagnostic(
                 "E0313",
                 f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
                 span,
@@ -71,7 +74,7 @@ def check_metrics(job: JobSpec, source: SourceFacts, model: ModelGraph | None, r
             )
     if isinstance(loss, c.PythonLoss) and model is not None and source.target is not None and source.structures is None:
         metrics = [each for each in job.evaluate.metrics if not (classes and isinstance(each, m.MSEMetric))]
-        check_outputs(job, metrics, model.output, source.target, classes_come_first(model.output, source), report)
+        yield from check_outputs(job, metrics, model.output, source.target, classes_come_first(model.output, source))
 
 
 def takes_classes(metric: Call) -> bool:
@@ -80,8 +83,8 @@ def takes_classes(metric: Call) -> bool:
 
 
 def check_outputs(
-    job: JobSpec, metrics: Sequence[Call], output: TensorFact, target: TensorFact, classes_first: bool, report: Report
-) -> None:
+    job: JobSpec, metrics: Sequence[Call], output: TensorFact, target: TensorFact, classes_first: bool
+) -> Iterator[Diagnostic]:
     """Reports metrics of the library that cannot compare an output with a target, beside a loss of the user's own.
     Where `collate` pads samples, only the number of their dims counts.
     """
@@ -99,11 +102,11 @@ def check_outputs(
         else:
             continue
         if faulty:
-            report.add(
+            yield Diagnostic(
                 "E0691",
                 f"`{metric.word}` takes {takes}, and the network gives {say(output.shape)} for a target "
                 f"{say(target.shape)} of {target.dtype}",
                 metric.span or job.evaluate.at("metrics"),
-                notes=[Note(message="the loss is yours", span=job.model.at("loss"))],
+                notes=(Note("the loss is yours", job.model.at("loss")),),
                 help=f'{remedy}a metric of your own, `python("module:function")`; or leave it out',
             )

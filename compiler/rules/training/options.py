@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.parameter_names import matches
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
-from dslc.compiler.rules.model.name_patterns import entry_at, report_unmatched
-from dslc.dsl.diagnostics import Note, Report
+from dslc.compiler.rules.model.name_patterns import entry_at, unmatched_patterns
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
@@ -25,35 +25,38 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
 
-def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
+def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None) -> Iterator[Diagnostic]:
     if model is not None:
-        check_patterns(job, model, report)
-        _check_recompute(job, model, report)
+        yield from check_patterns(job, model)
+        yield from _check_recompute(job, model)
     if isinstance(job.model.network, TransformersNetwork):
-        _check_configuration(job, job.model.network, report)
-    _check_warmups(job, report)
+        yield from _check_configuration(job, job.model.network)
+    yield from _check_warmups(job)
     if layout is not None:
-        _check_offload(job, layout, report)
+        yield from _check_offload(job, layout)
     if layout is not None and model is not None:
-        _check_half_precision(job, layout, model, report)
+        yield from _check_half_precision(job, layout, model)
 
 
 # ------------------------------------------------------------------------------------------------------- patterns
 
 
-def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
+def check_patterns(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
     """Reports patterns that match no parameter, and patterns that leave none to train, or to spare from decay."""
     names = [parameter.name for layer in model.layers for parameter in layer.parameters]
     groups = [pattern for group in job.train.groups for pattern in group.parameters]
     training, no_decay = trained(job, model), job.train.no_decay
-    _unmatched("freeze", job.model, job.model.freeze, names, report)
-    unmatched = _unmatched("no_decay", job.train, no_decay, names, report)
-    _check_groups(job, report)
-    if not _unmatched("groups", job.train, groups, names, report):
-        _check_tied_groups(job, model, training, report)
+    yield from _unmatched("freeze", job.model, job.model.freeze, names)
+    unmatched = list(_unmatched("no_decay", job.train, no_decay, names))
+    yield from unmatched
+    yield from _check_groups(job)
+    unmatched_groups = list(_unmatched("groups", job.train, groups, names))
+    yield from unmatched_groups
+    if not unmatched_groups:
+        yield from _check_tied_groups(job, model, training)
     cause = "freeze" if job.model.freeze or job.model.adapter is None else "adapter"
     if job.model.freeze and not training:
-        report.add(
+        yield Diagnostic(
             "E0711",
             f"`model.freeze` leaves none of {plural(len(names), 'parameter')} to train",
             job.model.at("freeze"),
@@ -64,15 +67,15 @@ def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
     for field, patterns, span in lists + [("train.groups", group.parameters, group.span) for group in job.train.groups]:
         matched = model.names.matching(patterns)
         if matched and not training & matched:
-            report.add(
+            yield Diagnostic(
                 "W0103",
                 f"`{field}` has no effect: all that it matches is frozen",
                 span,
-                notes=[Note(message=f"`model.{cause}` is set here", span=job.model.at(cause))],
+                notes=(Note(f"`model.{cause}` is set here", job.model.at(cause)),),
             )
 
 
-def _check_tied_groups(job: JobSpec, model: ModelGraph, training: frozenset[str], report: Report) -> None:
+def _check_tied_groups(job: JobSpec, model: ModelGraph, training: frozenset[str]) -> Iterator[Diagnostic]:
     """Warns of tied parameters that have names in two groups."""
     groups = [group.parameters for group in job.train.groups]
     for first in (name for name in dict(model.ties).values() if name in training):
@@ -85,32 +88,32 @@ def _check_tied_groups(job: JobSpec, model: ModelGraph, training: frozenset[str]
             continue
         winner, loser = sorted(named)[:2]
         pattern = next(each for each in groups[loser - 1] if matches([each], named[loser]))
-        report.add(
+        yield Diagnostic(
             "W0660",
             f"`{named[winner]}` and `{named[loser]}` are one tensor, and it is in group {winner}, the first that "
             f"matches one of its names; group {loser} has no effect on it",
             entry_at(job.train.groups[loser - 1].span, pattern),
-            notes=[Note(message=f"group {winner}", span=job.train.groups[winner - 1].span)],
+            notes=(Note(f"group {winner}", job.train.groups[winner - 1].span),),
             help="name the tensor in one group alone, or keep two tensors in the network",
         )
 
 
-def _check_groups(job: JobSpec, report: Report) -> None:
+def _check_groups(job: JobSpec) -> Iterator[Diagnostic]:
     for group in job.train.groups:
         if group.lr is None and group.weight_decay is None:
             why = "it gives its parameters neither a learning rate nor a weight decay"
-            report.extend([no_effect("train.groups", why, group.span)])
+            yield no_effect("train.groups", why, group.span)
 
 
-def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str], report: Report) -> list[str]:
+def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str]) -> Iterator[Diagnostic]:
     message = f"`{type(block).word}.{field}`: no parameter is called @"
-    return report_unmatched("0710", message, block.at(field), patterns, names, report)
+    return unmatched_patterns("0710", message, block.at(field), patterns, names)
 
 
 # --------------------------------------------------------------------------------------- configurations of networks
 
 
-def _check_configuration(job: JobSpec, network: TransformersNetwork, report: Report) -> None:
+def _check_configuration(job: JobSpec, network: TransformersNetwork) -> Iterator[Diagnostic]:
     file = configuration_file(network, job.folder)
     if file is None or os.path.exists(file):
         return
@@ -120,32 +123,32 @@ def _check_configuration(job: JobSpec, network: TransformersNetwork, report: Rep
         here = name.rpartition("/")[2]
         fetch = f"hf download {name} config.json --local-dir {here}"
         help = f'nothing is fetched: `{fetch}` does it; then write `transformers("./{here}")`'
-    report.add("W0806", f"there is no {file}", network.at("path"), help=help)
+    yield Diagnostic("W0806", f"there is no {file}", network.at("path"), help=help)
 
 
 # ------------------------------------------------------------------------------------------------------- warm-ups
 
 
-def _check_warmups(job: JobSpec, report: Report) -> None:
+def _check_warmups(job: JobSpec) -> Iterator[Diagnostic]:
     """Warns of arguments of warm-ups that the job does not have."""
     schedule, average = job.train.lr_schedule, job.train.ema
     if getattr(schedule, "from_", None) is not None and not schedule.warmup.value:  # type: ignore[attr-defined]
-        report.extend([no_effect("train.lr_schedule.from", "there is no `warmup`", schedule.at("from_"))])
+        yield no_effect("train.lr_schedule.from", "there is no `warmup`", schedule.at("from_"))
     if isinstance(average, c.EMA) and average.power is None:
         for name in filter(average.is_set, ("inv_gamma", "min_decay")):
-            report.extend([no_effect(f"train.ema.{name}", "it is for a warm-up with `power`", average.at(name))])
+            yield no_effect(f"train.ema.{name}", "it is for a warm-up with `power`", average.at(name))
 
 
 # ------------------------------------------------------------------------------------------- recomputation, offload
 
 
-def _check_recompute(job: JobSpec, model: ModelGraph, report: Report) -> None:
+def _check_recompute(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
     if job.memory.recompute != "none" and not recomputed(job, model):
-        report.add(
+        yield Diagnostic(
             "W0714",
             "`memory.recompute` has no effect: the network has no blocks",
             job.memory.at("recompute"),
-            notes=[Note(message="the network", span=job.model.at("network"))],
+            notes=(Note("the network", job.model.at("network")),),
             help="blocks are modules of one class, with submodules, in an `nn.ModuleList`, `nn.ModuleDict` or "
             "`nn.Sequential`, or in attributes such as `block1` and `block2`"
             if job.model.has_user_network
@@ -153,12 +156,12 @@ def _check_recompute(job: JobSpec, model: ModelGraph, report: Report) -> None:
         )
 
 
-def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
+def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
     """Reports combinations that torch (`CPUOffloadPolicy`) and torchao (`CPUOffloadOptimizer`) cannot do."""
     moved = offloaded(job, layout)
     span = job.memory.at("offload")
     if "parameters" in moved and "optimizer" not in moved:
-        report.add(
+        yield Diagnostic(
             "E0715",
             "parameters that are kept in the host's memory are updated there, with the optimizer's state beside them",
             span,
@@ -167,44 +170,44 @@ def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
     if "optimizer" not in moved:
         return
     if isinstance(job.train.precision, c.Fp16):
-        report.add(
+        yield Diagnostic(
             "E0717",
             "loss scaling has to see every gradient before the update, and the offloaded ones are elsewhere by then",
             span,
-            notes=[Note(message="fp16 implies loss scaling", span=job.train.at("precision"))],
+            notes=(Note("fp16 implies loss scaling", job.train.at("precision")),),
             help="`bf16` needs no loss scaling",
         )
     elif job.train.on_nonfinite == "skip":
-        report.add(
+        yield Diagnostic(
             "E0717",
             "to leave a step out every gradient has to be seen before the update, and the offloaded ones are elsewhere "
             "by then",
             span,
-            notes=[Note(message="steps that are not finite are left out", span=job.train.at("on_nonfinite"))],
+            notes=(Note("steps that are not finite are left out", job.train.at("on_nonfinite")),),
             help="`on_nonfinite = stop` looks at the loss",
         )
     if "parameters" in moved:
         return
     for what, where in _not_alone(job, layout):
-        report.add(
+        yield Diagnostic(
             "E0716",
             f"the optimizer's state cannot be offloaded alone with {what}",
             span,
-            notes=[Note(message="it is asked for here", span=where)],
+            notes=(Note("it is asked for here", where),),
             help="`offload = [optimizer, parameters]` works",
         )
 
 
-def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> None:
+def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph) -> Iterator[Diagnostic]:
     """Reports an LSTM under autocast: oneDNN has none in 16 bits for CPUs without such arithmetic."""
     if not autocasts(job) or layout.device != "cpu" or model.root is None:
         return
     if any(step.kind == ".LSTM" for step in model.root.walk()):
-        report.add(
+        yield Diagnostic(
             "E0718",
             "an LSTM cannot be computed in 16 bits on every CPU",
             job.train.at("precision"),
-            notes=[Note(message="the network", span=job.model.at("network"))],
+            notes=(Note("the network", job.model.at("network")),),
             help=f"`precision = fp32`, or `precision = {job.train.precision.word}(level = O2)`",
         )
 
