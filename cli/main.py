@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, WRONG_USAGE, CommandFailedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -328,6 +328,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
+    except CommandFailedError as failure:
+        if str(failure):
+            from dslc.dsl.plain import plain_lines
+
+            _say(plain_lines(f"dslc: {failure}"))
+        return failure.status
     except BrokenPipeError:  # `dslc plan … | head`
         screen.drop(sys.stdout)
         screen.drop(sys.stderr)

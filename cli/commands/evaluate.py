@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from dslc.compiler.ir.program import EvaluateMode
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
-from dslc.jobs.inference import CommandFailedError, metrics, prepare_inference
+from dslc.jobs.inference import metrics, prepare_inference
 from dslc.runtime.process.records import finite
-from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
 
 def main(arguments: argparse.Namespace) -> int:
     _, combinations = load_each(arguments.job, arguments.settings)
     split = arguments.split
-    try:
-        made, taken = prepare_inference(
-            combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw
+    made, taken = prepare_inference(combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw)
+    samples = getattr(made.program.data, f"{split}_samples")
+    if not samples:
+        raise CommandFailedError(
+            f"there is nothing to evaluate on: the job holds no samples out (`--set data.{split}=10%`)"
         )
-        samples = getattr(made.program.data, f"{split}_samples")
-        if not samples:
-            print(
-                f"dslc: there is nothing to evaluate on: the job holds no samples out (`--set data.{split}=10%`)",
-                file=sys.stderr,
-            )
-            return WRONG_USAGE
-        found = metrics(made)
-    except CommandFailedError as refused:
-        return refused.status
+    found = metrics(made)
     if arguments.json:
         step = taken.manifest.step if taken.manifest else None
         print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite(found)}))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from dslc.dsl.codes import explain, titles
 from dslc.dsl.language.suggest import nearest_choice
-from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -19,8 +18,7 @@ def main(arguments: argparse.Namespace) -> int:
     text = explain(code)
     if text is None:
         close = nearest_choice(code, titles())
-        print(f"dslc: there is no code {code}{f'; did you mean {close}?' if close else ''}", file=sys.stderr)
-        print("`dslc explain` lists them all", file=sys.stderr)
-        return WRONG_USAGE
+        hint = f"; did you mean {close}?" if close else ""
+        raise CommandFailedError(f"there is no code {code}{hint}\n`dslc explain` lists them all")
     print(text.rstrip())
     return GOOD

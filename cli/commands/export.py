@@ -18,9 +18,8 @@ from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural, shorten_list
 from dslc.jobs.check_job import inspect, show
-from dslc.jobs.inference import CommandFailedError, require_weights
-from dslc.runs.checkpoints import SelectedWeights, WeightMismatchError, check_compatibility
-from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.runs.checkpoints import SelectedWeights, check_compatibility, select_weights
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 
 _PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 _FILES = (".safetensors", ".pt")
@@ -31,8 +30,7 @@ def main(arguments: argparse.Namespace) -> int:
     output = arguments.output.rstrip(os.sep) or os.sep
     wrong = _fault(output, arguments.adapter)
     if wrong:
-        print(plain(f"dslc: {wrong}"), file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(plain(wrong))
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
     job = combinations[0].job
@@ -45,16 +43,9 @@ def main(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     wrong = _fault_of_folder(analysis, arguments.adapter) if not output.endswith(_FILES) else ""
     if wrong:
-        print(plain(f"dslc: {wrong}"), file=sys.stderr)
-        return WRONG_USAGE
-    try:
-        taken = require_weights(analysis.job, arguments.checkpoint)
-        check_compatibility(taken, analysis)
-    except CommandFailedError as refused:
-        return refused.status
-    except WeightMismatchError as misfit:
-        print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
-        return JOB_AT_FAULT
+        raise CommandFailedError(plain(wrong))
+    taken = select_weights(analysis.job, arguments.checkpoint)
+    check_compatibility(taken, analysis)
     return _export(analysis, taken, output, arguments)
 
 

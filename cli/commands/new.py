@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from pathlib import Path
 
 from dslc.dsl.plain import plain
-from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"  # of a checkout: a wheel has none
@@ -19,20 +18,15 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return _print_list()
     if arguments.name is None:
-        print("dslc: `dslc new` needs a NAME; `dslc new --list` lists the templates", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError("`dslc new` needs a NAME; `dslc new --list` lists the templates")
     name = arguments.name.removesuffix(".plt")
     path = f"{name}.plt"
-    if os.path.exists(path):
-        print(plain(f"dslc: {path} exists already"), file=sys.stderr)
-        return WRONG_USAGE
     files = {f"{arguments.template}.plt": path}
     if arguments.template == "python":
-        module = os.path.join(os.path.dirname(path), "net.py")
-        if os.path.exists(module):
-            print(plain(f"dslc: {module} exists already"), file=sys.stderr)
-            return WRONG_USAGE
-        files["net.py.txt"] = module
+        files["net.py.txt"] = os.path.join(os.path.dirname(path), "net.py")
+    for target in files.values():
+        if os.path.exists(target):
+            raise CommandFailedError(plain(f"{target} exists already"))
     for source, target in files.items():
         with open(TEMPLATES / source, encoding="utf-8") as file:
             text = file.read()

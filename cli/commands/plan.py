@@ -21,7 +21,7 @@ from dslc.jobs.check_job import inspect, show
 from dslc.jobs.lock import lock_path, write_lock
 from dslc.jobs.plan_file_input import is_plan_file, job_of, open_plan
 from dslc.jobs.prepare_run import file_of
-from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 
 def planned_or_shown(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]] | None:
@@ -61,8 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     plan, text = planned
     if arguments.rank is not None and not 0 <= arguments.rank < plan.world_size:
-        print(f"dslc: there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(f"there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}")
     if arguments.json:
         sys.stdout.write(text())
     elif arguments.summary:
@@ -78,8 +77,7 @@ def _print_after_pass(arguments: argparse.Namespace) -> int:
     """Prints the plan graph of a job after a pass."""
     names = [each.name for each in PASSES]
     if arguments.after not in names:
-        print(f"dslc: there is no pass `{plain(arguments.after)}`: the passes are {', '.join(names)}", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(plain(f"there is no pass `{arguments.after}`: the passes are {', '.join(names)}"))
     report = Report()
     if is_plan_file(arguments.job):
         open_plan(arguments.job, report, [f"--after {arguments.after}"])

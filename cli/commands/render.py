@@ -10,15 +10,14 @@ from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.picture import write
 from dslc.dsl.plain import plain
-from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 
 def main(arguments: argparse.Namespace) -> int:
     from dslc.commands.plan import planned_or_shown
 
     if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
-        print(f"dslc: {plain(arguments.output)}: a picture is .svg, .png, .dot or .html", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(plain(f"{arguments.output}: a picture is .svg, .png, .dot or .html"))
     planned = planned_or_shown(arguments)
     if planned is None:
         return JOB_AT_FAULT

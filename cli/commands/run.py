@@ -28,30 +28,29 @@ from dslc.launching.restart_detection import (
     resume_after_restart,
     was_stopped_by_user,
 )
-from dslc.runs.run_folder import FolderInUseError
 from dslc.runtime.launchers.detect import worlds
 from dslc.sweeps.running import Runner, SweepTraining, one_after_another, run_sweep
-from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE, CommandFailedError
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
+_ONE_NODE = "a sweep runs on one node; `--set` chooses one of its values"
+
 
 def main(arguments: argparse.Namespace) -> int:
     for option, given in (("--out", arguments.out), ("--profile", arguments.profile)):
         if arguments.trial and given:
-            print(f"dslc: `--try` leaves nothing, and `{option}` asks for something: leave one out", file=sys.stderr)
-            return WRONG_USAGE
+            raise CommandFailedError(f"`--try` leaves nothing, and `{option}` asks for something: leave one out")
     if arguments.parallel > 1 and (arguments.trial or is_plan_file(arguments.job)):
-        print("dslc: `--parallel` is for the trainings of a job's `sweep`: leave it out", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError("`--parallel` is for the trainings of a job's `sweep`: leave it out")
     rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
     if rendezvous and not arguments.trial and (wrong := no_endpoint(rendezvous)):
         said = "--rendezvous" if arguments.rendezvous else "DSLC_RENDEZVOUS"
-        print(plain(f"dslc: {said} is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT"), file=sys.stderr)
-        print("help: the name or address of one of the hosts: node-a, node-a:29400, [fd00::1]:29400", file=sys.stderr)
-        return WRONG_USAGE
+        fault = plain(f"{said} is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT")
+        help = "the name or address of one of the hosts: node-a, node-a:29400, [fd00::1]:29400"
+        raise CommandFailedError(f"{fault}\nhelp: {help}")
     around = ALONE if arguments.trial else LaunchContext(hosts=bool(rendezvous), environ=os.environ)
     if is_plan_file(arguments.job):
         return _run_plan(arguments, rendezvous, around)
@@ -69,26 +68,19 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.trial:
         return _try_each(runs)
     if was_stopped_by_user(runs[0], arguments.out):
-        print("dslc: it was stopped by `dslc stop`: submit it again to go on", file=sys.stderr)
-        return JOB_AT_FAULT  # which ends the Job, and does not only give this pod up
+        # The status ends the Job, and does not only give this pod up.
+        raise CommandFailedError("it was stopped by `dslc stop`: submit it again to go on", JOB_AT_FAULT)
     if is_training_done(runs[0], arguments.out):
-        print(plain(f"dslc: the training has ended without this pod: {arguments.out}"), file=sys.stderr)
-        return GOOD
+        raise CommandFailedError(plain(f"the training has ended without this pod: {arguments.out}"), GOOD)
     if rendezvous or _has_peers(runs[0]):
         return _run_with_others(runs, rendezvous, arguments)
     runner = _runner(loaded, runs, arguments.parallel)
-    if runner is None:
-        return WRONG_USAGE
-    try:
-        folder = folder_of(runs[0], arguments.out)
-        if not loaded.combinations:
-            return run_one(runs[0], folder, [arguments.job, *arguments.settings])
-        again = ["dslc", "run", arguments.job, *(word for each in arguments.settings for word in ("--set", each))]
-        again += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
-        return run_sweep(loaded, runs, folder, runner, again)
-    except FolderInUseError as reason:
-        print(plain(f"dslc: {reason}"), file=sys.stderr)
-        return WRONG_USAGE
+    folder = folder_of(runs[0], arguments.out)
+    if not loaded.combinations:
+        return run_one(runs[0], folder, [arguments.job, *arguments.settings])
+    again = ["dslc", "run", arguments.job, *(word for each in arguments.settings for word in ("--set", each))]
+    again += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
+    return run_sweep(loaded, runs, folder, runner, again)
 
 
 def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[Ready]) -> int:
@@ -96,8 +88,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
     from dslc.launching.ssh_launch import run_by_ssh
 
     if len(trainings) > 1:
-        print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(_ONE_NODE)
     words = [os.path.abspath(arguments.job), *(["--profile"] if arguments.profile else [])]
     words += ["--out", os.path.abspath(os.path.expanduser(arguments.out))] if arguments.out else []
     for setting in arguments.settings:
@@ -113,7 +104,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
     speaks = world is None or world.speaks
     if len(runs) > 1:
         if speaks:
-            print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
+            print(f"dslc: {_ONE_NODE}", file=sys.stderr)
         wait_for_speaker(world)
         return WRONG_USAGE
 
@@ -161,13 +152,9 @@ def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: LaunchCont
     ready = resume_after_restart(ready)
     if rendezvous or _has_peers(ready):
         return _run_with_others([ready], rendezvous, arguments)
-    try:
-        folder = folder_of(ready, arguments.out)
-        # A plan takes no settings: the job in the run directory does.
-        return run_one(ready, folder, [os.path.join(folder, "job.plt")])
-    except FolderInUseError as reason:
-        print(plain(f"dslc: {reason}"), file=sys.stderr)
-        return WRONG_USAGE
+    folder = folder_of(ready, arguments.out)
+    # A plan takes no settings: the job in the run directory does.
+    return run_one(ready, folder, [os.path.join(folder, "job.plt")])
 
 
 def _try_each(runs: Sequence[Ready]) -> int:
@@ -182,8 +169,8 @@ def _try_each(runs: Sequence[Ready]) -> int:
     return status
 
 
-def _runner(loaded: LoadResult, runs: Sequence[Ready], parallel: int) -> Runner | None:
-    """Returns the runner of a sweep's trainings, `parallel` at once; None, with the reason shown, if that cannot be."""
+def _runner(loaded: LoadResult, runs: Sequence[Ready], parallel: int) -> Runner:
+    """Returns the runner of a sweep's trainings, `parallel` at once. Raises CommandFailedError if that cannot be."""
     if parallel <= 1:
         return one_after_another(_run_of_sweep)
     from dslc.sweeps.side_by_side import NotHeld, at_once, places_for
@@ -193,8 +180,7 @@ def _runner(loaded: LoadResult, runs: Sequence[Ready], parallel: int) -> Runner 
             raise NotHeld("the job has no `sweep`, of which several trainings could run at once")
         return at_once(places_for(runs, min(parallel, len(runs))))
     except NotHeld as reason:
-        print(plain(f"dslc: --parallel {parallel}: {reason}"), file=sys.stderr)
-        return None
+        raise CommandFailedError(plain(f"--parallel {parallel}: {reason}")) from None
 
 
 def _run_of_sweep(training: SweepTraining) -> int:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from dslc.dsl.plain import plain, plain_lines
 from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.sweeps.table import show_sweep, write_csv
-from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, CommandFailedError
 
 _LOOK = 1.0  # seconds between two looks
 _QUIET = 10.0  # seconds between two lines of a run that goes on, where there is no terminal
@@ -25,8 +25,7 @@ def main(arguments: argparse.Namespace) -> int:
     folders = runs_in(folder) if os.path.isdir(folder) else []
     if not folders:
         missing = "there is no run in it" if os.path.isdir(folder) else "there is no such folder"
-        print(plain(f"dslc: {folder}: {missing}"), file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(plain(f"{folder}: {missing}"))
     if arguments.follow:
         return _exit_status(follow(folders))
     found = run_states(folders)

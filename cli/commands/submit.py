@@ -18,17 +18,17 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each
-from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.plain import plain
 from dslc.jobs.check_job import inspect_for_run, is_over_limit, show
 from dslc.jobs.plan_file_input import is_plan_file
 from dslc.jobs.prepare_run import Ready, folders_of, place_ranks, write_run_directory
 from dslc.launching.run_state import Submission, write_submission
 from dslc.launching.slurm_requeue import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
-from dslc.runs.run_folder import FolderInUseError, claim_folder, make_folder, refuse_others
+from dslc.runs.run_folder import claim_folder, make_folder, refuse_others
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.sweeps.table import write_sweep
-from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 _NO_TOKEN = "see submit"  # in a manifest that is only shown; too short to be taken
 _AUTO = "checkpoint.resume=auto"
@@ -47,8 +47,7 @@ class SubmittedRuns:
 def main(arguments: argparse.Namespace) -> int:
     if is_plan_file(arguments.job):
         said = "submits a job, which each node compiles: give it the `.plt` file"
-        print(plain(f"dslc: {arguments.job}: `dslc submit` {said}"), file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(plain(f"{arguments.job}: `dslc submit` {said}"))
     report = Report()
     made = _prepared(arguments.job, arguments.settings, report)
     if made is not None and not report.errors:
@@ -57,27 +56,21 @@ def main(arguments: argparse.Namespace) -> int:
     if made is None or report.errors:
         return JOB_AT_FAULT
     loaded, runs, combinations = made
-    try:
-        folder = os.path.abspath(
-            os.path.expanduser(arguments.out or os.path.join("runs", runs[0].program.job, "<time>"))
-        )
-        planned = [place for place, _ in folders_of(loaded, combinations, folder)]
-        name = os.path.splitext(os.path.basename(arguments.job))[0]
-        if not (_names_are_plain(arguments.job, planned, report) and _options_fit(runs, planned, name, report)):
-            show(report)
-            return JOB_AT_FAULT
-        if not arguments.dry_run:
-            folder = make_folder(runs[0].program, arguments.out)
-        folders = [place for place, _ in folders_of(loaded, combinations, folder)]
-        whole = SubmittedRuns(runs=runs, folder=folder, folders=folders, name=name)
-        if not arguments.dry_run and folders != [folder]:
-            write_sweep(folder, loaded, [os.path.basename(place) for place in folders], runs[0].program)
-        if isinstance(runs[0].compiled.analysis.job.launch.with_, Kubernetes):
-            return _to_kubernetes(whole, dry=arguments.dry_run)
-        return _to_slurm(whole, dry=arguments.dry_run)
-    except FolderInUseError as reason:
-        print(plain(f"dslc: {reason}"), file=sys.stderr)
-        return WRONG_USAGE
+    folder = os.path.abspath(os.path.expanduser(arguments.out or os.path.join("runs", runs[0].program.job, "<time>")))
+    planned = [place for place, _ in folders_of(loaded, combinations, folder)]
+    name = os.path.splitext(os.path.basename(arguments.job))[0]
+    if not (_names_are_plain(arguments.job, planned, report) and _options_fit(runs, planned, name, report)):
+        show(report)
+        return JOB_AT_FAULT
+    if not arguments.dry_run:
+        folder = make_folder(runs[0].program, arguments.out)
+    folders = [place for place, _ in folders_of(loaded, combinations, folder)]
+    whole = SubmittedRuns(runs=runs, folder=folder, folders=folders, name=name)
+    if not arguments.dry_run and folders != [folder]:
+        write_sweep(folder, loaded, [os.path.basename(place) for place in folders], runs[0].program)
+    if isinstance(runs[0].compiled.analysis.job.launch.with_, Kubernetes):
+        return _to_kubernetes(whole, dry=arguments.dry_run)
+    return _to_slurm(whole, dry=arguments.dry_run)
 
 
 def _prepared(
@@ -186,10 +179,8 @@ def _to_slurm(whole: SubmittedRuns, *, dry: bool) -> int:
     _write_run_directories(whole)
     with open(path, "w", encoding="utf-8") as file:
         file.write(script)
-    told = _hand_over(["sbatch", "--parsable", path], f"`sbatch {path}` where SLURM is")
-    if told is None:
-        return WRONG_USAGE
-    number = told.strip().partition(";")[0]
+    answer = _hand_over(["sbatch", "--parsable", path], f"`sbatch {path}` where SLURM is")
+    number = answer.strip().partition(";")[0]
     for n, folder in enumerate(whole.folders):
         job = f"{number}_{n}" if len(whole.folders) > 1 else number
         write_submission(folder, Submission(cluster="slurm", job=job, script=path))
@@ -219,26 +210,23 @@ def _to_kubernetes(whole: SubmittedRuns, *, dry: bool) -> int:
             elastic=is_elastic(whole.runs[0]),
         )
         write_submission(folder, made)
-    if _hand_over(["kubectl", "apply", "--filename", path], f"`kubectl apply --filename {path}` where it is") is None:
-        return WRONG_USAGE
+    _hand_over(["kubectl", "apply", "--filename", path], f"`kubectl apply --filename {path}` where it is")
     _say_where(whole, name_of(whole.name, whole.folders[0]))
     if folder_in_pod(call, whole.folder) != whole.folder:
         print(plain(f"in the pods the run directory is {folder_in_pod(call, whole.folder)}"))
     return GOOD
 
 
-def _hand_over(words: Sequence[str], instead: str) -> str | None:
-    """Shows and runs a command of the cluster, and returns its output; None, with the reason shown, if it fails."""
+def _hand_over(words: Sequence[str], instead: str) -> str:
+    """Shows and runs a command of the cluster, and returns its output. Raises CommandFailedError."""
     print(plain(shlex.join(words)), flush=True)
     try:
-        told = subprocess.run(words, capture_output=True, text=True)
+        process = subprocess.run(words, capture_output=True, text=True)
     except FileNotFoundError:
-        print(plain(f"dslc: there is no `{words[0]}` here: type {instead}"), file=sys.stderr)
-        return None
-    if told.returncode:
-        print(plain_lines(f"dslc: {words[0]} refuses the job: {told.stderr.strip()}"), file=sys.stderr)
-        return None
-    return told.stdout
+        raise CommandFailedError(plain(f"there is no `{words[0]}` here: type {instead}")) from None
+    if process.returncode:
+        raise CommandFailedError(f"{words[0]} refuses the job: {process.stderr.strip()}")
+    return process.stdout
 
 
 def _say_where(whole: SubmittedRuns, job: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from dslc.dsl.words import plural
-from dslc.terminal.exit_codes import GOOD, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,12 +27,10 @@ def main(arguments: argparse.Namespace) -> int:
     from dslc.runtime.data.sources.token_files import TokensError, write_tokens
 
     if os.path.exists(arguments.output):
-        print(f"dslc: {arguments.output} exists already", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(f"{arguments.output} exists already")
     absent = next((text for text in arguments.texts if not os.path.isfile(text)), None)
     if absent is not None:
-        print(f"dslc: {absent}: {'is no file' if os.path.exists(absent) else 'there is no such file'}", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(f"{absent}: {'is no file' if os.path.exists(absent) else 'there is no such file'}")
     try:
         with progress() as bar:
             task = bar.add_task(os.path.basename(arguments.output), total=sum(map(os.path.getsize, arguments.texts)))
@@ -41,8 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
                 arguments.texts, arguments.output, arguments.tokenizer, lambda read: bar.advance(task, read)
             )
     except TokensError as error:
-        print(f"dslc: {error}", file=sys.stderr)
-        return WRONG_USAGE
+        raise CommandFailedError(str(error)) from error
     ended = f", `{made.end}` behind each text" if made.end else ""
     bits = made.item.removeprefix("uint")
     print(f"{made.file}: {plural(made.tokens, 'token')} of {bits} bits, vocabulary {made.vocab:,}{ended}")

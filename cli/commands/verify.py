@@ -21,7 +21,7 @@ from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.probe.gpus import gpus_here
 from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
-from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.verification.variants import CannotShrink, observed, one_process, shrink_job
 
 if TYPE_CHECKING:
@@ -44,17 +44,7 @@ _BY_NATURE = {
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
-        print("dslc: --steps takes a number of at least 1", file=sys.stderr)
-        return WRONG_USAGE
-    try:
-        return _verify_in_folder(arguments)
-    except FolderInUseError as reason:
-        print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
-        return WRONG_USAGE
-
-
-def _verify_in_folder(arguments: argparse.Namespace) -> int:
-    """Verifies, and keeps the run directories in a folder if one is named. Raises FolderInUseError."""
+        raise CommandFailedError("--steps takes a number of at least 1")
     out: str | None = arguments.out
     if out and os.path.exists(os.path.join(out, LOCK)):
         with claim_folder(out, None):  # or the message names who writes there
@@ -66,11 +56,8 @@ def _verify_in_folder(arguments: argparse.Namespace) -> int:
     try:
         job, changes = _job(combinations[0], arguments.shrink)
     except CannotShrink as reason:
-        print(f"dslc: {reason}", file=sys.stderr)
-        return JOB_AT_FAULT
+        raise CommandFailedError(str(reason), JOB_AT_FAULT) from None
     pair = _both(job)
-    if pair is None:
-        return JOB_AT_FAULT
     for change in changes:
         print(f"narrow copy: {change}")
     folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="dslc-verify-")
@@ -106,9 +93,9 @@ def _job(loaded: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]
     return replace(loaded, job=observed(narrow)), changes
 
 
-def _both(loaded: LoadResult) -> tuple[Ready, Ready, list[str]] | None:
-    """Returns the job under its plan and in one process, and the reasons why they may differ; None if one is
-    refused.
+def _both(loaded: LoadResult) -> tuple[Ready, Ready, list[str]]:
+    """Returns the job under its plan and in one process, and the reasons why they may differ. Raises
+    CommandFailedError if one is refused.
     """
     if loaded.job is not None and not loaded.report.errors:
         import dslc.runtime.launch  # noqa: F401 - or each child that looks at a user's function would load torch
@@ -116,18 +103,16 @@ def _both(loaded: LoadResult) -> tuple[Ready, Ready, list[str]] | None:
     plan = prepare(loaded, report)
     show(report)
     if plan is None or loaded.job is None:
-        return None
+        raise CommandFailedError(status=JOB_AT_FAULT)
     alone = Report()
     one = prepare(replace(loaded, report=Report(), job=one_process(loaded.job)), alone)
     if one is None:
         show(alone.errors)
-        print(
-            "dslc: the job is valid, but cannot run in the one process that it would be compared with: try --shrink, "
-            "or smaller "
-            "sizes with --set",
-            file=sys.stderr,
+        raise CommandFailedError(
+            "the job is valid, but cannot run in the one process that it would be compared with: try --shrink, or "
+            "smaller sizes with --set",
+            JOB_AT_FAULT,
         )
-        return None
     return plan, one, _by_nature(report)
 
 

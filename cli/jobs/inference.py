@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,27 +17,16 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import CheckpointSpec
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult
-from dslc.dsl.plain import plain_lines
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.runs.checkpoints import (
-    NoCheckpoint,
     SelectedWeights,
-    WeightMismatchError,
     check_compatibility,
     select_weights,
 )
-from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 
 _UNLIMITED = 2**62
-
-
-class CommandFailedError(Exception):
-    """The command ends here; the reason has been shown. `status` is the exit status."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"exit status {status}")
-        self.status = status
 
 
 def prepare_inference(
@@ -51,28 +39,15 @@ def prepare_inference(
     report = Report()
     if loaded.job is None or loaded.report.errors:
         show(loaded.report)
-        raise CommandFailedError(JOB_AT_FAULT)
+        raise CommandFailedError(status=JOB_AT_FAULT)
     made = prepare(replace(loaded, job=_without_training(loaded.job)), report)
     show([each for each in report if each.severity == "error"])  # warnings are about a training
     if made is None:
-        raise CommandFailedError(JOB_AT_FAULT)
-    taken = require_weights(loaded.job, asked)
-    try:
-        check_compatibility(taken, made.compiled.analysis)
-    except WeightMismatchError as misfit:
-        print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
-        raise CommandFailedError(JOB_AT_FAULT) from None
+        raise CommandFailedError(status=JOB_AT_FAULT)
+    taken = select_weights(loaded.job, asked)
+    check_compatibility(taken, made.compiled.analysis)
     program = replace(made.program, mode=mode(use=taken.path, **arguments))
     return replace(made, program=program), taken
-
-
-def require_weights(job: JobSpec, asked: str | None) -> SelectedWeights:
-    """Returns the checkpoint. Raises CommandFailedError if there is none."""
-    try:
-        return select_weights(job, asked)
-    except NoCheckpoint as reason:
-        print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
-        raise CommandFailedError(WRONG_USAGE) from None
 
 
 def _without_training(job: JobSpec) -> JobSpec:
@@ -107,7 +82,7 @@ def run_inference(made: Ready, beside: str | None = None) -> Iterator[str]:
         failed = outcome.failure is not None
         if failed:
             show_failure(outcome, what=f"`{command}`")
-            raise CommandFailedError(TRAINING_FAILED)
+            raise CommandFailedError(status=TRAINING_FAILED)
         yield folder
     finally:
         if not failed:  # its logs are to be read

@@ -32,13 +32,14 @@ from dslc.runtime.checkpoint.files import (
     look,
     misfitting_tensors,
 )
+from dslc.terminal.exit_codes import JOB_AT_FAULT, CommandFailedError
 
 
-class NoCheckpoint(Exception):
+class NoCheckpoint(CommandFailedError):
     """No checkpoint was found; the text names the places searched, and the remedy."""
 
 
-class WeightMismatchError(Exception):
+class WeightMismatchError(CommandFailedError):
     """The weights belong to another model than the job's, or cannot be read."""
 
 
@@ -173,11 +174,11 @@ def check_compatibility(taken: SelectedWeights, analysis: Analysis) -> None:
         try:
             theirs = {name: entry.shape for name, entry in entries(taken.path).items()}
         except Unreadable as reason:
-            raise WeightMismatchError(str(reason)) from None
+            raise WeightMismatchError(str(reason), JOB_AT_FAULT) from None
     if theirs is None or analysis.model is None:
         return
     ties = dict(analysis.model.ties)  # a file of weights may have them under each name
     own = {name: shape for name, shape in theirs.items() if name not in ties}
     wrong = misfitting_tensors(own, tensors_of(analysis.model, own))
     if wrong:
-        raise WeightMismatchError(f"{taken} does not fit {analysis.job.source.name}: {wrong}")
+        raise WeightMismatchError(f"{taken} does not fit {analysis.job.source.name}: {wrong}", JOB_AT_FAULT)

@@ -34,6 +34,7 @@ from dslc.dsl.plain import plain
 from dslc.dsl.words import shorten_list
 from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import naming
+from dslc.terminal.exit_codes import CommandFailedError
 
 LOCK = ".dslc-lock"
 _SHOWN = 3  # names of other files in a message, at most
@@ -41,8 +42,11 @@ _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 _held: set[int] = set()  # descriptors of the lock files that this process has locked
 
 
-class FolderInUseError(Exception):
+class FolderInUseError(CommandFailedError):
     """A folder that a run may not write into; the text says why, and the remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message))
 
 
 def make_folder(program: JobProgram, out: str | None) -> str:
