@@ -78,13 +78,21 @@ def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
     return any(diagnostic.severity == "error" for diagnostic in diagnostics)
 
 
-def passes(diagnostics: Iterable[Diagnostic]) -> Findings[bool]:
-    """Yields the diagnostics; returns True if none is an error."""
+def judge(findings: Findings[T]) -> Findings[tuple[T, bool]]:
+    """Yields what a check yields; returns its value, and True if no diagnostic is an error."""
     sound = True
-    for diagnostic in diagnostics:
+    while True:
+        try:
+            diagnostic = next(findings)
+        except StopIteration as end:
+            return end.value, sound
         sound = sound and diagnostic.severity != "error"
         yield diagnostic
-    return sound
+
+
+def passes(diagnostics: Iterable[Diagnostic]) -> Findings[bool]:
+    """Yields the diagnostics; returns True if none is an error."""
+    return (yield from judge(diagnostic for diagnostic in diagnostics))[1]
 
 
 class TooManyErrors(Exception):

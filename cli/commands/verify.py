@@ -85,7 +85,7 @@ def _job(loaded: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]
         return (replace(loaded, job=observed(job)) if job else loaded), ()
     from dslc.compiler.placement.layout import lay_out
 
-    layout = lay_out(job, Report())
+    layout = Report().collect(lay_out(job))
     if layout is None:
         return loaded, ()  # its mistakes are shown when it is compiled
     gpus = len(gpus_here()) if job.devices.gpus is not None else 0

@@ -54,7 +54,7 @@ def _without_training(job: JobSpec) -> JobSpec:
     """Returns the job without what only a training needs: its checkpoints, promises and initial weights; the account of
     a training's memory; a global batch that the ranks can divide.
     """
-    layout = lay_out(job, Report())
+    layout = Report().collect(lay_out(job))
     each = layout.sizes["data"] * layout.microbatches if layout else 1
     batch = max(each, job.data.batch // each * each)
     return replace(

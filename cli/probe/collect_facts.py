@@ -90,16 +90,19 @@ def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
 def _machine(job: JobSpec, report: Report) -> MachineFacts:
     asked, others = job.devices.gpus, 0
     gpus: tuple[int, ...] = ()
+    known = True
     try:
         if isinstance(asked, Free):
             gpus, others = choose_free(asked.count)
         elif asked is not None:
             gpus = gpus_here()
     except RuntimeError as error:
+        known = False
         report.add("E0824", str(error), job.devices.at("gpus"), help="`nvidia-smi` by hand shows what is wrong")
     return MachineFacts(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
+        gpus_known=known,
         gpus_in_use=others,
     )

@@ -87,7 +87,7 @@ def trial_batches(job: JobSpec, facts: Facts, file: str, invented: str) -> Trial
     own = [job.model.loss, *job.evaluate.metrics]
     if job.train.step is not None or not any(isinstance(call, PythonLoss | PythonMetric) for call in own):
         return TrialBatches()
-    made = opaque(model, job.model, source, Report()) if model else build(job.model, source, context_of(job), Report())
+    made = Report().collect(opaque(model, job.model, source) if model else build(job.model, source, context_of(job)))
     structured = source.structures is not None or (model is not None and model.structured)
     if made is None or not (structured or can_be_tried(made.output, source.target)):
         return TrialBatches()

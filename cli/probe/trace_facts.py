@@ -82,7 +82,7 @@ def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> SourceFacts:
 
     made = used(trial, call, "source", use)
     if made and made.get("shards") is None:
-        layout = lay_out(job, Report())
+        layout = Report().collect(lay_out(job))
         ranks = layout.world_size if layout is not None else 1
         others = layout is not None and (layout.nodes > 1 or job.launch.with_.word != "local")
         compare_twice(trial, call, ranks, others)

@@ -160,7 +160,7 @@ def _trace_module(trial: Trial, make: Callable[[], UserValue], real: RealBatch) 
     if job.devices.gpus is not None and isinstance(job.model.network, PythonNetwork):
         place = cpu_tensor_of_network(kept[-1], given)
         facts = replace(facts, network=replace(facts.network or NetworkFacts(), cpu_tensor=place))
-    graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
+    graph = Report().collect(opaque(facts, job.model, source)) if low_copy(job) else None
     if graph is not None:
         sharded = [unit.name for unit in units(graph) if unit.name]
         try_low_copy(kept[0], given, trial.steps.precision.dtype, sharded)

@@ -40,7 +40,7 @@ def try_loss(trial: Trial) -> Trial | None:
     job, call, report = trial.job, trial.job.model.loss, trial.report
     if not isinstance(call, PythonLoss):
         return None
-    layout = lay_out(job, Report())
+    layout = Report().collect(lay_out(job))
     pieces = layout.sizes["data"] * layout.microbatches if layout else 1
     ranks = layout.world_size if layout else 1
 
@@ -232,7 +232,7 @@ def try_step(trial: Trial) -> None:
     job, source, call, steps = trial.job, trial.source, trial.job.train.step, trial.steps
     if not isinstance(call, PythonStep) or not isinstance(steps.network, PythonFunction):
         return
-    network, report, layout = steps.network, trial.report, lay_out(job, Report())
+    network, report, layout = steps.network, trial.report, Report().collect(lay_out(job))
     ranks = layout.world_size if layout is not None else 1
     shards = layout is not None and sharding_of(job, layout).engine == "fsdp"
 
@@ -305,7 +305,7 @@ def try_optimizer(trial: Trial) -> Trial | None:
     from dslc.compiler.ir.codec import from_json, to_json
     from dslc.compiler.ir.program import OptimizerStep
 
-    made = opaque(model, job.model, source, Report()) if model else build(job.model, source, context_of(job), Report())
+    made = Report().collect(opaque(model, job.model, source) if model else build(job.model, source, context_of(job)))
     named = _trained(job, made) if made is not None else []
     step = OptimizerStep(
         kind=call.function,

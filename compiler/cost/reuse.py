@@ -16,7 +16,7 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph, build, share_out
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.bounds import WORK
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Findings, Report
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.lr_schedules import Constant
 
@@ -41,14 +41,14 @@ class Reuse:
         """True if no further job should be analysed."""
         return self.spent + self._largest > WORK.most
 
-    def build(self, model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
+    def build(self, model: ModelSpec, source: SourceFacts, context: int | None) -> Findings[ModelGraph | None]:
         """Calls `build`, or returns the last network."""
         key = (model, source, context)
         if key != self._key:
             self._key, self._told, self._shared = key, Report(), None
-            self._built = build(model, source, context, self._told)
+            self._built = self._told.collect(build(model, source, context))
             self.spent += len(self._built.layers) if self._built else 0
-        report.extend(self._told.found)
+        yield from self._told.found
         return self._built
 
     def share_out(

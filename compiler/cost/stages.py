@@ -31,7 +31,7 @@ from dslc.compiler.placement.staging import Staging, unsendable
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.bounds import TRIED
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.words import plural
 
@@ -49,14 +49,13 @@ def cut(
     job: JobSpec,
     layout: Layout,
     model: ModelGraph,
-    report: Report,
     workload: Workload | None = None,
     schedule: ScheduleTable | None = None,
     cuts: TensorPlan | None = None,
     reuse: Reuse | None = None,
     optimizer: OptimizerFacts | None = None,
-) -> Cut | None:
-    """The layers of each stage, in order; None with the reason in the report.
+) -> Findings[Cut | None]:
+    """Returns the layers of each stage, in order; None if it yields an error.
 
     What is not known of `workload`, `schedule` and `cuts` sets no bound to a stage's memory. The work of the search is
     added to the work of all analyses of the job.
@@ -65,7 +64,7 @@ def cut(
     layers = len(model.layers)
     wanted = job.parallelism.stages
     if stages > layers:
-        report.add(
+        yield Diagnostic(
             "E0410",
             f"{plural(layers, 'layer')} cannot fill {plural(stages, 'stage')}",
             job.parallelism.at("pipeline"),
@@ -82,12 +81,12 @@ def cut(
         )
     if len(wanted) != stages or sum(wanted) != layers:
         likely = _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
-        report.add(
+        yield Diagnostic(
             "E0411",
             f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
             f"and the job has {plural(stages, 'stage')} and {plural(layers, 'layer')}",
             job.parallelism.at("stages"),
-            notes=[Note(message=_layer_list(model), span=job.model.at("network"))],
+            notes=(Note(_layer_list(model), job.model.at("network")),),
             help=f"one count for each stage, as in `stages = {[len(stage) for stage in likely]}`, or `balanced`",
         )
         return None

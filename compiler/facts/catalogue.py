@@ -25,7 +25,7 @@ from typing import Any
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.number_text import path_text
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, Findings
 from dslc.dsl.files import read_bytes
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import Dimension
@@ -44,7 +44,7 @@ KEYS: dict[str, tuple[str, Dimension]] = {
 _OTHER_KEYS = ("efficiency", "device")
 
 
-def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict[str, Hardware]:
+def read_catalogue(path: str | None, where: Span | None) -> Findings[dict[str, Hardware]]:
     """Returns dslc's own kinds with the kinds of the file `path`, which the job names at `where`."""
     if path is None:
         return CATALOGUE
@@ -56,15 +56,15 @@ def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict
         tables = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        report.add("E0421", f"the catalogue `{name}` cannot be read: {reason}", where, help="a TOML file")
+        yield Diagnostic("E0421", f"the catalogue `{name}` cannot be read: {reason}", where, help="a TOML file")
         return CATALOGUE
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:  # a number, or brackets, without end
-        report.add("E0421", f"the catalogue `{name}` is not TOML: {error}", where, help=_EXAMPLE)
+        yield Diagnostic("E0421", f"the catalogue `{name}` is not TOML: {error}", where, help=_EXAMPLE)
         return CATALOGUE
     source = Source(name, text)
     found = dict(CATALOGUE)
     for kind, table in tables.items():
-        made = _kind(kind, table, source, report)
+        made = yield from _kind(kind, table, source)
         if made is not None:
             found[kind] = made
     return found
@@ -73,12 +73,12 @@ def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict
 _EXAMPLE = '`[lab_card]` and under it `memory = "80GiB"`, `bf16 = "989TFLOPS"`, `link = "450GBps"`, …'
 
 
-def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | None:
+def _kind(kind: str, table: Any, source: Source) -> Findings[Hardware | None]:
     if not isinstance(table, dict):
-        report.add("E0422", f"`{kind}` stands outside of a table", _span(source, kind, None), help=_EXAMPLE)
+        yield Diagnostic("E0422", f"`{kind}` stands outside of a table", _span(source, kind, None), help=_EXAMPLE)
         return None
     if kind == "gpu":
-        report.add(
+        yield Diagnostic(
             "E0422",
             "`gpu` stands for any GPU, of which nothing is known beforehand",
             _span(source, kind, None),
@@ -90,14 +90,14 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
     for key, value in table.items():
         span = _span(source, kind, key)
         if key == "efficiency":
-            figures[key] = _share(value, span, report)
+            figures[key] = yield from _share(value, span)
             continue
         if key == "device":
-            figures["cpu"] = _is_cpu(value, base, span, report)
+            figures["cpu"] = yield from _is_cpu(value, base, span)
             continue
         if key not in KEYS:
             close = nearest_choice(key, (*KEYS, *_OTHER_KEYS))
-            report.add(
+            yield Diagnostic(
                 "E0422",
                 f"`{key}` is not a property of a device",
                 span,
@@ -108,7 +108,7 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
         number = _parse_quantity(value, dimension)
         if number is None:
             example = units.EXAMPLES[dimension]
-            report.add(
+            yield Diagnostic(
                 "E0422",
                 f"`{key}` of a device is {units.NAMES[dimension]}, and `{value}` is not",
                 span,
@@ -119,22 +119,22 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
     return replace(base, **figures)
 
 
-def _is_cpu(value: object, base: Hardware, span: Span, report: Report) -> bool:
+def _is_cpu(value: object, base: Hardware, span: Span) -> Findings[bool]:
     """True if a table is about CPUs. For dslc's own kinds the base decides."""
     known = base.kind in CATALOGUE
     wanted = ("cpu" if base.cpu else "gpu",) if known else ("cpu", "gpu")
     if value not in wanted:
         choice = " or ".join(f'`device = "{each}"`' for each in wanted)
         what = f"`{base.kind}` is one" if known else "it is one of them"
-        report.add("E0422", f"`device` says whether a kind is a CPU or a GPU; {what}", span, help=choice)
+        yield Diagnostic("E0422", f"`device` says whether a kind is a CPU or a GPU; {what}", span, help=choice)
         return base.cpu
     return value == "cpu"
 
 
-def _share(value: object, span: Span, report: Report) -> float:
+def _share(value: object, span: Span) -> Findings[float]:
     if isinstance(value, int | float) and 0 < value <= 1:
         return float(value)
-    report.add(
+    yield Diagnostic(
         "E0422",
         f"`efficiency` is the share of a device's speed that products reach, and `{value}` is not",
         span,

@@ -53,7 +53,7 @@ def linear(spec: s.Linear, x: Value, t: Tape) -> Value:
     if not x.shape:
         t.fail("E0201", "`linear` works on the last dim, and one number without dims comes in", spec)
     if len(x.shape) == 3 and not x.sequence:
-        t.around.suspects.append(Note(message=f"`linear` works on the last dim of {x} here", span=spec.span))
+        t.around.suspects.append(Note(f"`linear` works on the last dim of {x} here", spec.span))
         t.warn(
             "W0201",
             f"`linear` maps only the last dim of {x}, each row separately",

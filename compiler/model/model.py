@@ -31,7 +31,7 @@ from dslc.compiler.model.tape import LayerInputError, Surroundings, record, too_
 from dslc.compiler.model.value import Value, entry, say
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
 from dslc.dsl.bounds import LAYERS
-from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, passes
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.registry import Call
@@ -40,7 +40,7 @@ from dslc.dsl.words import plural
 __all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build"]
 
 
-def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
+def build(model: ModelSpec, source: SourceFacts, context: int | None) -> Findings[ModelGraph | None]:
     """Returns the graph of a layer list or library network; None if the input is unknown, or with the reason in the
     report.
 
@@ -55,11 +55,11 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
         fact = TensorFact(shape=(context,), dtype="int64")
     if fact is None:
         return None
-    graph = _graph(model, source, fact, frozenset(), report)
+    graph = yield from _graph(model, source, fact, frozenset())
     if graph is None or not model.freeze:
         return graph
     # Which names a pattern matches is known with the ties of the whole network.
-    return _graph(model, source, fact, _frozen(graph, model), Report())
+    return Report().collect(_graph(model, source, fact, _frozen(graph, model)))
 
 
 def _frozen(graph: ModelGraph, model: ModelSpec) -> frozenset[str]:
@@ -68,14 +68,13 @@ def _frozen(graph: ModelGraph, model: ModelSpec) -> frozenset[str]:
 
 
 def _graph(
-    model: ModelSpec, source: SourceFacts, fact: TensorFact, frozen: frozenset[str], report: Report
-) -> ModelGraph | None:
-    """Returns the graph of a network with these parameters frozen; None with the reason in the report."""
+    model: ModelSpec, source: SourceFacts, fact: TensorFact, frozen: frozenset[str]
+) -> Findings[ModelGraph | None]:
+    """Returns the graph of a network with these parameters frozen; None if it yields an error."""
     network = model.network
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     around = Surroundings(source=source, network=network if isinstance(network, Call) else None, frozen=frozen)
     expansion = Expansion(layers=())
-    before = len(report.errors)
     try:
         if isinstance(network, Call):
             expansion = expand(network, source)
@@ -85,20 +84,19 @@ def _graph(
             output = _run_list(network, entry(fact), around)
             expansion = Expansion(layers=(), ties=_ties(around))
     except LayerInputError as misfit:
-        report.extend([misfit.diagnostic])
+        yield misfit.diagnostic
         return None
     if not around.inits:
-        report.add(
+        yield Diagnostic(
             "E0217",
             "the network has no parameters: there is nothing to train",
             network.span if isinstance(network, Call) else model.at("network"),
             help="add a layer that learns, such as `linear(10)`",
         )
         return None
-    check_output(model, around.nodes[-1], output, source, report, around.suspects)
-    if len(report.errors) > before:
+    if not (yield from passes(check_output(model, around.nodes[-1], output, source, around.suspects))):
         return None
-    report.extend(around.warnings)
+    yield from around.warnings
     ties = dict(expansion.ties)
     nodes = [_tied(node, ties) for node in around.nodes] if ties else around.nodes
     return ModelGraph(
@@ -253,7 +251,7 @@ def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
                     code="E0226",
                     message=f"a weight of {say(shape)} cannot be that of the embedding, {say(table.shape)}",
                     span=spec.at("tie"),
-                    notes=(Note(message="the embedding", span=tables[0].span),),
+                    notes=(Note("the embedding", tables[0].span),),
                     help="as many features as tokens, and an input as wide as the embedding",
                 )
             )

@@ -7,7 +7,7 @@ made whole, once under the seed, and broadcast. If the ranks shard its parameter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.value import entry
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import sharding_of
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, passes
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.calls import PythonLoss
 from dslc.dsl.language.job import JobSpec
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 
-def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Report) -> ModelGraph | None:
-    """Returns the graph of a traced module; None if it does not fit the data, with the reason in the report."""
-    before = len(report.errors)
+def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Findings[ModelGraph | None]:
+    """Returns the graph of a traced module; None if it does not fit the data."""
     span = _span(model)
     if source.structures is not None:
         fact = source.structures[0].flat
     else:
         fact = source.input or TensorFact(shape=(), dtype="float32")
     layers = _layers(facts, fact, span)
-    _check_vocab(facts, model, source, report)
-    if len(report.errors) == before and source.structures is None and not facts.structured:
-        check_output(model, layers[-1] if layers else None, entry(facts.output), source, report, [])
-    if len(report.errors) > before:
+    sound = yield from passes(_check_vocab(facts, model, source))
+    if sound and source.structures is None and not facts.structured:
+        last = layers[-1] if layers else None
+        sound = yield from passes(check_output(model, last, entry(facts.output), source, []))
+    if not sound:
         return None
     # A loss of the user's own may leave out a part of a structure, or look at numbers before it takes it.
     # Over a pipeline (`seams`) that is an error of the step.
@@ -67,7 +67,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
     )
 
 
-def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int | None, report: Report) -> bool:
+def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int | None) -> Findings[bool]:
     """True if the module is never made whole: its float32 parameters exceed `memory`, and the ranks shard them.
 
     Reports W0701, and E0804 for a module that cannot make its parameters alone.
@@ -79,7 +79,7 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
         return False
     span = _span(job.model)
     if facts.without_reset:
-        report.add(
+        yield Diagnostic(
             "E0804",
             f"the parameters, {byte_text(whole)}, do not fit into {byte_text(limit)}, and `{facts.without_reset[0]}` "
             "cannot make its own",
@@ -88,7 +88,7 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
             help="give its class a method `reset_parameters`",
         )
         return True
-    report.add(
+    yield Diagnostic(
         "W0701",
         f"the parameters, {byte_text(whole)}, do not fit into {byte_text(limit)}, so each module makes its own by "
         "`reset_parameters`: they differ from those of one process",
@@ -145,11 +145,11 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
     return tuple(made)
 
 
-def _check_vocab(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Report) -> None:
+def _check_vocab(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     if facts.vocab is not None and source.vocab is not None and facts.vocab < source.vocab:
         network = model.network
         written = next((n for n in ("vocab_size", "vocab") if isinstance(network, Call) and network.is_set(n)), "")
-        report.add(
+        yield Diagnostic(
             "E0208",
             f"a vocabulary of {facts.vocab} does not hold the data's {source.vocab} tokens",
             network.at(written) if written and isinstance(network, Call) else _span(model),

@@ -7,11 +7,13 @@ a last dim of 1 may be missing or extra. The contrastive loss takes embeddings: 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.value import Value, say
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.registry import Call
@@ -20,34 +22,29 @@ from dslc.dsl.words import plural
 
 
 def check_output(
-    model: ModelSpec,
-    last: LayerNode | None,
-    output: Value,
-    source: SourceFacts,
-    report: Report,
-    suspects: list[Note],
-) -> None:
+    model: ModelSpec, last: LayerNode | None, output: Value, source: SourceFacts, suspects: list[Note]
+) -> Iterator[Diagnostic]:
     """Reports E0210 to E0216, E0227, W0202 and W0651. `last` is the layer that the output comes from."""
     where, target = _network_span(model, last), source.target
     if isinstance(model.loss, c.Contrastive):
-        _check_embeddings(model, where, output, source, report)
+        yield from _check_embeddings(model, where, output, source)
     elif isinstance(model.loss, c.CrossEntropy):
-        _check_classes(model, where, output, source, report, suspects)
+        yield from _check_classes(model, where, output, source, suspects)
     elif isinstance(model.loss, c.MSE | c.L1 | c.BCE) and target is not None:
         if isinstance(model.loss, c.BCE) and source.classes is not None and source.classes > 2:
-            report.add(
+            yield Diagnostic(
                 "E0215",
                 f"`bce` needs targets of 0 or 1, and the data's are {source.classes} classes",
                 model.loss.span or model.at("loss"),
                 help="use `cross_entropy()`",
             )
         elif _without_ones(output.shape) != _without_ones(target.shape):
-            report.add(
+            yield Diagnostic(
                 "E0216",
                 f"`{model.loss.word}` compares the network's output {say(output.shape)} "
                 f"with the data's targets {say(target.shape)}",
                 where,
-                notes=[_of_loss(model), *suspects],
+                notes=(_of_loss(model), *suspects),
                 help="the data's targets are classes: use `cross_entropy()`"
                 if output.shape[:-1] == target.shape and (source.classes or source.vocab)
                 else _advice(output.shape, target.shape),
@@ -66,20 +63,20 @@ def classes_come_first(output: TensorFact | Value, source: SourceFacts) -> bool:
     return bool(target) and output.shape[1:] == target and output.shape[:-1] != target
 
 
-def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, source: SourceFacts, report: Report) -> None:
+def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, source: SourceFacts) -> Iterator[Diagnostic]:
     target, shape = source.target, output.shape
     if len(shape) == 2 and shape[0] > 1:
         return
     if len(shape) != 1:
-        report.add(
+        yield Diagnostic(
             "E0227",
             f"`contrastive` needs one embedding, or several views, for each sample, and {output} comes out",
             where,
-            notes=[_of_loss(model)],
+            notes=(_of_loss(model),),
             help="put `flatten()` before the last layer" if len(shape) > 2 else "a last layer that gives a vector",
         )
     elif target is not None and (target.dtype != "int64" or target.shape):
-        report.add(
+        yield Diagnostic(
             "E0227",
             "`contrastive` tells the positives of a single embedding by classes, and the data's targets are "
             f"{say(target.shape) if target.shape else 'numbers'} of {target.dtype}",
@@ -90,11 +87,11 @@ def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, sourc
 
 
 def _check_classes(
-    model: ModelSpec, where: Span | None, output: Value, source: SourceFacts, report: Report, suspects: list[Note]
-) -> None:
+    model: ModelSpec, where: Span | None, output: Value, source: SourceFacts, suspects: list[Note]
+) -> Iterator[Diagnostic]:
     target = source.target
     if target is not None and target.dtype.startswith(("float", "bfloat")):
-        report.add(
+        yield Diagnostic(
             "E0215",
             "`cross_entropy` needs classes as targets, and the data's are real numbers",
             model.loss.span or model.at("loss"),
@@ -106,21 +103,21 @@ def _check_classes(
         wanted = "(classes)"
         if target is not None:
             wanted = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
-        report.add(
+        yield Diagnostic(
             "E0215",
             f"`cross_entropy` needs {wanted} for each sample, and {output} comes out",
             where,
-            notes=[_of_loss(model), *suspects],
+            notes=(_of_loss(model), *suspects),
             help=_advice((*output.shape[:-1],), target.shape if target is not None else ()),
         )
         return
     if target is not None and len(target.shape) > 1 and output.shape[:-1] == output.shape[1:] == target.shape:
-        report.add(
+        yield Diagnostic(
             "W0651",
             f"of scores {say(output.shape)} and a target {say(target.shape)} the first dim or the last may count the "
             "classes: the last is taken",
             where,
-            notes=[_of_loss(model)],
+            notes=(_of_loss(model),),
             help="`output.movedim(1, -1)` at the end of `forward`, if the classes come first",
         )
     classes = source.classes if source.classes is not None else source.vocab
@@ -129,21 +126,21 @@ def _check_classes(
     features = output.shape[0 if first else -1]
     comes = f"{plural(features, 'number')} {'comes' if features == 1 else 'come'}"
     if features < classes:
-        report.add(
+        yield Diagnostic(
             "E0210",
             f"{comes} out for {plural(classes, 'class')}",
             where,
             label=f"{features} < {classes}",
-            notes=[_of_loss(model)],
+            notes=(_of_loss(model),),
             help=f"the data's targets are 0 to {classes - 1}: make it {plural(classes, 'number')}",
         )
     elif features > classes:
-        report.add(
+        yield Diagnostic(
             "W0202",
             f"{comes} out for {plural(classes, 'class')}: {features - classes} more than can ever be right",
             where,
             label=f"{features} > {classes}",
-            notes=[_of_loss(model)],
+            notes=(_of_loss(model),),
         )
 
 
@@ -168,7 +165,7 @@ def _network_span(model: ModelSpec, last: LayerNode | None) -> Span | None:
 
 
 def _of_loss(model: ModelSpec) -> Note:
-    return Note(message="the loss is set here", span=model.loss.span or model.at("loss"))
+    return Note("the loss is set here", model.loss.span or model.at("loss"))
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -278,7 +278,7 @@ class Tape:
         help: str = "",
     ) -> Diagnostic:
         network = self.around.network
-        inside = (Note(message=f"it is `{self.name}` of `{network.word}`", span=None),) if network else ()
+        inside = (Note(f"it is `{self.name}` of `{network.word}`", None),) if network else ()
         return Diagnostic(
             code=code,
             message=message,
@@ -490,7 +490,7 @@ def _next_round(spec: Call, number: int, before: Value, cause: Diagnostic) -> Di
         code="E0211",
         message=f"round {number} of `repeat` starts from {before}, and its layers cannot take that",
         span=spec.span,
-        notes=(Note(message=cause.message, span=cause.span), *cause.notes),
+        notes=(Note(cause.message, cause.span), *cause.notes),
         help="repeat layers that give back the shape they take, or fewer times",
     )
 

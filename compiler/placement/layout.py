@@ -7,6 +7,7 @@ pipeline is the outermost. rank = ((p * data + d) * context + c) * tensor + t, a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dslc.compiler.facts.catalogue import read_catalogue
@@ -15,7 +16,7 @@ from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.axes import AXES, coordinates, crosses_nodes
 from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.bounds import DEVICES
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, judge
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.language.calls import Free
 from dslc.dsl.language.job import JobSpec
@@ -78,8 +79,8 @@ class Layout(Record):
         return range(pipeline * each, (pipeline + 1) * each)
 
 
-def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -> Layout | None:
-    """Returns devices, axes and micro-batches of the job, or None with the reason in the report.
+def lay_out(job: JobSpec, machine: MachineFacts | None = None) -> Findings[Layout | None]:
+    """Returns devices, axes and micro-batches of the job; None if it yields an error, or if the devices are unknown.
 
     `machine` is given if the job is about to run: it gives the number of GPUs for `all`, and checks that those asked
     for exist.
@@ -90,16 +91,11 @@ def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -
         if isinstance(devices.nodes, Range)
         else (devices.nodes,)
     )
-    before = len(report.errors)
-    gpus, processes = _processes(devices, machine, report)
-    hardware = _hardware(devices, processes, report)
     device = "cuda" if devices.gpus is not None else "cpu"
-    _check_backend(devices, device, report)
-    if processes is not None and counts[-1] * processes > DEVICES.most:
-        _too_many(devices, counts[-1] * processes, report)
-    if processes is None or len(report.errors) > before:
+    (gpus, processes, hardware), sound = yield from judge(_devices(devices, counts[-1], machine))
+    if processes is None or not sound:
         return None
-    sizes = _axes(job, counts[-1], processes, report)
+    sizes = yield from _axes(job, counts[-1], processes)
     if sizes is None:
         return None
     virtual, microbatches = _micro_batches(job.parallelism)
@@ -120,9 +116,23 @@ def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -
     )
 
 
-def _too_many(devices: DevicesSpec, world: int, report: Report) -> None:
+def _devices(
+    devices: DevicesSpec, nodes: int, machine: MachineFacts | None
+) -> Findings[tuple[tuple[int, ...], int | None, Hardware]]:
+    """Returns the named GPUs, the processes of one node and their hardware."""
+    gpus, processes = yield from _processes(devices, machine)
+    hardware = yield from _hardware(devices)
+    yield from _check_backend(devices)
+    if processes is not None:
+        yield from _check_count(devices, nodes * processes)
+    return gpus, processes, hardware
+
+
+def _check_count(devices: DevicesSpec, world: int) -> Iterator[Diagnostic]:
+    if world <= DEVICES.most:
+        return
     field = "nodes" if devices.is_set("nodes") else "gpus" if devices.gpus is not None else "cpus"
-    report.add(
+    yield Diagnostic(
         DEVICES.code,
         f"the job asks for {world:,} devices",
         devices.at(field),
@@ -130,29 +140,20 @@ def _too_many(devices: DevicesSpec, world: int, report: Report) -> None:
     )
 
 
-def _processes(
-    devices: DevicesSpec, machine: MachineFacts | None, report: Report
-) -> tuple[tuple[int, ...], int | None]:
+def _processes(devices: DevicesSpec, machine: MachineFacts | None) -> Findings[tuple[tuple[int, ...], int | None]]:
     """Returns the named GPUs, and the processes of one node; None if only the machine can tell (`gpus = all`)."""
-    named, count = _requested_devices(devices, report)
+    named, count = yield from _requested_devices(devices)
     if devices.gpus is None or machine is None:
-        if devices.gpus is not None and count is None and not report.errors:
-            report.add(
-                "W0404",
-                "the number of GPUs is known only where the job runs: nothing that depends on it is checked",
-                devices.at("gpus"),
-                help="a count, or a list",
-            )
         return named, count
-    if any(error.code == "E0824" for error in report.errors):
-        return named, None  # nobody knows which GPUs this machine has
+    if not machine.gpus_known:
+        return named, None
     there = len(machine.gpus)
     needed = max(named) + 1 if named else (count or 1)
     if needed > there:
         free = isinstance(devices.gpus, Free)
         asked = f"GPU {needed - 1}" if named else plural(needed, "free GPU" if free else "GPU")
         used = f": {machine.gpus_in_use} of its GPUs are in use" if machine.gpus_in_use else ""
-        report.add(
+        yield Diagnostic(
             "E0420",
             f"the job asks for {asked}, and this machine has {there}{used}",
             devices.at("gpus"),
@@ -162,7 +163,20 @@ def _processes(
     return named, there if count is None else count
 
 
-def _requested_devices(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int | None]:
+def warn_of_unknown_count(devices: DevicesSpec, machine: MachineFacts | None) -> Iterator[Diagnostic]:
+    """Warns that only the machine that runs the job can tell its devices."""
+    request = Report()
+    count = request.collect(_requested_devices(devices))[1]
+    if devices.gpus is not None and machine is None and count is None and not request.errors:
+        yield Diagnostic(
+            "W0404",
+            "the number of GPUs is known only where the job runs: nothing that depends on it is checked",
+            devices.at("gpus"),
+            help="a count, or a list",
+        )
+
+
+def _requested_devices(devices: DevicesSpec) -> Findings[tuple[tuple[int, ...], int | None]]:
     """Returns the named GPUs, and the processes asked for; None for all."""
     gpus = devices.gpus
     span = devices.at("gpus")
@@ -177,29 +191,29 @@ def _requested_devices(devices: DevicesSpec, report: Report) -> tuple[tuple[int,
     if isinstance(gpus, tuple):
         twice = min((g for g, count in Counter(gpus).items() if count > 1), default=None)
         if twice is not None:
-            report.add("E0405", f"GPU {twice} is named twice", span, help="name each GPU once")
+            yield Diagnostic("E0405", f"GPU {twice} is named twice", span, help="name each GPU once")
         if any(g < 0 for g in gpus):
-            report.add("E0406", "a GPU has a number below zero", span, help="`gpus = all` takes every GPU")
+            yield Diagnostic("E0406", "a GPU has a number below zero", span, help="`gpus = all` takes every GPU")
         return gpus, len(gpus)
     if gpus in ("all", -1):
         return (), None
     assert isinstance(gpus, int)
     if gpus < 1:
-        report.add(
+        yield Diagnostic(
             "E0406", f"`devices.gpus` is {gpus}", span, help="a count of 1 or more, or `all`; `cpus = 1` for none"
         )
         return (), None
     return (), gpus
 
 
-def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Hardware:
+def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
     kind = devices.kind or ("cpu" if devices.gpus is None else "gpu")
-    catalogue = read_catalogue(devices.catalogue, devices.at("catalogue"), report)
+    catalogue = yield from read_catalogue(devices.catalogue, devices.at("catalogue"))
     found = catalogue.get(kind)
     if found is None:
         sizes = [name for name in catalogue if name.startswith(f"{kind.lower()}_")]  # `a100` has two
         likely = sizes or [name for name in (nearest_choice(kind, catalogue),) if name]
-        report.add(
+        yield Diagnostic(
             "E0407",
             f"`{kind}` is not in the hardware catalogue",
             devices.at("kind"),
@@ -207,36 +221,36 @@ def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Ha
         )
         return CATALOGUE["cpu"]
     if catalogue is not CATALOGUE and found is CATALOGUE.get(kind):
-        report.add(
+        yield Diagnostic(
             "W0423",
             f"`devices.catalogue` has no entry for `{kind}`, the kind of device that the job runs on",
             devices.at("catalogue"),
             help=f"a table `[{kind}]` in it, or the `kind` that it is about",
         )
     if found.cpu != (devices.gpus is None):
-        _report_other_device(devices, found, report)
+        yield from _report_other_device(devices, found)
     return found
 
 
-def _report_other_device(devices: DevicesSpec, hardware: Hardware, report: Report) -> None:
+def _report_other_device(devices: DevicesSpec, hardware: Hardware) -> Iterator[Diagnostic]:
     kind, asked, other = hardware.kind, "cpu", "gpu"
     if devices.gpus is not None:
         asked, other = other, asked
     remedy = "leave `kind` out, or ask for the other" if devices.is_set(f"{asked}s") else f"add `gpus = …` for {kind}"
     if kind not in CATALOGUE:
         remedy = f'`device = "{asked}"` in its table of the catalogue, or `{other}s = …` here'
-    report.add(
+    yield Diagnostic(
         "E0408",
         f"`devices.kind` is `{kind}`, a kind of {other.upper()}, but the job asks for {asked.upper()}s",
         devices.at("kind"),
-        notes=[Note(message=f"`devices.{asked}s` is set here", span=devices.named(f"{asked}s"))],
+        notes=(Note(f"`devices.{asked}s` is set here", devices.named(f"{asked}s")),),
         help=remedy,
     )
 
 
-def _check_backend(devices: DevicesSpec, device: str, report: Report) -> None:
-    if devices.backend == "nccl" and device == "cpu":
-        report.add(
+def _check_backend(devices: DevicesSpec) -> Iterator[Diagnostic]:
+    if devices.backend == "nccl" and devices.gpus is None:
+        yield Diagnostic(
             "E0409",
             "nccl works between GPUs only, and this job runs on CPUs",
             devices.at("backend"),
@@ -244,7 +258,7 @@ def _check_backend(devices: DevicesSpec, device: str, report: Report) -> None:
         )
 
 
-def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str, int] | None:
+def _axes(job: JobSpec, nodes: int, processes: int) -> Findings[dict[str, int] | None]:
     """Returns the size of each axis; their product must be the number of devices."""
     parallelism = job.parallelism
     world = nodes * processes
@@ -272,17 +286,17 @@ def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str,
     else:
         says = f"{plural(world, 'device')} cannot be shared out over {shown}"
         remedy = _devices_for(others * max(1, -(-world // others)), nodes, field)
-    report.add(
+    yield Diagnostic(
         "E0401",
         says,
         parallelism.at(blamed),
         label=f"{shown} = {product}" if len(given) > 1 else "",
-        notes=[
+        notes=(
             Note(
-                message=f"the job asks for {where} here",
-                span=job.devices.at(field if job.devices.is_set(field) else "nodes"),
-            )
-        ],
+                f"the job asks for {where} here",
+                job.devices.at(field if job.devices.is_set(field) else "nodes"),
+            ),
+        ),
         help=remedy,
     )
     return None

@@ -8,10 +8,11 @@ of samples does not either.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, passes
 from dslc.dsl.language.calls import PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
@@ -22,42 +23,38 @@ from dslc.dsl.words import plural
 LANES = 16  # read at the same time, where the job does not say how many
 
 
-def stream_of(job: JobSpec, source: SourceFacts, ranks: int, report: Report) -> StreamStep | None:
+def stream_of(job: JobSpec, source: SourceFacts, ranks: int) -> Findings[StreamStep | None]:
     """Returns the order of a stream, over `ranks` data-parallel ranks; None if the source is none, or not known."""
     if source.shards is None:
         if source.samples is not None and isinstance(job.data.source, PythonSource):
-            _check_unstreamed(job, report)
+            yield from _check_unstreamed(job)
         return None
     length = job.data.samples or source.samples or 0
-    before = len(report.errors)
-    _check_fields(job, source, report)
-    if not length:
-        _check_times(job, report)
-    lanes = job.data.interleave or _lanes(job.data.batch, source.shards)
-    _check_lanes(job, source.shards, report)
-    if len(report.errors) > before:
+    times = () if length else _check_times(job)
+    if not (yield from passes(chain(_check_fields(job, source), times, _check_lanes(job, source.shards)))):
         return None
-    _warn(job, source.shards, lanes, ranks, report)
+    lanes = job.data.interleave or _lanes(job.data.batch, source.shards)
+    yield from _warn(job, source.shards, lanes, ranks)
     window = job.data.shuffle_buffer if job.data.shuffle else 0
     return StreamStep(shards=source.shards, lanes=lanes, window=window, length=length, held=source.held_shards)
 
 
-def _check_unstreamed(job: JobSpec, report: Report) -> None:
+def _check_unstreamed(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports fields for streams where a user's source turns out to be none."""
     for name in ("samples", "shuffle_buffer", "interleave"):
         if changed(job.data, name):
-            report.extend([no_effect(f"data.{name}", "the source is no stream", job.data.named(name))])
+            yield no_effect(f"data.{name}", "the source is no stream", job.data.named(name))
 
 
 def _lanes(batch: int, shards: int) -> int:
     return max(n for n in range(1, min(shards, LANES) + 1) if batch % n == 0)
 
 
-def _check_fields(job: JobSpec, source: SourceFacts, report: Report) -> None:
-    data, notes = job.data, [Note(message="the stream", span=job.data.at("source"))]
+def _check_fields(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
+    data, notes = job.data, (Note("the stream", job.data.at("source")),)
     for field in ("validation", "test"):
         if getattr(data, field):
-            report.add(
+            yield Diagnostic(
                 "E0331",
                 "a stream has no share that can be held out: its samples come one after another",
                 data.at(field),
@@ -67,7 +64,7 @@ def _check_fields(job: JobSpec, source: SourceFacts, report: Report) -> None:
                 else "let the source give a triple (train, validation, test), of which the last is a data set",
             )
     if data.sampler is not None:
-        report.add(
+        yield Diagnostic(
             "E0331",
             f"`{data.sampler.word}` decides the order of samples by their numbers, and those of a stream have none",
             data.at("sampler"),
@@ -75,7 +72,7 @@ def _check_fields(job: JobSpec, source: SourceFacts, report: Report) -> None:
             help="leave `sampler` out: `shuffle_buffer` samples are shuffled at a time",
         )
     if data.last_batch == "keep":
-        report.add(
+        yield Diagnostic(
             "E0331",
             "the batches of a stream are all full: the next pass fills the last of a pass",
             data.at("last_batch"),
@@ -84,7 +81,7 @@ def _check_fields(job: JobSpec, source: SourceFacts, report: Report) -> None:
         )
 
 
-def _check_lanes(job: JobSpec, shards: int, report: Report) -> None:
+def _check_lanes(job: JobSpec, shards: int) -> Iterator[Diagnostic]:
     data = job.data
     wanted = data.interleave
     if wanted is None:
@@ -92,26 +89,26 @@ def _check_lanes(job: JobSpec, shards: int, report: Report) -> None:
     best = f"`interleave = {_lanes(data.batch, shards)}`"
     if wanted > shards:
         message = f"the stream has {plural(shards, 'shard')}, and {wanted} cannot be read at the same time"
-        report.add("E0332", message, data.at("interleave"), help=best)
+        yield Diagnostic("E0332", message, data.at("interleave"), help=best)
     elif data.batch % wanted:
-        report.add(
+        yield Diagnostic(
             "E0332",
             f"a batch of {data.batch} cannot have equally many samples of each of {wanted} shards",
             data.at("interleave"),
             label=f"{data.batch} = {wanted} x {data.batch // wanted} + {data.batch % wanted}",
-            notes=[Note(message="the global batch is set here", span=data.at("batch"))],
+            notes=(Note("the global batch is set here", data.at("batch")),),
             help=best,
         )
 
 
-def _check_times(job: JobSpec, report: Report) -> None:
+def _check_times(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports times in epochs, whose length is not known."""
     for path, span in _in_epochs(job):
-        report.add(
+        yield Diagnostic(
             "E0330",
             f"`{path}` is in epochs, and nothing says how many samples a pass of the stream has",
             span,
-            notes=[Note(message="the stream", span=job.data.at("source"))],
+            notes=(Note("the stream", job.data.at("source")),),
             help="give it in steps; or `data.samples = …`, the samples of a pass",
         )
 
@@ -140,10 +137,10 @@ def _times(value: object) -> Iterator[Quantity]:
             yield from _times(getattr(value, declared.name))
 
 
-def _warn(job: JobSpec, shards: int, lanes: int, ranks: int, report: Report) -> None:
+def _warn(job: JobSpec, shards: int, lanes: int, ranks: int) -> Iterator[Diagnostic]:
     if lanes < ranks:
         alone = shards >= ranks and job.data.batch % ranks == 0
-        report.add(
+        yield Diagnostic(
             "W0330",
             f"{plural(ranks, 'data-parallel rank')} read {plural(lanes, 'shard')} of the stream at a time: some read "
             "the same one, and each of them drops what is another's",
@@ -151,7 +148,7 @@ def _warn(job: JobSpec, shards: int, lanes: int, ranks: int, report: Report) -> 
             help=f"`data.interleave = {ranks}`" if alone else "as many shards as ranks",
         )
     if job.data.workers > 1:
-        report.add(
+        yield Diagnostic(
             "W0330",
             f"one process reads a stream ahead for each rank, and `data.workers` asks for {job.data.workers}",
             job.data.at("workers"),

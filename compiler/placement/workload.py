@@ -6,7 +6,7 @@ no sizes: E03xx.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Literal
@@ -19,7 +19,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import demands
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.streams import stream_of
-from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, division, judge, passes
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Quantity
@@ -77,36 +77,21 @@ class Workload(Record):
         return 0 if ends else self.last
 
 
-def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Report) -> Workload | None:
-    """Returns the workload, or None with the reason in the report."""
-    before = len(report.errors)
-    _missing(job, source, report)
-    mixed = _parts(job, source, report)
-    data = job.data
-    ranks = layout.sizes["data"]
-    stream = stream_of(job, source, ranks, report)
-    if isinstance(data.source, c.Mixture):
-        train, validation, test = (_sum(mixed, name) for name in ("train", "validation", "test"))
-        split = "each"
-    elif source.shards is None:
-        (train, validation, test), split = _split(job, source, _shares(job), report)
-    else:
-        (train, validation, test), split = _split_of_stream(job, source, stream)
+def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[Workload | None]:
+    """Returns the workload; None if it yields an error."""
+    data, ranks = job.data, layout.sizes["data"]
+    (mixed, stream, (train, validation, test), split), known = yield from judge(_sizes(job, source, ranks))
     visited = _sum(mixed, "visited") if mixed else _visited(job, train)
     epoch = Epoch(
-        train=visited if len(report.errors) == before else None,
+        train=visited if known else None,
         ranks=ranks,
         pieces=layout.microbatches,
         staged=layout.sizes["pipeline"] > 1,
         keep=data.last_batch == "keep",
         steps=job.train.steps,
     )
-    if data.batch % ranks:
-        _report_share(job, epoch, report)
-    else:
-        _check_pieces(job, layout, epoch, report)
-        _check_epoch(job, epoch, report)
-    if len(report.errors) > before:
+    fits = yield from passes(_check_batch(job, layout, epoch))
+    if not known or not fits:
         return None
     last: int | None = None if epoch.keep else 0
     per_epoch: int | None = None
@@ -138,6 +123,29 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
     )
 
 
+def _sizes(
+    job: JobSpec, source: SourceFacts, ranks: int
+) -> Findings[tuple[tuple[PartLoad, ...], StreamStep | None, Sizes, str]]:
+    """Returns the parts of a mixture, the order of a stream, the sizes of the splits, and the kind of split."""
+    yield from _missing(job, source)
+    mixed = yield from _parts(job, source)
+    stream = yield from stream_of(job, source, ranks)
+    if isinstance(job.data.source, c.Mixture):
+        return mixed, stream, (_sum(mixed, "train"), _sum(mixed, "validation"), _sum(mixed, "test")), "each"
+    if source.shards is not None:
+        return mixed, stream, *_split_of_stream(job, source, stream)
+    sizes, split = yield from _split(job, source, _shares(job))
+    return mixed, stream, sizes, split
+
+
+def _check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
+    if job.data.batch % epoch.ranks:
+        yield from _report_share(job, epoch)
+    else:
+        yield from _check_pieces(job, layout, epoch)
+        yield from _check_epoch(job, epoch)
+
+
 def _target_bytes(source: SourceFacts) -> int:
     if source.structures is not None:
         return source.structures[1].bytes
@@ -149,7 +157,7 @@ def _sum(parts: tuple[PartLoad, ...], name: str) -> int | None:
     return None if None in counts_of_parts else sum(counts_of_parts)
 
 
-def _parts(job: JobSpec, source: SourceFacts, report: Report) -> tuple[PartLoad, ...]:
+def _parts(job: JobSpec, source: SourceFacts) -> Findings[tuple[PartLoad, ...]]:
     """Returns the work of each source of a mixture. One with its own validation set holds nothing else out."""
     mixture, none = job.data.source, {"validation": 0.0, "test": 0.0}
     if not isinstance(mixture, c.Mixture):
@@ -158,7 +166,7 @@ def _parts(job: JobSpec, source: SourceFacts, report: Report) -> tuple[PartLoad,
     loads = []
     for n, (facts, own) in enumerate(zip(source.parts, given, strict=True)):
         wanted = _shares(job) if not own or (all(given) and n == 0) else none  # E0306 once, if it is out of place
-        (train, validation, test), split = _split(job, facts, wanted, report)
+        (train, validation, test), split = yield from _split(job, facts, wanted)
         loads.append(PartLoad(train=train, validation=validation, test=test, split=split))
     sizes = [part.train for part in loads if part.train]
     if len(sizes) < len(loads) or len(mixture.weights or sizes) != len(sizes):
@@ -226,14 +234,14 @@ def steps_of(time: Quantity, workload: Workload) -> int | None:
     return in_steps(time, workload)
 
 
-def _missing(job: JobSpec, source: SourceFacts, report: Report) -> None:
+def _missing(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     if source.missing:
         elsewhere = source.code in ("E0309", "E0803")  # another machine may have it
         fault = Diagnostic(code=source.code, message=source.missing, span=job.data.at("source"), help=source.help)
-        report.extend([fault.as_warning() if elsewhere else fault])
+        yield fault.as_warning() if elsewhere else fault
 
 
-def _report_share(job: JobSpec, epoch: Epoch, report: Report) -> None:
+def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     batch, ranks = job.data.batch, epoch.ranks
     where = job.parallelism.named("data") if job.parallelism.is_set("data") else _devices_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
@@ -241,17 +249,17 @@ def _report_share(job: JobSpec, epoch: Epoch, report: Report) -> None:
     remedies = [f"use {either(near)}"] if near else []
     if not any(b < batch for b in near):
         remedies.append("fewer ranks")
-    report.add(
+    yield Diagnostic(
         "E0301",
         f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
         job.data.at("batch"),
         label=division(batch, ranks),
-        notes=[Note(message=what, span=where)],
+        notes=(Note(what, where),),
         help=", or ".join(remedies),
     )
 
 
-def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) -> None:
+def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
     batch, ranks, pieces = job.data.batch, epoch.ranks, epoch.pieces
     share = batch // ranks
     if share % pieces == 0:
@@ -262,12 +270,12 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) ->
         either(f"`microbatches = {n}`" for n in close) if (close := fitting_pieces(job, layout)) else "",
         f"a batch of {either(near)}" if near else "",
     ]
-    report.add(
+    yield Diagnostic(
         "E0302",
         f"a share of {plural(share, 'sample')} cannot be cut into {pieces} equal micro-batches",
         job.parallelism.at("microbatches") if written else job.data.at("batch"),
         label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
-        notes=[Note(message="the global batch is set here", span=job.data.at("batch"))] if written else (),
+        notes=(Note("the global batch is set here", job.data.at("batch")),) if written else (),
         help=", or ".join(filter(None, remedies)) or "another batch, or another number of ranks",
     )
 
@@ -295,12 +303,12 @@ def _shares(job: JobSpec) -> dict[str, float]:
     return {"validation": job.data.validation, "test": job.data.test}
 
 
-def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float], report: Report) -> tuple[Sizes, str]:
+def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float]) -> Findings[tuple[Sizes, str]]:
     """Returns the sizes of the splits, and the kind of split."""
     if source.validation_samples is not None:
         for field, ratio in shares.items():
             if ratio:
-                report.add(
+                yield Diagnostic(
                     "E0306",
                     f"the source brings a validation set of its own, and `data.{field}` would hold out another part",
                     job.data.at(field),
@@ -324,7 +332,7 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float], repor
         if ratio and (held[field] == 0 or left <= 0):
             why = "nothing is held out" if held[field] == 0 else "nothing is left to train on"
             both = held[field] > 0 and all(shares.values())
-            report.add(
+            yield Diagnostic(
                 "E0305",
                 f"{'both shares' if both else format(ratio, '.4g')} of {plural(source.samples, 'sample')}: {why}",
                 job.data.at(field),
@@ -352,7 +360,7 @@ def _shares_between(samples: int) -> str:
     return f"a share between {1 / samples:.{digits}f} and {1 - 1 / samples:.{digits}f}, or more data"
 
 
-def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
+def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     batch, train, ranks, fault = job.data.batch, epoch.train, epoch.ranks, epoch.fault(job.data.batch)
     if not fault or train is None:
         return
@@ -360,7 +368,7 @@ def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
     near, other = either(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
     remedies = [f"`last_batch = {other}`"] if not replace(epoch, keep=not epoch.keep).fault(batch) else []
     if fault == "E0303":
-        report.add(
+        yield Diagnostic(
             "E0303",
             f"an epoch of {plural(train, 'sample')} holds no full batch of {batch}, and the rest is dropped",
             job.data.at("batch"),
@@ -370,17 +378,17 @@ def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
     remedies += [f"a batch of {near}"] if near else []
     counted = f"{train} = {full} x {batch} + {last}"
     if fault == "E0304":
-        report.add(
+        yield Diagnostic(
             "E0304",
             f"the last batch of an epoch holds {last} of {train} samples: "
             f"{ranks - last} of {ranks} data-parallel ranks would have none",
             job.data.at("last_batch"),
             label=counted,
-            notes=[Note(message="the global batch is set here", span=job.data.at("batch"))],
+            notes=(Note("the global batch is set here", job.data.at("batch")),),
             help=", or ".join([*remedies, "fewer ranks"]),
         )
     else:
-        report.add(
+        yield Diagnostic(
             "E0307",
             f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds {plural(last, 'sample')}",
             job.data.at("last_batch"),

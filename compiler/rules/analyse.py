@@ -20,7 +20,7 @@ from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.model.model import ModelGraph, share_out_traced
 from dslc.compiler.model.opaque import made_by_parts, opaque
-from dslc.compiler.placement.layout import Layout, lay_out
+from dslc.compiler.placement.layout import Layout, lay_out, warn_of_unknown_count
 from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
@@ -113,12 +113,18 @@ def _is_fine(broken: Collection[str], *prefixes: str) -> bool:
 def _known_facts(job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse) -> KnownFacts:
     """Returns what the readable blocks of a job tell: its layout, its workload and its model."""
     source = facts.source or source_facts(job.data.source, context_of(job))
-    layout = lay_out(job, report, facts.machine) if _is_fine(broken, "devices", "parallelism") else None
+    layout = None
+    if _is_fine(broken, "devices", "parallelism"):
+        if not report.errors:
+            report.extend(warn_of_unknown_count(job.devices, facts.machine))
+        layout = report.collect(lay_out(job, facts.machine))
     if _is_fine(broken, "launch"):
         report.extend(check_launch_texts(job))
         if layout:
             report.extend(check_hosts(job, layout))
-    workload = measure_out(job, layout, source, report) if layout and _is_fine(broken, "data", "train") else None
+    workload = None
+    if layout and _is_fine(broken, "data", "train"):
+        workload = report.collect(measure_out(job, layout, source))
     model = cuts = None
     if _is_fine(broken, "model", "data.source"):
         model, cuts = _model(job, layout, facts, source, reuse, report)
@@ -146,7 +152,9 @@ def _check(known: KnownFacts, report: Report) -> bool:
         report.extend(check_rules(rule_table.UNKNOWNS, sharing))
     report.extend(check_rules(rule_table.USER_CODE, known))
     network = known.facts.made
-    uncalled = opaque(network, known.job.model, known.source, report) if network is not None else None
+    uncalled = None
+    if network is not None:
+        uncalled = report.collect(opaque(network, known.job.model, known.source))
     report.extend(check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled)))
     return shared
 
@@ -164,7 +172,7 @@ class _Trials:
         for tried, result in self._made:
             if tried == job:
                 return result
-        layout = lay_out(job, Report())
+        layout = Report().collect(lay_out(job))
         if layout is not None and self._reuse.spent + layout.work(self._layers) > self._until:
             self.all = False
             return None, frozenset()
@@ -191,11 +199,11 @@ def _model(
     if job.model.has_user_network:
         if facts.model is None:
             return None, None
-        graph = opaque(facts.model, job.model, source, report)
+        graph = report.collect(opaque(facts.model, job.model, source))
         if layout and graph:
             report.extend(check_own_model(job, layout, facts.model, graph))
         memory = facts.machine.memory if facts.machine else None
-        parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
+        parts = bool(layout and graph) and report.collect(made_by_parts(job, layout, facts.model, memory))  # type: ignore[arg-type]
         if graph is None:
             return None, None
         cuts = tensor_plan(job, ranks, graph)
@@ -205,7 +213,7 @@ def _model(
     own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
     if (own and source.input is None) or isinstance(job.model.loss, NetworkLoss):
         return None, None
-    graph = reuse.build(job.model, source, context_of(job), report)
+    graph = report.collect(reuse.build(job.model, source, context_of(job)))
     if graph is None:
         return None, None
     cuts = tensor_plan(job, ranks, graph)
@@ -223,14 +231,15 @@ def _pipeline(known: KnownFacts, reuse: Reuse, report: Report) -> PipelinePlan |
     if not report.accepts(pipeline_rules.check_size(job, layout, len(model.layers))):
         return None
     if ranks == 1:
-        whole = cut(job, layout, model, report)
+        whole = report.collect(cut(job, layout, model))
         return PipelinePlan(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
     if pipeline_rules.has_piece_fault(model) or not report.accepts(pipeline_rules.check_traced(job, model)):
         return None
     fine = report.accepts(pipeline_rules.check_schedule(job, layout))
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
-    stages = cut(job, layout, model, report, known.workload, schedule, known.cuts, reuse, known.facts.optimizer)
+    cuts = cut(job, layout, model, known.workload, schedule, known.cuts, reuse, known.facts.optimizer)
+    stages = report.collect(cuts)
     if stages is None or schedule is None:
         return None
     report.extend(pipeline_rules.check_stages(job, layout, model, stages, schedule))

@@ -56,13 +56,13 @@ def test_a_driver_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_too_few_of_them_are_an_error(free: int, in_use: int, said: str) -> None:
     report = Report()
     machine = MachineFacts(cores=2, memory=GIB, gpus=(80 * GIB,) * free, gpus_in_use=in_use)
-    assert lay_out(make_job(devices=DevicesSpec(gpus=Free(count=2))), report, machine) is None
+    assert report.collect(lay_out(make_job(devices=DevicesSpec(gpus=Free(count=2))), machine)) is None
     assert [d.code for d in report] == ["E0420"]
     assert said in report.errors[0].message
 
 
 def test_enough_of_them_are_counted_from_0() -> None:
     machine = MachineFacts(cores=2, memory=GIB, gpus=(80 * GIB,) * 2, gpus_in_use=6)
-    layout = lay_out(make_job(devices=DevicesSpec(gpus=Free(count=2))), Report(), machine)
+    layout = Report().collect(lay_out(make_job(devices=DevicesSpec(gpus=Free(count=2))), machine))
     assert layout is not None
     assert (layout.gpus, layout.processes) == ((), 2)

@@ -406,7 +406,7 @@ def test_a_narrow_copy_has_something_for_each_rank_and_stage(tmp_path: Path) -> 
     (tmp_path / "job.plt").write_text(large.replace("batch  = 10", "batch  = 64").replace("cpus = 2", "gpus = 64"))
     loaded = load(str(tmp_path / "job.plt"), ["parallelism.tensor=8", "parallelism.pipeline=8"])
     assert loaded.job is not None
-    layout, report = lay_out(loaded.job, Report()), Report()
+    layout, report = Report().collect(lay_out(loaded.job)), Report()
     assert layout is not None
     narrow, _ = shrink_job(loaded.job, layout, 0)
     inspect(dataclasses.replace(loaded, job=narrow), report)

@@ -52,7 +52,7 @@ def model_of(network: Any, loss: Call) -> ModelSpec:
 def built(network: Any, source: SourceFacts, loss: Call | None = None) -> ModelGraph:
     """Returns the graph of a network without mistakes; its output is not checked unless a loss is given."""
     report = Report()
-    graph = build(model_of(network, loss or of(c.PythonLoss, function="a:b")), source, None, report)
+    graph = report.collect(build(model_of(network, loss or of(c.PythonLoss, function="a:b")), source, None))
     assert graph is not None, [d.message for d in report]
     return graph
 

@@ -147,7 +147,7 @@ def test_a_training_resumes_with_the_same_numbers(launcher: Launcher, tmp_path: 
 def test_what_cannot_evaluate_again_is_refused(tmp_path: Path, field: str, settings: tuple[str, ...]) -> None:
     spec = load(str(job(tmp_path, SAM)), list(settings)).job
     assert spec is not None
-    (error,) = check_own_optimizer(spec, lay_out(spec, Report()), OptimizerFacts(closure=True))
+    (error,) = check_own_optimizer(spec, Report().collect(lay_out(spec)), OptimizerFacts(closure=True))
     block = spec.parallelism if field in ("zero", "pipeline", "tensor", "context", "gradients") else spec.train
     assert error.code == "E0663" and error.span == block.at(field), error.message
 
@@ -155,5 +155,5 @@ def test_what_cannot_evaluate_again_is_refused(tmp_path: Path, field: str, setti
 def test_the_plan_says_that_it_shows_one_evaluation(tmp_path: Path) -> None:
     spec = load(str(job(tmp_path, SAM)), list(TWO)).job
     assert spec is not None
-    findings = check_own_optimizer(spec, lay_out(spec, Report()), OptimizerFacts(closure=True))
+    findings = check_own_optimizer(spec, Report().collect(lay_out(spec)), OptimizerFacts(closure=True))
     assert [found.code for found in findings] == ["W0663"]

@@ -36,7 +36,7 @@ network = "400Gbps"
 def read(folder: Path, text: str) -> tuple[Report, dict[str, object]]:
     (folder / "cards.toml").write_text(text)
     report = Report()
-    return report, dict(read_catalogue(str(folder / "cards.toml"), None, report))
+    return report, dict(report.collect(read_catalogue(str(folder / "cards.toml"), None)))
 
 
 def test_a_job_is_planned_with_the_figures_of_the_file(tmp_path: Path) -> None:

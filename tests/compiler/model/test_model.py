@@ -286,9 +286,9 @@ def test_the_facts_about_norms_and_noise() -> None:
 def test_an_unknown_input_is_passed_over_in_silence() -> None:
     report = Report()
     model = model_of((of(s.Linear, features=2),), of(c.CrossEntropy))
-    assert build(model, SourceFacts(), None, report) is None and not report
+    assert report.collect(build(model, SourceFacts(), None)) is None and not report
     gpt = model_of(of(s.GPT, layers=1, width=8, heads=2, context=4, vocab=9), of(c.CrossEntropy))
-    graph = build(gpt, SourceFacts(), 4, report)
+    graph = report.collect(build(gpt, SourceFacts(), 4))
     assert graph is not None and graph.input.shape == (4,) and not report
 
 
@@ -306,7 +306,7 @@ def conv(**arguments: Any) -> Call:
 
 def found(network: Any, source: SourceFacts, loss: Call) -> list[Diagnostic]:
     report = Report()
-    graph = build(model_of(network, loss), source, None, report)
+    graph = report.collect(build(model_of(network, loss), source, None))
     assert (graph is None) == bool(report.errors)
     return list(report)
 

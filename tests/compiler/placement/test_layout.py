@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.axes import AXES
-from dslc.compiler.placement.layout import Layout, lay_out
+from dslc.compiler.placement.layout import Layout, lay_out, warn_of_unknown_count
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
 
@@ -17,7 +17,7 @@ sizes = st.integers(1, 4)
 
 def layout_of(devices: DevicesSpec, parallelism: ParallelismSpec | None = None) -> Layout:
     report = Report()
-    layout = lay_out(make_job(devices=devices, parallelism=parallelism or ParallelismSpec()), report)
+    layout = report.collect(lay_out(make_job(devices=devices, parallelism=parallelism or ParallelismSpec())))
     assert layout is not None, report.found
     return layout
 
@@ -80,10 +80,10 @@ def test_ways_to_name_gpus() -> None:
 def test_all_gpus_are_counted_where_the_job_runs() -> None:
     for gpus in ("all", -1, "-1"):
         job, report = make_job(devices=DevicesSpec(gpus=gpus)), Report()
-        assert lay_out(job, report) is None
-        assert [d.code for d in report] == ["W0404"]
+        assert report.collect(lay_out(job)) is None and not report
+        assert [d.code for d in warn_of_unknown_count(job.devices, None)] == ["W0404"]
         machine = MachineFacts(cores=2, memory=2**30, gpus=(2**30,) * 4)
-        layout = lay_out(job, Report(), machine)
+        layout = Report().collect(lay_out(job, machine))
         assert layout is not None
         assert layout.processes == 4
 
@@ -91,5 +91,5 @@ def test_all_gpus_are_counted_where_the_job_runs() -> None:
 def test_a_machine_without_the_gpus_asked_for_is_an_error() -> None:
     report = Report()
     machine = MachineFacts(cores=2, memory=2**30, gpus=(2**30,))
-    assert lay_out(make_job(devices=DevicesSpec(gpus=(0, 1))), report, machine) is None
+    assert report.collect(lay_out(make_job(devices=DevicesSpec(gpus=(0, 1))), machine)) is None
     assert [d.code for d in report] == ["E0420"]

@@ -29,9 +29,9 @@ def workload_of(
         train=TrainSpec(epochs=3, optimizer=o.SGD()),
     )
     report = Report()
-    layout = lay_out(job, report)
+    layout = report.collect(lay_out(job))
     assert layout is not None
-    found = measure_out(job, layout, SourceFacts(samples=samples), report)
+    found = report.collect(measure_out(job, layout, SourceFacts(samples=samples)))
     return found, [d.code for d in report]
 
 

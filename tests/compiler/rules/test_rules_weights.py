@@ -157,5 +157,7 @@ class Net(torch.nn.Module):
 def test_a_saved_buffer_is_wanted_and_another_is_not() -> None:
     sample, target = TensorFact(shape=(4,), dtype="float32"), TensorFact(shape=(), dtype="int64")
     spec = ModelSpec(network=PythonNetwork(function="net:make"), loss=c.CrossEntropy())
-    graph = opaque(trace_model(Net, sample), spec, SourceFacts(input=sample, target=target, classes=2), Report())
+    graph = Report().collect(
+        opaque(trace_model(Net, sample), spec, SourceFacts(input=sample, target=target, classes=2))
+    )
     assert graph is not None and expected_tensors(graph).keys() == {"head.weight", "head.bias", "kept"}

@@ -192,7 +192,7 @@ class Alive(TorchDispatchMode):
 def block(network: Any, source: SourceFacts) -> tuple[LayerNode, nn.Module]:
     """Returns the middle block of a network, as the account has it and as a module."""
     report = Report()
-    graph = build(ModelSpec(network=network, loss=CrossEntropy()), source, None, report)
+    graph = report.collect(build(ModelSpec(network=network, loss=CrossEntropy()), source, None))
     assert graph is not None, report.errors
     blocks = [layer for layer in graph.layers if layer.recomputable]
     node = blocks[len(blocks) // 2]
