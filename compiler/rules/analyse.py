@@ -7,7 +7,7 @@ on it. Plain Python; neither torch nor networkx.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,7 +34,7 @@ from dslc.compiler.rules.parallelism.exchange_cost import check_network
 from dslc.compiler.rules.parallelism.sharding import check_own_model
 from dslc.compiler.rules.rule_table import KnownFacts, check_rules
 from dslc.dsl.bounds import TRIED, WORK
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Report, passes
 from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 
@@ -58,15 +58,24 @@ def analyse(
     follow from those are not reported. `reuse` is passed from one analysis of a job to the next.
     """
     reuse = reuse or Reuse()
-    known = _known_facts(job, facts, report, broken, reuse)
-    if _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") and not _check(known, report):
-        report.extend(check_supported(job))
-        return None
-    layout, workload, model, cuts = known.layout, known.workload, known.model, known.cuts
-    pipeline = _pipeline(known, reuse, report)
+    if _is_fine(broken, "devices", "parallelism") and not report.errors:
+        report.extend(warn_of_unknown_count(job.devices, facts.machine))
+    known = report.collect(_known_facts(job, facts, broken, reuse))
+    analysis = None
+    if not _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") or _check(known, report):
+        analysis = report.collect(_analysis(known, reuse))
+    if analysis is not None and not broken and limits:
+        report.extend(_check_limits(analysis, reuse))
+    report.extend(check_supported(job))
+    return analysis
+
+
+def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
+    """Returns the analysis; None if too little is known, or if it yields an error."""
+    job, layout, workload, model, cuts = known.job, known.layout, known.workload, known.model, known.cuts
+    pipeline = yield from _pipeline(known, reuse)
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
-        report.extend(check_supported(job))
         return None
     costs: tuple[RankCost, ...] = ()
     estimated = staging = None
@@ -79,13 +88,11 @@ def analyse(
             cuts=cuts,
             stages=pipeline.stages,
             schedule=pipeline.schedule,
-            optimizer=facts.optimizer,
+            optimizer=known.facts.optimizer,
         )
         costs = reuse.costs(staging, partial(rank_costs, staging))
         estimated = estimate(staging, costs)
-        if limits and not broken:
-            report.extend(check_network(staging, costs, estimated))
-    analysis = Analysis(
+    return Analysis(
         job=job,
         source=known.source,
         layout=layout,
@@ -95,14 +102,18 @@ def analyse(
         costs=costs,
         estimate=estimated,
         staging=staging,
-        facts=facts,
+        facts=known.facts,
     )
-    if not broken and limits:
-        trials = _Trials(replace(facts, source=known.source), reuse, len(model.layers) if model else 1)
-        report.extend(check_memory(analysis, trials))
-        report.extend(check_promises(analysis, trials))
-    report.extend(check_supported(job))
-    return analysis
+
+
+def _check_limits(analysis: Analysis, reuse: Reuse) -> Iterator[Diagnostic]:
+    """Checks the account of a job against its network, its memory and its promises."""
+    if analysis.staging is not None and analysis.estimate is not None:
+        yield from check_network(analysis.staging, analysis.costs, analysis.estimate)
+    layers = len(analysis.model.layers) if analysis.model else 1
+    trials = _Trials(replace(analysis.facts, source=analysis.source), reuse, layers)
+    yield from check_memory(analysis, trials)
+    yield from check_promises(analysis, trials)
 
 
 def _is_fine(broken: Collection[str], *prefixes: str) -> bool:
@@ -110,41 +121,29 @@ def _is_fine(broken: Collection[str], *prefixes: str) -> bool:
     return not any(path.startswith(prefixes) for path in broken)
 
 
-def _known_facts(job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse) -> KnownFacts:
+def _known_facts(job: JobSpec, facts: Facts, broken: Collection[str], reuse: Reuse) -> Findings[KnownFacts]:
     """Returns what the readable blocks of a job tell: its layout, its workload and its model."""
     source = facts.source or source_facts(job.data.source, context_of(job))
-    layout = None
+    layout = workload = model = cuts = None
     if _is_fine(broken, "devices", "parallelism"):
-        if not report.errors:
-            report.extend(warn_of_unknown_count(job.devices, facts.machine))
-        layout = report.collect(lay_out(job, facts.machine))
+        layout = yield from lay_out(job, facts.machine)
     if _is_fine(broken, "launch"):
-        report.extend(check_launch_texts(job))
+        yield from check_launch_texts(job)
         if layout:
-            report.extend(check_hosts(job, layout))
-    workload = None
+            yield from check_hosts(job, layout)
     if layout and _is_fine(broken, "data", "train"):
-        workload = report.collect(measure_out(job, layout, source))
-    model = cuts = None
+        workload = yield from measure_out(job, layout, source)
     if _is_fine(broken, "model", "data.source"):
-        model, cuts = _model(job, layout, facts, source, reuse, report)
+        model, cuts = yield from _model(job, layout, facts, source, reuse)
     if layout and model:  # the rules, and the search for stages
         stages = layout.sizes["pipeline"] * layout.virtual_stages
         reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
-    return KnownFacts(
-        job=job,
-        facts=facts,
-        source=source,
-        layout=layout,
-        workload=workload,
-        model=model,
-        cuts=cuts,
-        loss_fits=not any(error.code in _MISFITS for error in report.errors),
-    )
+    return KnownFacts(job=job, facts=facts, source=source, layout=layout, workload=workload, model=model, cuts=cuts)
 
 
 def _check(known: KnownFacts, report: Report) -> bool:
     """Asks the rules; returns whether the ranks can share the batches out."""
+    known = replace(known, loss_fits=not any(error.code in _MISFITS for error in report.errors))
     shared = report.accepts(check_rules(rule_table.SHARING, known))
     sharing = known if shared else replace(known, layout=None)
     report.extend(check_rules(rule_table.JOB, sharing))
@@ -192,28 +191,29 @@ def context_of(job: JobSpec) -> int | None:
 
 
 def _model(
-    job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, reuse: Reuse, report: Report
-) -> tuple[ModelGraph | None, TensorPlan | None]:
+    job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, reuse: Reuse
+) -> Findings[tuple[ModelGraph | None, TensorPlan | None]]:
     """Returns the model, with each layer as on one rank, and the plan of its cuts over the tensor axis."""
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
     if job.model.has_user_network:
         if facts.model is None:
             return None, None
-        graph = report.collect(opaque(facts.model, job.model, source))
-        if layout and graph:
-            report.extend(check_own_model(job, layout, facts.model, graph))
-        memory = facts.machine.memory if facts.machine else None
-        parts = bool(layout and graph) and report.collect(made_by_parts(job, layout, facts.model, memory))  # type: ignore[arg-type]
+        graph = yield from opaque(facts.model, job.model, source)
         if graph is None:
             return None, None
+        if layout:
+            yield from check_own_model(job, layout, facts.model, graph)
+            memory = facts.machine.memory if facts.machine else None
+            if (yield from made_by_parts(job, layout, facts.model, memory)):
+                graph = replace(graph, reset=True)
         cuts = tensor_plan(job, ranks, graph)
         if ranks * pieces > 1:
             graph = share_out_traced(graph, cuts, ranks, pieces)
-        return replace(graph, reset=True) if parts else graph, cuts
+        return graph, cuts
     own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
     if (own and source.input is None) or isinstance(job.model.loss, NetworkLoss):
         return None, None
-    graph = report.collect(reuse.build(job.model, source, context_of(job)))
+    graph = yield from reuse.build(job.model, source, context_of(job))
     if graph is None:
         return None, None
     cuts = tensor_plan(job, ranks, graph)
@@ -222,27 +222,26 @@ def _model(
     return graph, cuts
 
 
-def _pipeline(known: KnownFacts, reuse: Reuse, report: Report) -> PipelinePlan | None:
-    """Returns the stages and their schedule, or None with the reason in the report, or without a layout or a model."""
+def _pipeline(known: KnownFacts, reuse: Reuse) -> Findings[PipelinePlan | None]:
+    """Returns the stages and their schedule; None if it yields an error, or without a layout or a model."""
     job, layout, model = known.job, known.layout, known.model
     if layout is None or model is None:
         return None
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
-    if not report.accepts(pipeline_rules.check_size(job, layout, len(model.layers))):
+    if not (yield from passes(pipeline_rules.check_size(job, layout, len(model.layers)))):
         return None
     if ranks == 1:
-        whole = report.collect(cut(job, layout, model))
+        whole = yield from cut(job, layout, model)
         return PipelinePlan(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
-    if pipeline_rules.has_piece_fault(model) or not report.accepts(pipeline_rules.check_traced(job, model)):
+    if pipeline_rules.has_piece_fault(model) or not (yield from passes(pipeline_rules.check_traced(job, model))):
         return None
-    fine = report.accepts(pipeline_rules.check_schedule(job, layout))
+    fine = yield from passes(pipeline_rules.check_schedule(job, layout))
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
-    cuts = cut(job, layout, model, known.workload, schedule, known.cuts, reuse, known.facts.optimizer)
-    stages = report.collect(cuts)
+    stages = yield from cut(job, layout, model, known.workload, schedule, known.cuts, reuse, known.facts.optimizer)
     if stages is None or schedule is None:
         return None
-    report.extend(pipeline_rules.check_stages(job, layout, model, stages, schedule))
+    yield from pipeline_rules.check_stages(job, layout, model, stages, schedule)
     time = played(model, stages, schedule)
     return PipelinePlan(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
 
