@@ -181,6 +181,7 @@ class _Account:
             stays=later,
             held=microbatch + 1 < self._layout.microbatches,
             copies=shards > 1 and self._layout.device == "cpu",
+            staged=self._layout.sizes["pipeline"] > 1,
             rounded=sharding.exchange is not None,
             moved="parameters" in self._moved,
         )
@@ -249,7 +250,7 @@ class _Account:
             for action in self._actions(stage, kind, later, last and not halves):
                 engine = copy(before)
                 self._enter(stage, kind, action.beside)
-                gradients = engine.begin(action.gathered, self._first)
+                gradients = engine.begin(action.gathered, stage.layers, action.gradients)
                 if self._is_end(stage):
                     kept = self._activations_before(stage.layers.stop)
                     self._backward_of_loss(gradients, engine.communication, kept)
@@ -260,7 +261,7 @@ class _Account:
             for action in self._actions(stage, "W", later, last) if halves else ():
                 engine = copy(before)
                 self._enter(stage, "W", action.beside)
-                engine.begin(action.gathered, self._first)
+                engine.begin(action.gathered, stage.layers, action.gradients)
                 self._walk_second_half(stage, engine)
 
     def _is_end(self, stage: StageMemory) -> bool:
@@ -269,7 +270,7 @@ class _Account:
 
     def _walk_forward(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, action: ActionMemory) -> int:
         """Walks the forward pass of a stage; returns the gradients of weights beside it."""
-        gradients = engine.begin(action.gathered, self._first)
+        gradients = engine.begin(action.gathered, stage.layers, action.gradients)
         for n in stage.layers:
             layer = self._bytes[n]
             gradients, before = engine.forward(n), self._activations_before(n)
@@ -293,7 +294,7 @@ class _Account:
             layer = self._bytes[n]
             held = self._activations_before(n) + layer.copies
             if not layer.backward:  # only what waits for the end of the backward pass happens here
-                gradients = self._leave(engine, n, held, gradients)
+                gradients = self._leave(engine, n, held, gradients, last=n == self._first)
                 continue
             gradients, passing = engine.backward(n, IDLE), engine.passing
             if passing:
@@ -307,11 +308,11 @@ class _Account:
                 when = f"forward pass of {self._name(n)}, again"
                 self._stop(when, n, gradients, engine.communication, held + layer.again)
             held = self._before[n] - self._before[self._first] + (layer.input if n else 0)
-            gradients = self._leave(engine, n, held, gradients)
+            gradients = self._leave(engine, n, held, gradients, last=n == self._first)
 
-    def _leave(self, engine: UnshardedMemory | ShardedMemory, n: int, held: int, gradients: int) -> int:
-        """Leaves a layer in the backward pass; returns the gradients of weights after it."""
-        for gradients in engine.leave(n):
+    def _leave(self, engine: UnshardedMemory | ShardedMemory, n: int, held: int, gradients: int, *, last: bool) -> int:
+        """Leaves a layer in the backward pass, the `last` of the action; returns the gradients of weights after it."""
+        for gradients in engine.leave(n, last):
             when = f"reduce-scatter after the backward pass of {self._name(n)}"
             self._stop(when, n, gradients, engine.communication + engine.passing, held)
         return gradients
@@ -320,9 +321,8 @@ class _Account:
         """Walks the half that makes gradients of inputs: it frees nothing, and keeps the gradients that weights will
         need.
         """
-        kept = self._activations_before(stage.layers.stop) + stage.of_loss
-        if not stage.of_loss:
-            kept -= stage.output  # its gradient lies where this stage receives
+        # The output is counted beside the action, or its gradient lies where this stage receives.
+        kept = self._activations_before(stage.layers.stop) + stage.of_loss - stage.output
         for n in reversed(stage.layers):
             layer, half = self._bytes[n], self._rank.halves(n)
             if not layer.backward:
@@ -338,27 +338,26 @@ class _Account:
     def _walk_second_half(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory) -> None:
         """Walks the half that makes gradients of weights, in forward order."""
         kept, gradients = stage.between, 0
-        sharded = isinstance(engine, ShardedMemory)  # gradients are scattered in the order of the engine
-        for n in reversed(stage.layers) if sharded else stage.layers:
+        for n in stage.layers:
             layer, half = self._bytes[n], self._rank.halves(n)
             gradients = engine.backward(n, IDLE)
             for moment in half.moments if layer.backward else ():
                 gradients = engine.backward(n, moment)
-                held = kept - (0 if layer.again or sharded else moment.bytes) + engine.beside
+                held = kept - (0 if layer.again else moment.bytes) + engine.beside
                 self._stop(SECOND_HALF, None, gradients, engine.communication, held, phase="point")
             if layer.backward and layer.again:
                 held = kept + half.most
                 self._stop(SECOND_HALF, None, gradients, engine.communication, held, phase="point")
                 kept += half.left
-            elif layer.backward and not sharded:
+            elif layer.backward:
                 kept -= half.freed
-            gradients = self._leave(engine, n, kept, gradients)
+            gradients = self._leave(engine, n, kept, gradients, last=n + 1 == stage.layers.stop)
 
     def _forward_all_microbatches(self, found: LossBytes) -> None:
         """Makes the outputs of all micro-batches, keeps nothing else of their passes, and makes their loss."""
         engine = self._engine(0)
         (stage,) = self._stages
-        gradients = engine.begin(self._actions(stage, "F", False)[0].gathered, 0)
+        gradients = engine.begin(self._actions(stage, "F", False)[0].gathered, stage.layers, 0)
         for n, layer in enumerate(self._bytes):
             gradients = engine.forward(n)
             passing = layer.copies + layer.input + layer.output + found.outputs // 2

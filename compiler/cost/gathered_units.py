@@ -198,10 +198,15 @@ class GatheredUnits:
         return max(most, self._begin_gather(self._before[unit]))
 
 
+def last_backward(actions: Iterable[ScheduledAction]) -> dict[int, int]:
+    """Returns the place of the last action of each stage that is no forward pass."""
+    return {action.stage: n for n, action in enumerate(actions) if action.kind != "F"}
+
+
 def gathered_by_action(stages: Mapping[int, GatheredUnits], actions: Iterable[ScheduledAction]) -> list[GatheredBytes]:
     """Returns the gathered bytes of a rank in each of its actions in a step."""
     order = list(actions)
-    final = {action.stage: n for n, action in enumerate(order) if action.kind in ("B", "W")}
+    final = last_backward(order)
     found = []
     for n, action in enumerate(order):
         units = stages[action.stage]

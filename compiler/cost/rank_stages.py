@@ -7,14 +7,14 @@ Contract: the account (account.py) walks a step over these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
-from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action
+from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action, last_backward
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
     halves_bytes,
@@ -38,10 +38,13 @@ Step = tuple[ScheduledAction, bool, int]  # an action, whether gradients of weig
 
 
 class ActionMemory(NamedTuple):
-    """Bytes that a rank holds beside the micro-batch of an action, and what `fully_shard` has gathered in it."""
+    """Bytes that a rank holds beside the micro-batch of an action; under `fully_shard` also what it has gathered, and
+    the gradients of weights of its other stages.
+    """
 
     beside: int
     gathered: GatheredBytes | None = None
+    gradients: int = 0
 
 
 @record
@@ -166,6 +169,7 @@ class RankStages:
             output=[*messages, 0],
             gradient=[0, *messages],
             weights=weights if self._sharding.engine != "fsdp" else (),
+            whole=frozenset(whole - {0}),
         )
         actions = self._by_action(
             (action, later, int(size) - (received[action.stage] if action.kind != "W" or action.stage in whole else 0))
@@ -206,24 +210,47 @@ class RankStages:
         return between
 
     def _by_action(self, steps: Iterable[Step]) -> dict[int, dict[ActionKey, tuple[ActionMemory, ...]]]:
-        """Returns the memory of the rank's actions by stage: the most of actions that hold the same gathered units."""
+        """Returns the memory of the rank's actions by stage: the most of actions that hold the same gathered units and
+        gradients.
+        """
         order = list(steps)
+        actions = [action for action, _, _ in order]
         gathered: Sequence[GatheredBytes | None] = [None] * len(order)
+        gradients = [(later, 0) for _, later, _ in order]
         final: dict[int, int] = {}
         if self._sharding.engine == "fsdp":
-            gathered = gathered_by_action(self._gathered_units(), [action for action, _, _ in order])
-            final = {action.stage: n for n, (action, _, _) in enumerate(order) if action.kind in ("B", "W")}
-        most: dict[int, dict[ActionKey, dict[GatheredBytes | None, int]]] = {}
-        for n, ((action, later, beside), units) in enumerate(zip(order, gathered, strict=True)):
+            gathered = gathered_by_action(self._gathered_units(), actions)
+            final = last_backward(actions)
+            if self._staging.schedule is not None:
+                gradients = list(self._gradients_by_action(actions, final))
+        most: dict[int, dict[ActionKey, dict[tuple[GatheredBytes | None, int], int]]] = {}
+        for n, ((action, _, beside), units, (later, others)) in enumerate(zip(order, gathered, gradients, strict=True)):
             key = (action.kind, later, final.get(action.stage) == n)
             found = most.setdefault(action.stage, {}).setdefault(key, {})
-            found[units] = max(found.get(units, beside), beside)
+            found[units, others] = max(found.get((units, others), beside), beside)
         return {
-            stage: {
-                key: tuple(ActionMemory(size, units) for units, size in found.items()) for key, found in own.items()
-            }
+            stage: {key: tuple(ActionMemory(size, *held) for held, size in found.items()) for key, found in own.items()}
             for stage, own in most.items()
         }
+
+    def _gradients_by_action(
+        self, actions: Sequence[ScheduledAction], final: Mapping[int, int]
+    ) -> Iterator[tuple[bool, int]]:
+        """Yields for each action under `fully_shard` whether its stage has gradients of weights, and the bytes of those
+        of the other stages. A stage has them whole from its first backward pass on, and in shards after its last one.
+        """
+        splits = {action.stage for action in actions if action.kind == "W"}
+        shards = 0 if "parameters" in self.moved else 4
+        sizes = {}
+        for stage, layers in self._ranges.items():
+            own = [q for n in layers for q in self.layers[n].parameters]
+            sizes[stage] = 4 * self.numbers(own, 1), shards * self.numbers(own, self._sharding.shards)
+        held: dict[int, int] = {}
+        for n, action in enumerate(actions):
+            stage = action.stage
+            yield stage in held, sum(held.values()) - held.get(stage, 0)
+            if action.kind in ("B", "W") or (action.kind == "I" and stage not in splits):
+                held[stage] = sizes[stage][final[stage] == n]
 
     # ------------------------------------------------------------------------------------------------- the parameters
 

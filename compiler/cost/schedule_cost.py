@@ -185,7 +185,7 @@ class HeldBytes(Record):
 
     `kept` is held from F to B or I, `between` from I to W. The `output` and the `gradient` of the input are sent to
     another rank. They stay until the end of the step, where torch waits for the messages. `weights` are the gradients
-    of weights, which the first B or W makes.
+    of weights, which the first B or W makes, or the first I of a stage in `whole`.
     """
 
     kept: Sequence[float]
@@ -193,6 +193,7 @@ class HeldBytes(Record):
     output: Sequence[float] = ()
     gradient: Sequence[float] = ()
     weights: Sequence[float] = ()
+    whole: frozenset[int] = frozenset()  # stages whose I is the whole backward pass
 
     def microbatch_bytes(self, action: ScheduledAction) -> float:
         """Returns the bytes of the micro-batch that an action works on: after F, and before the others."""
@@ -216,7 +217,7 @@ def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[t
         if later and held.weights:
             beside -= sum(held.weights[other] for other in missing)
         yield action, later, beside
-        if action.kind in ("B", "W"):
+        if action.kind in ("B", "W") or (action.kind == "I" and stage in held.whole):
             missing.discard(stage)
 
 

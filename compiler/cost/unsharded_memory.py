@@ -1,9 +1,9 @@
 """Bytes of gradients, gathers and scatters, as a step goes through the layers of a rank.
 
-Both engines are entered and left layer by layer: `forward(n)`, then `backward(n, moment)` and `leave(n)` from the last
-layer to the first; each returns the bytes of existing gradients. `communication` and `passing` are the bytes gathered
-and scattered at that moment, the latter only while a collective is running; `beside` are the bytes of gradients that
-are made to be added to other gradients, or copied.
+Both engines are entered and left layer by layer: `forward(n)`, then `backward(n, moment)` and `leave(n, last)` in the
+order of the backward pass; each returns the bytes of existing gradients. `communication` and `passing` are the bytes
+gathered and scattered at that moment, the latter only while a collective is running; `beside` are the bytes of
+gradients that are made to be added to other gradients, or copied.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class UnshardedMemory:
         self._all = 4 * sum(self.trains)
         self._made = 0
 
-    def begin(self, gathered: GatheredBytes | None, first: int) -> int:
-        """Begins an action of a stage, whose first layer is `first`; returns bytes of gradients."""
-        return self.backward(first, IDLE)
+    def begin(self, gathered: GatheredBytes | None, layers: range, others: int) -> int:
+        """Begins an action of the stage with these layers; returns bytes of gradients."""
+        return self.backward(layers.start, IDLE)
 
     def end(self) -> None:
         """Ends a forward pass."""
@@ -57,8 +57,10 @@ class UnshardedMemory:
         self.beside = 4 * (moment.weights + moment.copies)
         return self._all * (self.buckets + self.earlier) - taken
 
-    def leave(self, layer: int) -> Iterator[int]:
-        """Leaves a layer in the backward pass; yields bytes of gradients while a completed unit is scattered."""
+    def leave(self, layer: int, last: bool) -> Iterator[int]:
+        """Leaves a layer in the backward pass, the `last` of the action; yields bytes of gradients while a completed
+        unit is scattered.
+        """
         self._made += 4 * self.trains[layer]
         yield from ()
 
@@ -70,7 +72,7 @@ class UnshardedMemory:
 class ShardedMemory:
     """`fully_shard`: a unit is gathered for its layers (gathered_units.py), and its gradients are scattered when these
     are done; at a stage of a pipeline after its last backward pass. The input of a reduce-scatter is freed when the
-    next begins.
+    next begins, or at the end of the backward pass.
     """
 
     unit_of: list[int]  # by layer
@@ -82,11 +84,12 @@ class ShardedMemory:
     stays: bool  # gradients of earlier micro-batches exist
     held: bool  # a micro-batch that is not the last
     copies: bool  # gloo copies its input
+    staged: bool  # by a stage of a pipeline: each action begins with the gradients of its stage, beside others'
     rounded: bool = False  # gradients are summed in 16 bits
     moved: bool  # shards are in the host's memory: gradients' go there at once
 
     def __post_init__(self) -> None:
-        self.beside = 0
+        self.beside = self._others = 0  # the latter of other stages
         self.passing = 0  # bytes of a running collective
         self._level = 0  # gathered bytes
         self._handed: int | None = None
@@ -105,12 +108,17 @@ class ShardedMemory:
         return self._level + handed
 
     def _gradients(self, made: int) -> int:
-        return 4 * (self._earlier + self._shards) + self.element * made
+        return self._others + 4 * (self._earlier + self._shards) + self.element * made
 
-    def begin(self, gathered: GatheredBytes | None, first: int) -> int:
+    def begin(self, gathered: GatheredBytes | None, layers: range, others: int) -> int:
+        """Begins an action of the stage with these layers; `others` are bytes of other stages' gradients."""
         assert gathered is not None
-        self._action, self._first = gathered, first
+        self._action, self._first = gathered, layers.start
         self._level, self.passing = gathered.begin, 0
+        if self.staged:
+            units = {self.unit_of[n] for n in layers}
+            self._earlier = sum(self._summed[unit] for unit in units) if self.stays else 0
+            self._others, self._shards, self._made, self._handed = others, 0, 0, None
         return self._gradient_bytes(IDLE)
 
     def end(self) -> None:
@@ -134,17 +142,16 @@ class ShardedMemory:
         own = moment.weights if added else self._made + moment.made
         return self._gradients(own) + self.element * moment.copies
 
-    def leave(self, layer: int) -> Iterator[int]:
+    def leave(self, layer: int, last: bool) -> Iterator[int]:
         self._made += self.trains[layer]
         self.passing = 0
-        staged = bool(self._action.reduced)
         complete = self._action.done[layer - self._first]
-        if layer == self._first:
+        if last:
             complete += self._action.late
         for unit, level in complete:
             self._level = level
-            yield from self._complete(unit, self.held or staged)
-        for unit, level in self._action.reduced if layer == self._first else ():
+            yield from self._complete(unit, self.held or self.staged)
+        for unit, level in self._action.reduced if last else ():
             self._level = level
             yield from self._scatter(unit)
 

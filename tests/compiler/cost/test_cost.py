@@ -10,6 +10,7 @@ from helpers.made_jobs import gpt_model, make_job
 
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action
+from dslc.compiler.cost.rank_stages import RankStages, StageMemory
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.placement.schedules import ScheduledAction
 from dslc.compiler.rules.analyse import analyse
@@ -205,6 +206,26 @@ def test_beside_gradients_fewer_micro_batches_are_held() -> None:
     """
     memory = analysis_of(pipeline=2, data=2, zero=3, microbatches=2).costs[0].memory
     assert memory.when.endswith("the backward pass of blocks.1") and memory.gradients == 0
+
+
+@pytest.mark.parametrize(("schedule", "backward"), [("zero_bubble", "W"), ("interleaved_1f1b", "B")])
+def test_a_stage_has_gradients_from_its_first_backward_pass_on_and_shards_after_its_last(
+    schedule: str, backward: str
+) -> None:
+    """The last pipeline rank has a block and, in its later stage, the head, whose gradients come before."""
+    found = analysis_of(pipeline=2, data=2, zero=2, microbatches=4, schedule=schedule)
+    assert found.staging is not None
+    rank = RankStages(found.staging, 1)
+    block, head = rank.stages
+    parameters = [q for n in head.layers for q in rank.layers[n].parameters]
+    whole, shards = (4 * rank.numbers(parameters, parts) for parts in (1, 2))
+
+    def beside(stage: StageMemory, kind: str) -> set[int]:
+        return {action.gradients for key, actions in stage.actions.items() if key[0] == kind for action in actions}
+
+    assert beside(block, "F") == {0, whole}
+    assert beside(block, backward) == {whole, shards}
+    assert 0 in beside(head, backward) and shards not in beside(head, backward)
 
 
 def peak_with(found: Analysis, rank: int, layer: int, *, first: int | None = None, **changed: int) -> int:
