@@ -52,14 +52,21 @@ class Reuse:
         return self._built
 
     def share_out(
-        self, model: ModelSpec, source: SourceFacts, styles: Sequence[tuple[str, TensorStyle]], ranks: int, pieces: int
+        self,
+        model: ModelSpec,
+        source: SourceFacts,
+        styles: Sequence[tuple[str, TensorStyle]],
+        ranks: int,
+        pieces: int,
+        *,
+        on_cpu: bool,
     ) -> ModelGraph:
         """Calls `share_out` on the last network, or returns its last result."""
         assert self._built is not None
-        key = (styles, ranks, pieces)
+        key = (styles, ranks, pieces, on_cpu)
         if self._shared is None or key != self._shared_key:
             self._shared_key = key
-            self._shared = share_out(self._built, model, source, styles, ranks, pieces)
+            self._shared = share_out(self._built, model, source, styles, ranks, pieces, on_cpu=on_cpu)
         return self._shared
 
     def costs(self, staging: Staging, find: Callable[[], tuple[RankCost, ...]]) -> tuple[RankCost, ...]:

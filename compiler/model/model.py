@@ -121,15 +121,18 @@ def share_out(
     styles: Sequence[tuple[str, TensorStyle]],
     ranks: int,
     pieces: int,
+    *,
+    on_cpu: bool,
 ) -> ModelGraph:
     """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, and of a context axis
-    of `pieces` ranks.
+    of `pieces` ranks. `on_cpu`: ranks exchange tensors over gloo.
     """
     network, found = model.network, dict[str, list[TensorStyle]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     for name, style in styles:
         found.setdefault(name, []).append(style)
-    around = Surroundings(source=source, ranks=ranks, styles=found, pieces=pieces, frozen=_frozen(graph, model))
+    frozen = _frozen(graph, model)
+    around = Surroundings(source=source, ranks=ranks, styles=found, on_cpu=on_cpu, pieces=pieces, frozen=frozen)
     try:
         if isinstance(network, Call):
             output = _run_named(expand(network, source).layers, entry(graph.input), around)

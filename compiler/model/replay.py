@@ -32,8 +32,8 @@ class Operation:
     """One operation in fp32 or under autocast.
 
     `constants` are the values that it takes and that need no gradient. `backward`: its result needs one. `adds`: its
-    gradient is passed on unchanged. `view`: forward it takes no memory. `scratch`: temporary bytes of its
-    backward pass; `rounds`: the copies of its weights' gradients.
+    gradient is passed on unchanged. `view`: forward it takes no memory. `passing`: temporary bytes of its
+    forward pass, `scratch` of its backward pass; `rounds`: the copies of its weights' gradients.
     """
 
     takes: tuple[Store, ...]
@@ -47,6 +47,7 @@ class Operation:
     backward: bool = True
     adds: bool = False
     view: bool = False
+    passing: int = 0
     scratch: int = 0
     rounds: int = 0
 
@@ -82,7 +83,7 @@ def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
     return tuple(
         (
             *map(place, op.takes), place(op.gives), *map(place, op.kept), len(op.takes), op.weights, op.copied,
-            op.differentiates, op.adds, op.view, op.scratch, op.rounds, op.cast, op.backward,
+            op.differentiates, op.adds, op.view, op.passing, op.scratch, op.rounds, op.cast, op.backward,
             *map(place, op.constants),
         )
         for op in operations
@@ -105,7 +106,7 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
             for store in op.kept:
                 live.pop(id(store), None)
                 kept[id(store)] = store.bytes
-        most = max(most, sum(live.values()) + sum(kept.values()))
+        most = max(most, sum(live.values()) + sum(kept.values()) + op.passing)
         live = {key: size for key, size in live.items() if last.get(key, n) > n}
     return most
 

@@ -53,6 +53,7 @@ class Surroundings:
     initialise: Initialise | None = None
     ranks: int = 1  # of a tensor axis; the layers are those of its first rank, with the styles of each module
     styles: Mapping[str, Sequence[TensorStyle]] = field(default_factory=dict)
+    on_cpu: bool = False  # ranks exchange tensors over gloo
     pieces: int = 1  # of a sequence, one for each rank of a context axis
     frozen: frozenset[str] = frozenset()  # names of parameters that do not train
     warnings: list[Diagnostic] = field(default_factory=list)
@@ -214,21 +215,22 @@ class Tape:
         gives: Value,
         adds: bool = False,
         view: bool = False,
+        passing: tuple[int, int] = (0, 0),
         scratch: tuple[int, int] = (0, 0),
         rounds: int = 0,
     ) -> Value:
         """Records that `gives` was computed from `takes`, with everything kept since the last operation. A layer
-        without parts is one operation by itself. `scratch`: temporary bytes of its backward pass; `rounds`: the copies
-        of its weights' gradients.
+        without parts is one operation by itself. `passing`: temporary bytes of its forward pass, `scratch` of its
+        backward pass, each in fp32 and under autocast; `rounds`: the copies of its weights' gradients.
         """
         parameters = self.parameters[self._weighed :]
         weights = sum(q.count for q in parameters if q.name not in self.around.frozen)
         cast = sum(q.count for q in parameters if len(q.shape) > 1) if self._taken is not None else 0
         self._weighed = len(self.parameters)
         graded = any(x.grad for x in takes)
-        for kept, stores, given, extra in (
-            (self.float32, tuple(x.float32 for x in takes), gives.float32, scratch[0]),
-            (self.autocast, tuple(x.autocast for x in takes), gives.autocast, scratch[1]),
+        for kept, stores, given, *extra in (
+            (self.float32, tuple(x.float32 for x in takes), gives.float32, passing[0], scratch[0]),
+            (self.autocast, tuple(x.autocast for x in takes), gives.autocast, passing[1], scratch[1]),
         ):
             kept.operations.append(
                 Operation(
@@ -243,7 +245,8 @@ class Tape:
                     backward=gives.grad,
                     adds=adds,
                     view=view,
-                    scratch=extra,
+                    passing=extra[0],
+                    scratch=extra[1],
                     rounds=rounds,
                 )
             )
@@ -295,7 +298,8 @@ class Tape:
         outer = self._frame
         self._frame = _Frame(f"{outer.prefix}{name}." if name else outer.prefix)
         styles, ranks = self.around.styles.get(outer.prefix + name, ()), self.around.ranks
-        spec, x = tensor_tape.shard_input(styles, ranks, spec, x, self.operation)
+        on_cpu = self.around.on_cpu
+        spec, x = tensor_tape.shard_input(styles, ranks, spec, x, self.operation, on_cpu)
         before, self._taken = len(self.float32.operations), None
         y = LAYERS[type(spec)](spec, x, self)
         if TensorStyle.VOCABULARY in styles:
@@ -339,7 +343,7 @@ class Tape:
                 line=short_line(spec.span),
             )
         )
-        return tensor_tape.exchange_output(styles, ranks, y, self.operation)
+        return tensor_tape.exchange_output(styles, ranks, y, self.operation, on_cpu)
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:

@@ -3,7 +3,8 @@
 Model: the layers are run with a rank's own shapes (tape.py). Values between them are whole, a piece of the sequence, or
 a share of the features. A style's gather or sum is an operation of its own, which takes memory. A gather along any dim
 but the first is two operations: torch receives the parts one after another, and joins them; a reduce-scatter splits
-them first. An all-reduce keeps its input and makes its result beside it.
+them first. A reduce-scatter runs beside the tensor that it has split, and over gloo beside a copy of the parts; the
+backward pass of a gather is one. An all-reduce keeps its input and makes its result beside it.
 
 Contract: the shapes of parameters are a rank's. Sizes that ranks cannot share are rounded down; the rules refuse them.
 """
@@ -22,7 +23,7 @@ Operation: TypeAlias = Callable[..., Value]  # `Tape.operation`
 
 
 def shard_input(
-    styles: Sequence[TensorStyle], ranks: int, spec: Call, x: Value, operation: Operation
+    styles: Sequence[TensorStyle], ranks: int, spec: Call, x: Value, operation: Operation, on_cpu: bool
 ) -> tuple[Call, Value]:
     """Returns a module's declaration as on one rank, and its input."""
     for style in styles:
@@ -30,7 +31,7 @@ def shard_input(
             case TensorStyle.SPLIT:
                 x = operation(x, gives=_new(x, 0, 1, ranks))
             case TensorStyle.COLUMN_OF_PIECES | TensorStyle.GATHERED_OF_PIECES | TensorStyle.SCORES_OF_PIECES:
-                x, spec = _in_two(operation, x, _new(x, 0, ranks, 1)), _narrowed(spec, ranks)
+                x, spec = _in_two(operation, x, _new(x, 0, ranks, 1), on_cpu), _narrowed(spec, ranks)
             case TensorStyle.COLUMN | TensorStyle.GATHERED | TensorStyle.SCORES:
                 # Unchanged forward; its gradient is summed over the ranks.
                 x, spec = operation(x, gives=x.new(*x.shape), view=True), _narrowed(spec, ranks)
@@ -43,18 +44,18 @@ def shard_input(
     return spec, x
 
 
-def exchange_output(styles: Sequence[TensorStyle], ranks: int, y: Value, operation: Operation) -> Value:
+def exchange_output(styles: Sequence[TensorStyle], ranks: int, y: Value, operation: Operation, on_cpu: bool) -> Value:
     """Returns the value after the exchange of a module's output."""
     for style in styles:
         match style:
             case TensorStyle.ROW_TO_PIECES:
-                y = _in_two(operation, y, _new(y, 0, 1, ranks))
+                y = _in_two(operation, y, _new(y, 0, 1, ranks), on_cpu)
             case TensorStyle.ROW | TensorStyle.ROW_OF_WHOLE | TensorStyle.VOCABULARY:
                 y = operation(y, gives=y.new(*y.shape), adds=True)
             case TensorStyle.GATHERED | TensorStyle.GATHERED_OF_PIECES:
-                y = _in_two(operation, y, _new(y, -1, ranks, 1))
+                y = _in_two(operation, y, _new(y, -1, ranks, 1), None)
             case TensorStyle.GATHER:
-                y = _in_two(operation, y, _new(y, 0, ranks, 1))
+                y = _in_two(operation, y, _new(y, 0, ranks, 1), None)
             case TensorStyle.COLUMN | TensorStyle.COLUMN_OF_PIECES | TensorStyle.SCORES | TensorStyle.SCORES_OF_PIECES:
                 pass
             case TensorStyle.SEQUENCE | TensorStyle.SUMMED | TensorStyle.SPLIT:
@@ -69,11 +70,14 @@ def _narrowed(spec: Call, ranks: int) -> Call:
     return replace(spec, features=spec.features // ranks)  # type: ignore[attr-defined, call-arg]
 
 
-def _in_two(operation: Operation, x: Value, result: Value) -> Value:
-    """Goes through a copy as large as the whole, in another order."""
-    whole = x if x.count > result.count else result
-    between = operation(x, gives=x.new(*whole.shape))
-    return operation(between, gives=result)
+def _in_two(operation: Operation, x: Value, result: Value, on_cpu: bool | None) -> Value:
+    """Goes through a copy as large as the whole, in another order. `on_cpu` is None if neither pass sums the parts."""
+    splits = x.count > result.count
+    whole = x if splits else result
+    copies = 0 if on_cpu is None else 1 + on_cpu
+    beside = (copies * whole.float32.bytes, copies * whole.autocast.bytes)
+    between = operation(x, gives=x.new(*whole.shape), scratch=(0, 0) if splits else beside)
+    return operation(between, gives=result, passing=beside if splits else (0, 0))
 
 
 def _new(x: Value, dim: int, more: int, less: int) -> Value:

@@ -218,7 +218,8 @@ def _model(
         return None, None
     cuts = tensor_plan(job, ranks, graph)
     if ranks * pieces > 1 and not cuts.uneven:
-        graph = reuse.share_out(job.model, source, cuts.styles, ranks, pieces)
+        on_cpu = layout is not None and layout.device == "cpu"
+        graph = reuse.share_out(job.model, source, cuts.styles, ranks, pieces, on_cpu=on_cpu)
     return graph, cuts
 
 
