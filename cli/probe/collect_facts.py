@@ -6,11 +6,8 @@ import importlib.util
 import os
 from dataclasses import replace
 
-from dslc.compiler.facts.mixtures import mixed
-from dslc.compiler.facts.sources import source_facts
+from dslc.compiler.facts.sources import context_of, each_source, mixture_facts, source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
-from dslc.compiler.rules.analyse import context_of
-from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet, PictureSource
 from dslc.dsl.language.job import JobSpec
@@ -26,7 +23,7 @@ def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Fa
     source = source_facts(job.data.source, context_of(job))
     if isinstance(job.data.source, Mixture):
         pairs = zip(job.data.source.sources, source.parts, strict=True)
-        source = mixed([_with_library_facts(call, facts, fetch=run) for call, facts in pairs])
+        source = mixture_facts([_with_library_facts(call, facts, fetch=run) for call, facts in pairs])
     else:
         source = _with_library_facts(job.data.source, source, fetch=run)
     for alone, _ in each_source(job, source):
@@ -36,7 +33,7 @@ def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Fa
         from dslc.probe.trace_facts import trace_facts  # here, as most checks call no functions
 
         facts = trace_facts(job, source, report, run=run)
-    return replace(facts, machine=_machine(job, report)) if run else facts
+    return replace(facts, machine=_machine(job.devices.gpus)) if run else facts
 
 
 def _look_for_torchvision(job: JobSpec, report: Report) -> None:
@@ -87,22 +84,20 @@ def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     )
 
 
-def _machine(job: JobSpec, report: Report) -> MachineFacts:
-    asked, others = job.devices.gpus, 0
+def _machine(asked: object) -> MachineFacts:
     gpus: tuple[int, ...] = ()
-    known = True
+    others, fault = 0, ""
     try:
         if isinstance(asked, Free):
             gpus, others = choose_free(asked.count)
         elif asked is not None:
             gpus = gpus_here()
     except RuntimeError as error:
-        known = False
-        report.add("E0824", str(error), job.devices.at("gpus"), help="`nvidia-smi` by hand shows what is wrong")
+        fault = str(error)
     return MachineFacts(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
-        gpus_known=known,
         gpus_in_use=others,
+        fault=fault,
     )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sample_numbers import count_of
 from dslc.compiler.facts.source_look import MissingDataError
+from dslc.compiler.facts.sources import each_source
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.data.images import picture_step
-from dslc.compiler.rules.data.mixtures import each_source
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import PictureSource, PythonSource, PythonTransform
 from dslc.dsl.language.registry import Call

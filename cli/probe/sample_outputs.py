@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from dslc.compiler.facts.sources import context_of
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.model.model import build
 from dslc.compiler.model.opaque import opaque
-from dslc.compiler.rules.analyse import analyse, context_of
+from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import MemorySpec, ParallelismSpec

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dslc.compiler.facts.mixtures import mixed
+from dslc.compiler.facts.sources import mixture_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
@@ -53,7 +53,7 @@ def trace_sources(trial: Trial) -> Trial:
     if not isinstance(source, Mixture):
         return trial.with_facts(source=_trace_source(trial, source, trial.source))
     pairs = zip(source.sources, trial.source.parts, strict=True)
-    return trial.with_facts(source=mixed([_trace_source(trial, call, facts) for call, facts in pairs]))
+    return trial.with_facts(source=mixture_facts([_trace_source(trial, call, facts) for call, facts in pairs]))
 
 
 def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> SourceFacts:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dslc.compiler.facts.sources import context_of
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.program import MetricStep
 from dslc.compiler.ir.steps import PythonFunction
@@ -16,7 +17,6 @@ from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import sharding_of, trained
-from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.training.goals import check_names
 from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Note, Report

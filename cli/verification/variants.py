@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.facts.sources import source_facts
+from dslc.compiler.facts.sources import context_of, source_facts
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.placement.axes import AXES
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.rules.analyse import context_of
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import layers as n
 from dslc.dsl.language.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec, ParallelismSpec

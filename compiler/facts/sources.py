@@ -16,16 +16,17 @@ import ast
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 from dslc.compiler.facts import source_files as sources_files
-from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.facts.source_files import fault_fields, sequences
 from dslc.compiler.facts.source_look import MissingDataError, UnusableDataError, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call, fields
 
 DIGITS = 1797
@@ -39,12 +40,56 @@ CLASSES = 2  # of `synthetic(shape = …)` without `classes`
 def source_facts(source: Call, context: int | None) -> SourceFacts:
     """Returns the facts of `source`. `context` is the length of a sequence if the source does not give one, or None."""
     if isinstance(source, c.Mixture):
-        return mixed([source_facts(each, context) for each in source.sources])
+        return mixture_facts([source_facts(each, context) for each in source.sources])
     find = _FACTS.get(type(source))
     if find is None:
         return SourceFacts()
     length = getattr(source, "context", None)
     return find(source, context if length is None else length)
+
+
+def mixture_facts(parts: Sequence[SourceFacts]) -> SourceFacts:
+    """Returns the facts of all sources together: what one sample is, by the first that tells, and how many there are.
+
+    `parts` keeps the facts of each.
+    """
+    told = next((part for part in parts if part.input is not None or part.structures is not None), parts[0])
+    faulty = next((part for part in parts if part.missing), SourceFacts())
+    known = all(part.samples is not None for part in parts)
+    return replace(
+        told,
+        samples=sum(part.samples or 0 for part in parts) if known else None,
+        validation_samples=None,
+        test_samples=None,
+        shards=None,
+        classes=next((part.classes for part in parts if part.classes is not None), None),
+        vocab=next((part.vocab for part in parts if part.vocab is not None), None),
+        stream=False,
+        changes=next((part.changes for part in parts if part.changes is not None), None),
+        loss_counts=any(part.loss_counts for part in parts),
+        found={},
+        missing=faulty.missing,
+        help=faulty.help,
+        code=faulty.code,
+        parts=tuple(replace(part, parts=()) for part in parts),
+    )
+
+
+def context_of(job: JobSpec) -> int | None:
+    """Returns the length of a sequence: the source's own, else the model's."""
+    contexts = (getattr(source, "context", None) for source in c.parts_of(job.data.source))
+    written = next((context for context in contexts if context is not None), None)
+    network = job.model.network
+    return written if written is not None else getattr(network, "context", None)
+
+
+def each_source(job: JobSpec, source: SourceFacts) -> Iterator[tuple[JobSpec, SourceFacts]]:
+    """Yields the job with each source of a mixture alone, and the facts of that; any other job as it is."""
+    if not isinstance(job.data.source, c.Mixture):
+        yield job, source
+        return
+    for call, facts in zip(job.data.source.sources, source.parts, strict=True):
+        yield replace(job, data=replace(job.data, source=call)), facts
 
 
 def source_key(source: Call) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.facts.sources import FOUND_PATHS, source_key
+from dslc.compiler.facts.sources import FOUND_PATHS, context_of, source_key
 from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Shape
@@ -34,7 +34,6 @@ from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.sharding import compiles_loss, fused_on, offloaded, recomputed, searches, units
 from dslc.compiler.placement.staging import Staging, boundary_tensors
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, steps_of
-from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.parallelism.exchange import exchange_span

@@ -63,7 +63,7 @@ class MachineFacts(Record):
     cores: int
     memory: int  # bytes
     gpus: tuple[int, ...] = ()  # bytes of each; with `gpus = free(n)` of those that are taken
-    gpus_known: bool = True  # False if the machine could not be asked
+    fault: str = ""  # why its GPUs are unknown
     gpus_in_use: int = 0  # others, which are not free
 
 

@@ -1,4 +1,4 @@
-"""Finds the global batches that suit an epoch, and the batches nearest to one that does not.
+"""Finds the global batches that suit an epoch, and the batches nearest to one that does not. E0301 to E0304, E0307.
 
 Model: a batch is split evenly over the data-parallel ranks, each share into equal micro-batches. The rest of an epoch
 is dropped or kept; if kept it is a short batch. Every rank needs a sample of a short batch, and a pipeline needs
@@ -11,11 +11,18 @@ weights. The source with the fewest samples for its weight is used up first, the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, islice
 from typing import Literal
 
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.schedules import demands
+from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language.calls import Mixture
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
+from dslc.dsl.source import Span
+from dslc.dsl.words import either, plural
 
 TRIED = 10_000  # multiples tried to either side
 Fault = Literal["", "E0303", "E0304", "E0307"]
@@ -66,6 +73,107 @@ def near_divisors(share: int, count: int) -> Iterator[int]:
     count = min(count, share)
     around = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
     return (m for m in around if 1 <= m <= share and share % m == 0)
+
+
+def check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
+    """Reports a global batch that the ranks, the micro-batches or the end of an epoch cannot share."""
+    if job.data.batch % epoch.ranks:
+        yield from _report_share(job, epoch)
+    else:
+        yield from _check_pieces(job, layout, epoch)
+        yield from _check_epoch(job, epoch)
+
+
+def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
+    batch, ranks = job.data.batch, epoch.ranks
+    where = job.parallelism.named("data") if job.parallelism.is_set("data") else _devices_span(job)
+    what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
+    near = epoch.nearest_batches(batch)
+    remedies = [f"use {either(near)}"] if near else []
+    if not any(b < batch for b in near):
+        remedies.append("fewer ranks")
+    yield Diagnostic(
+        "E0301",
+        f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
+        job.data.at("batch"),
+        label=division(batch, ranks),
+        notes=(Note(what, where),),
+        help=", or ".join(remedies),
+    )
+
+
+def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
+    batch, ranks, pieces = job.data.batch, epoch.ranks, epoch.pieces
+    share = batch // ranks
+    if share % pieces == 0:
+        return
+    written = job.parallelism.is_set("microbatches")
+    near = epoch.nearest_batches(batch)
+    remedies = [
+        either(f"`microbatches = {n}`" for n in close) if (close := fitting_pieces(job, layout)) else "",
+        f"a batch of {either(near)}" if near else "",
+    ]
+    yield Diagnostic(
+        "E0302",
+        f"a share of {plural(share, 'sample')} cannot be cut into {pieces} equal micro-batches",
+        job.parallelism.at("microbatches") if written else job.data.at("batch"),
+        label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
+        notes=(Note("the global batch is set here", job.data.at("batch")),) if written else (),
+        help=", or ".join(filter(None, remedies)) or "another batch, or another number of ranks",
+    )
+
+
+def fitting_pieces(job: JobSpec, layout: Layout) -> list[int]:
+    """Returns the two numbers of micro-batches nearest to the job's that divide its shares and suit its schedule."""
+    share, stages = job.data.batch // layout.sizes["data"], layout.sizes["pipeline"]
+    schedule = (job.parallelism.schedule, stages)
+
+    def suits(pieces: int) -> bool:
+        return stages == 1 or not demands(*schedule, pieces, layout.virtual_stages)
+
+    return sorted(islice(filter(suits, near_divisors(share, layout.microbatches)), 2))
+
+
+def _devices_span(job: JobSpec) -> Span | None:
+    devices = job.devices
+    return devices.named("gpus" if devices.gpus is not None else "cpus")
+
+
+def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
+    batch, train, ranks, fault = job.data.batch, epoch.train, epoch.ranks, epoch.fault(job.data.batch)
+    if not fault or train is None:
+        return
+    full, last = divmod(train, batch)
+    near, other = either(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
+    remedies = [f"`last_batch = {other}`"] if not replace(epoch, keep=not epoch.keep).fault(batch) else []
+    if fault == "E0303":
+        yield Diagnostic(
+            "E0303",
+            f"an epoch of {plural(train, 'sample')} holds no full batch of {batch}, and the rest is dropped",
+            job.data.at("batch"),
+            help=", or ".join([f"use {near}", *remedies] if near else remedies) or "fewer ranks, or more data",
+        )
+        return
+    remedies += [f"a batch of {near}"] if near else []
+    counted = f"{train} = {full} x {batch} + {last}"
+    if fault == "E0304":
+        yield Diagnostic(
+            "E0304",
+            f"the last batch of an epoch holds {last} of {train} samples: "
+            f"{ranks - last} of {ranks} data-parallel ranks would have none",
+            job.data.at("last_batch"),
+            label=counted,
+            notes=(Note("the global batch is set here", job.data.at("batch")),),
+            help=", or ".join([*remedies, "fewer ranks"]),
+        )
+    else:
+        yield Diagnostic(
+            "E0307",
+            f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds {plural(last, 'sample')}",
+            job.data.at("last_batch"),
+            label=counted,
+            help=", or ".join(remedies) or "another batch",
+        )
 
 
 def counts(mixture: Mixture, train: Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.axes import AXES, coordinates, crosses_nodes
 from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.bounds import DEVICES
-from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, judge
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, judge
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.language.calls import Free
 from dslc.dsl.language.job import JobSpec
@@ -142,13 +142,16 @@ def _check_count(devices: DevicesSpec, world: int) -> Iterator[Diagnostic]:
 
 def _processes(devices: DevicesSpec, machine: MachineFacts | None) -> Findings[tuple[tuple[int, ...], int | None]]:
     """Returns the named GPUs, and the processes of one node; None if only the machine can tell (`gpus = all`)."""
-    named, count = yield from _requested_devices(devices)
+    yield from _check_gpus(devices)
+    named, count = _requested_devices(devices)
     if devices.gpus is None or machine is None:
         return named, count
-    if not machine.gpus_known:
+    if machine.fault:
+        help = "`nvidia-smi` by hand shows what is wrong"
+        yield Diagnostic("E0824", machine.fault, devices.at("gpus"), help=help)
         return named, None
     there = len(machine.gpus)
-    needed = max(named) + 1 if named else (count or 1)
+    needed = max(named) + 1 if named else max(1, count or 1)
     if needed > there:
         free = isinstance(devices.gpus, Free)
         asked = f"GPU {needed - 1}" if named else plural(needed, "free GPU" if free else "GPU")
@@ -165,9 +168,7 @@ def _processes(devices: DevicesSpec, machine: MachineFacts | None) -> Findings[t
 
 def warn_of_unknown_count(devices: DevicesSpec, machine: MachineFacts | None) -> Iterator[Diagnostic]:
     """Warns that only the machine that runs the job can tell its devices."""
-    request = Report()
-    count = request.collect(_requested_devices(devices))[1]
-    if devices.gpus is not None and machine is None and count is None and not request.errors:
+    if machine is None and devices.gpus is not None and _requested_devices(devices)[1] is None:
         yield Diagnostic(
             "W0404",
             "the number of GPUs is known only where the job runs: nothing that depends on it is checked",
@@ -176,10 +177,21 @@ def warn_of_unknown_count(devices: DevicesSpec, machine: MachineFacts | None) ->
         )
 
 
-def _requested_devices(devices: DevicesSpec) -> Findings[tuple[tuple[int, ...], int | None]]:
+def _check_gpus(devices: DevicesSpec) -> Iterator[Diagnostic]:
+    (named, count), span = _requested_devices(devices), devices.at("gpus")
+    twice = min((gpu for gpu, uses in Counter(named).items() if uses > 1), default=None)
+    if twice is not None:
+        yield Diagnostic("E0405", f"GPU {twice} is named twice", span, help="name each GPU once")
+    if any(gpu < 0 for gpu in named):
+        yield Diagnostic("E0406", "a GPU has a number below zero", span, help="`gpus = all` takes every GPU")
+    if count is not None and count < 1 and isinstance(devices.gpus, int | str):
+        help = "a count of 1 or more, or `all`; `cpus = 1` for none"
+        yield Diagnostic("E0406", f"`devices.gpus` is {count}", span, help=help)
+
+
+def _requested_devices(devices: DevicesSpec) -> tuple[tuple[int, ...], int | None]:
     """Returns the named GPUs, and the processes asked for; None for all."""
     gpus = devices.gpus
-    span = devices.at("gpus")
     if gpus is None:
         return (), devices.cpus or 1
     if isinstance(gpus, str) and gpus != "all":
@@ -189,20 +201,10 @@ def _requested_devices(devices: DevicesSpec) -> Findings[tuple[tuple[int, ...], 
     if isinstance(gpus, Call):
         return (), gpus.count if isinstance(gpus, Free) else None
     if isinstance(gpus, tuple):
-        twice = min((g for g, count in Counter(gpus).items() if count > 1), default=None)
-        if twice is not None:
-            yield Diagnostic("E0405", f"GPU {twice} is named twice", span, help="name each GPU once")
-        if any(g < 0 for g in gpus):
-            yield Diagnostic("E0406", "a GPU has a number below zero", span, help="`gpus = all` takes every GPU")
         return gpus, len(gpus)
     if gpus in ("all", -1):
         return (), None
     assert isinstance(gpus, int)
-    if gpus < 1:
-        yield Diagnostic(
-            "E0406", f"`devices.gpus` is {gpus}", span, help="a count of 1 or more, or `all`; `cpus = 1` for none"
-        )
-        return (), None
     return (), gpus
 
 

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Literal
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.placement.cross_sample_losses import compares
-from dslc.compiler.placement.epochs import Epoch, counts, near_divisors
+from dslc.compiler.placement.epochs import Epoch, check_batch, counts
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.schedules import demands
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.streams import stream_of
-from dslc.dsl.diagnostics import Diagnostic, Findings, Note, division, judge, passes
+from dslc.dsl.diagnostics import Diagnostic, Findings, judge, passes
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Quantity
 from dslc.dsl.language.samplers import Balanced, Weighted
 from dslc.dsl.record import Record, record
-from dslc.dsl.source import Span
-from dslc.dsl.words import either, plural
+from dslc.dsl.words import plural
 
 Counts = Literal["samples", "tokens", "kept", "own"]  # see `LossStep`
 # Sources whose targets are known to be classes from 0 up.
@@ -90,7 +87,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[W
         keep=data.last_batch == "keep",
         steps=job.train.steps,
     )
-    fits = yield from passes(_check_batch(job, layout, epoch))
+    fits = yield from passes(check_batch(job, layout, epoch))
     if not known or not fits:
         return None
     last: int | None = None if epoch.keep else 0
@@ -136,14 +133,6 @@ def _sizes(
         return mixed, stream, *_split_of_stream(job, source, stream)
     sizes, split = yield from _split(job, source, _shares(job))
     return mixed, stream, sizes, split
-
-
-def _check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
-    if job.data.batch % epoch.ranks:
-        yield from _report_share(job, epoch)
-    else:
-        yield from _check_pieces(job, layout, epoch)
-        yield from _check_epoch(job, epoch)
 
 
 def _target_bytes(source: SourceFacts) -> int:
@@ -241,61 +230,6 @@ def _missing(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
         yield fault.as_warning() if elsewhere else fault
 
 
-def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
-    batch, ranks = job.data.batch, epoch.ranks
-    where = job.parallelism.named("data") if job.parallelism.is_set("data") else _devices_span(job)
-    what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
-    near = epoch.nearest_batches(batch)
-    remedies = [f"use {either(near)}"] if near else []
-    if not any(b < batch for b in near):
-        remedies.append("fewer ranks")
-    yield Diagnostic(
-        "E0301",
-        f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
-        job.data.at("batch"),
-        label=division(batch, ranks),
-        notes=(Note(what, where),),
-        help=", or ".join(remedies),
-    )
-
-
-def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
-    batch, ranks, pieces = job.data.batch, epoch.ranks, epoch.pieces
-    share = batch // ranks
-    if share % pieces == 0:
-        return
-    written = job.parallelism.is_set("microbatches")
-    near = epoch.nearest_batches(batch)
-    remedies = [
-        either(f"`microbatches = {n}`" for n in close) if (close := fitting_pieces(job, layout)) else "",
-        f"a batch of {either(near)}" if near else "",
-    ]
-    yield Diagnostic(
-        "E0302",
-        f"a share of {plural(share, 'sample')} cannot be cut into {pieces} equal micro-batches",
-        job.parallelism.at("microbatches") if written else job.data.at("batch"),
-        label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
-        notes=(Note("the global batch is set here", job.data.at("batch")),) if written else (),
-        help=", or ".join(filter(None, remedies)) or "another batch, or another number of ranks",
-    )
-
-
-def fitting_pieces(job: JobSpec, layout: Layout) -> list[int]:
-    """Returns the two numbers of micro-batches nearest to the job's that divide its shares and suit its schedule."""
-    share, stages = job.data.batch // layout.sizes["data"], layout.sizes["pipeline"]
-    schedule = (job.parallelism.schedule, stages)
-
-    def suits(pieces: int) -> bool:
-        return stages == 1 or not demands(*schedule, pieces, layout.virtual_stages)
-
-    return sorted(islice(filter(suits, near_divisors(share, layout.microbatches)), 2))
-
-
-def _devices_span(job: JobSpec) -> Span | None:
-    devices = job.devices
-    return devices.named("gpus" if devices.gpus is not None else "cpus")
-
-
 Sizes = tuple[int | None, int | None, int | None]  # to train on, held out, for the test
 
 
@@ -358,40 +292,3 @@ def _shares_between(samples: int) -> str:
         return "more data"
     digits = len(str(samples)) + 1  # so many that neither is rounded to nothing, or to all
     return f"a share between {1 / samples:.{digits}f} and {1 - 1 / samples:.{digits}f}, or more data"
-
-
-def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
-    batch, train, ranks, fault = job.data.batch, epoch.train, epoch.ranks, epoch.fault(job.data.batch)
-    if not fault or train is None:
-        return
-    full, last = divmod(train, batch)
-    near, other = either(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
-    remedies = [f"`last_batch = {other}`"] if not replace(epoch, keep=not epoch.keep).fault(batch) else []
-    if fault == "E0303":
-        yield Diagnostic(
-            "E0303",
-            f"an epoch of {plural(train, 'sample')} holds no full batch of {batch}, and the rest is dropped",
-            job.data.at("batch"),
-            help=", or ".join([f"use {near}", *remedies] if near else remedies) or "fewer ranks, or more data",
-        )
-        return
-    remedies += [f"a batch of {near}"] if near else []
-    counted = f"{train} = {full} x {batch} + {last}"
-    if fault == "E0304":
-        yield Diagnostic(
-            "E0304",
-            f"the last batch of an epoch holds {last} of {train} samples: "
-            f"{ranks - last} of {ranks} data-parallel ranks would have none",
-            job.data.at("last_batch"),
-            label=counted,
-            notes=(Note("the global batch is set here", job.data.at("batch")),),
-            help=", or ".join([*remedies, "fewer ranks"]),
-        )
-    else:
-        yield Diagnostic(
-            "E0307",
-            f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds {plural(last, 'sample')}",
-            job.data.at("last_batch"),
-            label=counted,
-            help=", or ".join(remedies) or "another batch",
-        )

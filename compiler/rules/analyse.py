@@ -16,7 +16,7 @@ from dslc.compiler.cost.estimate import estimate
 from dslc.compiler.cost.reuse import Reuse
 from dslc.compiler.cost.schedule_cost import Timeline, timeline
 from dslc.compiler.cost.stages import cut
-from dslc.compiler.facts.sources import source_facts
+from dslc.compiler.facts.sources import context_of, source_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.model.model import ModelGraph, share_out_traced
 from dslc.compiler.model.opaque import made_by_parts, opaque
@@ -58,9 +58,7 @@ def analyse(
     follow from those are not reported. `reuse` is passed from one analysis of a job to the next.
     """
     reuse = reuse or Reuse()
-    if _is_fine(broken, "devices", "parallelism") and not report.errors:
-        report.extend(warn_of_unknown_count(job.devices, facts.machine))
-    known = report.collect(_known_facts(job, facts, broken, reuse))
+    known = report.collect(_known_facts(job, facts, broken, reuse, sound=not report.errors))
     analysis = None
     if not _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") or _check(known, report):
         analysis = report.collect(_analysis(known, reuse))
@@ -121,11 +119,17 @@ def _is_fine(broken: Collection[str], *prefixes: str) -> bool:
     return not any(path.startswith(prefixes) for path in broken)
 
 
-def _known_facts(job: JobSpec, facts: Facts, broken: Collection[str], reuse: Reuse) -> Findings[KnownFacts]:
-    """Returns what the readable blocks of a job tell: its layout, its workload and its model."""
+def _known_facts(
+    job: JobSpec, facts: Facts, broken: Collection[str], reuse: Reuse, *, sound: bool
+) -> Findings[KnownFacts]:
+    """Returns what the readable blocks of a job tell: its layout, its workload and its model. `sound`: the job has no
+    errors so far.
+    """
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = workload = model = cuts = None
     if _is_fine(broken, "devices", "parallelism"):
+        if sound:
+            yield from warn_of_unknown_count(job.devices, facts.machine)
         layout = yield from lay_out(job, facts.machine)
     if _is_fine(broken, "launch"):
         yield from check_launch_texts(job)
@@ -180,14 +184,6 @@ class _Trials:
         result = analysis, frozenset(finding.code for finding in findings.found)
         self._made.append((job, result))
         return result
-
-
-def context_of(job: JobSpec) -> int | None:
-    """Returns the length of a sequence: the source's own, else the model's."""
-    contexts = (getattr(source, "context", None) for source in parts_of(job.data.source))
-    written = next((context for context in contexts if context is not None), None)
-    network = job.model.network
-    return written if written is not None else getattr(network, "context", None)
 
 
 def _model(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from dslc.compiler.facts.sources import each_source
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
@@ -17,7 +18,7 @@ from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules import job_rules
 from dslc.compiler.rules.data.documents import check_documents
 from dslc.compiler.rules.data.images import check_pictures
-from dslc.compiler.rules.data.mixtures import check_mixture, each_source
+from dslc.compiler.rules.data.mixtures import check_mixture
 from dslc.compiler.rules.data.padding import check_padding
 from dslc.compiler.rules.data.samplers import check_sampler
 from dslc.compiler.rules.data.structures import check_structure_axes, check_structures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 from dslc.compiler.ir.facts import SourceFacts
@@ -14,15 +13,6 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 from dslc.dsl.words import plural
-
-
-def each_source(job: JobSpec, source: SourceFacts) -> Iterator[tuple[JobSpec, SourceFacts]]:
-    """Yields the job with each source of a mixture alone, and the facts of that; any other job as it is."""
-    if not isinstance(job.data.source, c.Mixture):
-        yield job, source
-        return
-    for call, facts in zip(job.data.source.sources, source.parts, strict=True):
-        yield replace(job, data=replace(job.data, source=call)), facts
 
 
 def check_mixture(job: JobSpec, workload: Workload | None, source: SourceFacts) -> Iterator[Diagnostic]:

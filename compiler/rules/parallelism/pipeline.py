@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dslc.compiler.model.model import LayerNode, ModelGraph
+from dslc.compiler.placement.epochs import fitting_pieces
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.placement.staging import holders, repeated_uses, unsendable
-from dslc.compiler.placement.workload import fitting_pieces
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
