@@ -7,8 +7,11 @@ the model graph; the account (compiler/cost/account.py) walks a step over these.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet, repeated_bytes
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
@@ -43,31 +46,55 @@ def _scale(job: JobSpec) -> float:
     return 0.5 if low_copy(job) else 1.0
 
 
-def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
-    """Returns the bytes that the layer keeps for the backward pass, of one sample."""
-    return saved_bytes(job, layer, layer.name in recomputed(job, model))
+class Recomputation(NamedTuple):
+    """Whether a layer is recomputed, and whether the layer before it is."""
+
+    layer: bool = False
+    before: bool = False
 
 
-def saved_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
-    """Returns the same for a layer that is known to be recomputed (`again`), or known not to be."""
+def recomputation(job: JobSpec, model: ModelGraph) -> dict[str, Recomputation]:
+    """Returns the recomputation of each layer, by its name."""
+    names = set(recomputed(job, model))
+    first = {layer.name: Recomputation(layer.name in names) for layer in model.layers[:1]}
+    return first | {
+        layer.name: Recomputation(layer.name in names, before.name in names) for before, layer in pairwise(model.layers)
+    }
+
+
+def kept_bytes(job: JobSpec, model: ModelGraph, layers: Sequence[LayerNode]) -> list[int]:
+    """Returns the bytes that each layer keeps for the backward pass, of one sample."""
+    by_layer = recomputation(job, model)
+    return [saved_bytes(job, layer, by_layer[layer.name]) for layer in layers]
+
+
+def saved_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation) -> int:
+    """Returns the bytes that one layer keeps for the backward pass, of one sample."""
     memory = _memory(job, layer)
     if not has_backward(job, layer):
         return 0
-    if not again:
-        found = memory.saved
+    if not recompute.layer:
+        kept = memory.saved
     elif job.memory.recompute == "selective":
-        found = memory.selective
+        kept = memory.selective
     else:
-        found = layer.input.bytes
-    return found // 2 if low_copy(job) else found
+        kept = _full(layer, memory)
+    kept += memory.shared if recompute.before else 0
+    return kept // 2 if low_copy(job) else kept
 
 
-def saved_input_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
+def saved_input_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation) -> int:
     """Returns the part of `saved_bytes` that is the layer's input."""
+    memory = _memory(job, layer)
     if not has_backward(job, layer):
         return 0
-    found = layer.input.bytes if again else _memory(job, layer).saved_input
-    return found // 2 if low_copy(job) else found
+    kept = _full(layer, memory) if recompute.layer else memory.saved_input
+    kept += memory.shared if recompute.before else 0
+    return kept // 2 if low_copy(job) else kept
+
+
+def _full(layer: LayerNode, memory: LayerMemory) -> int:
+    return layer.input.bytes if memory.full is None else memory.full
 
 
 def has_backward(job: JobSpec, layer: LayerNode) -> bool:
@@ -88,15 +115,15 @@ def sent_bytes(job: JobSpec, model: ModelGraph, layer: int) -> int:
     return node.output.bytes // (2 if low_precision(job) and (node.low or low_copy(job)) else 1)
 
 
-def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float, on_cpu: bool) -> LayerBytes:
-    """Returns the layer's bytes for `samples` samples; `again`: it is recomputed."""
-    found = _without_masks(job, layer, again, samples, on_cpu)
+def layer_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation, samples: float, on_cpu: bool) -> LayerBytes:
+    """Returns the layer's bytes for `samples` samples."""
+    found = _without_masks(job, layer, recompute, samples, on_cpu)
     if not layer.masks:
         return found
     masks = mask_bytes(job, layer)
     return replace(
         found,
-        kept=found.kept + (masks if found.backward and not again else 0),
+        kept=found.kept + (masks if found.backward and not recompute.layer else 0),
         forward=found.forward + masks,
         again=found.again + masks if found.again else 0,
         backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in found.backward),
@@ -113,28 +140,38 @@ def copy_bytes(job: JobSpec, layer: LayerNode) -> int:
     return 2 * _working(job, layer).copied if autocasts(job) else 0
 
 
-def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float, on_cpu: bool) -> LayerBytes:
-    work, factor = _working(job, layer), samples * _scale(job)
+def _without_masks(
+    job: JobSpec, layer: LayerNode, recompute: Recomputation, samples: float, on_cpu: bool
+) -> LayerBytes:
+    work, factor, memory = _working(job, layer), samples * _scale(job), _memory(job, layer)
+    shared = memory.shared if recompute.before else 0
     moments = tuple(
-        WorkingSet(int(factor * m.bytes), m.weights, m.copies, m.made)
+        WorkingSet(int(factor * (m.bytes + shared)), m.weights, m.copies, m.made)
         for m in (*work.backward, *(work.on_cpu if on_cpu else ()))
     )
-    saved = int(samples * saved_bytes(job, layer, again))
+    saved = int(samples * saved_bytes(job, layer, recompute))
     forward = int(factor * work.forward)
-    output = int(factor * layer.output.bytes)
+    input, output = (int(factor * size) for size in _ends(layer, memory))
     if not moments:  # under `no_grad`, in effect
         forward = int(factor * work.dropping) + (2 * work.cast if autocasts(job) else 0)
-        ends = {"input": int(factor * layer.input.bytes), "output": output}
+        ends = {"input": input, "output": output}
         return LayerBytes(kept=0, forward=forward, again=0, backward=(), copies=copy_bytes(job, layer), **ends)
+    earlier = input - int(factor * (_full(layer, memory) + shared))  # the part of its input that other layers keep
     return LayerBytes(
         kept=saved,
-        forward=max(int(factor * work.dropping), saved + output) if again else forward,
-        again=forward + output if again else 0,
+        forward=max(int(factor * work.dropping), saved + output) if recompute.layer else forward,
+        again=forward + output - max(0, earlier) if recompute.layer else 0,
         backward=moments,
         copies=copy_bytes(job, layer),
-        input=int(factor * layer.input.bytes),
+        input=input,
         output=output,
     )
+
+
+def _ends(layer: LayerNode, memory: LayerMemory) -> tuple[int, int]:
+    """Returns the bytes of one sample of what the layer takes and returns."""
+    input = layer.input.bytes if memory.input is None else memory.input
+    return input, layer.output.bytes if memory.output is None else memory.output
 
 
 def _working(job: JobSpec, layer: LayerNode) -> Working:

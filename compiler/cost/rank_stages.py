@@ -20,6 +20,7 @@ from dslc.compiler.cost.layer_bytes import (
     halves_bytes,
     layer_bytes,
     loss_kept_bytes,
+    recomputation,
     saved_input_bytes,
     sent_bytes,
 )
@@ -27,7 +28,7 @@ from dslc.compiler.cost.schedule_cost import HeldBytes, bytes_beside
 from dslc.compiler.ir.memory import Halves
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
-from dslc.compiler.placement.sharding import low_copy, offloaded, recomputed, with_copies
+from dslc.compiler.placement.sharding import low_copy, offloaded, with_copies
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging, stages_with_whole_backward
 from dslc.dsl.record import Record, record
@@ -88,9 +89,9 @@ class RankStages:
         self.samples = staging.workload.microbatch / layout.sizes["context"]
         mine = staging.stages_of(pipeline)
         self.has_loss = mine[-1] == len(stages) - 1
-        again = set(recomputed(job, model))
+        self._recomputation = recomputation(job, model)
         self.layers = with_copies([model.of_a_rank[n] for stage in mine for n in stages[stage]])
-        self.bytes = [self._layer_bytes(layer, layer.name in again) for layer in self.layers]
+        self.bytes = [self._layer_bytes(layer) for layer in self.layers]
         self.moved = offloaded(job, layout)
         ends = list(accumulate((len(stages[stage]) for stage in mine), initial=0))
         self._ranges = {stage: range(*ends[n : n + 2]) for n, stage in enumerate(mine)}
@@ -100,9 +101,10 @@ class RankStages:
             for cut in range(max(0, stage - 1), min(stage + 1, len(stages) - 1)):
                 self.received += layout.microbatches * self._boundary_bytes(stages[cut][-1])
 
-    def _layer_bytes(self, layer: LayerNode, again: bool) -> LayerBytes:
-        found = layer_bytes(self._job, layer, again, self.samples, self._layout.device == "cpu")
-        if not self._draws_again(again):
+    def _layer_bytes(self, layer: LayerNode) -> LayerBytes:
+        recompute = self._recomputation[layer.name]
+        found = layer_bytes(self._job, layer, recompute, self.samples, self._layout.device == "cpu")
+        if not self._draws_again(recompute.layer):
             return found
         if not found.backward:
             return replace(found, forward=found.forward + RANDOM_STATE)
@@ -193,7 +195,8 @@ class RankStages:
         received = {}
         for stage, layers in self._ranges.items():
             entry = layers.start
-            size = saved_input_bytes(self._job, self.layers[entry], bool(self.bytes[entry].again))
+            layer = self.layers[entry]
+            size = saved_input_bytes(self._job, layer, self._recomputation[layer.name])
             received[stage] = int(self.samples * size) if stage else 0
         return received
 

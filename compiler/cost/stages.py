@@ -205,7 +205,7 @@ def _needs(
     state = OptimizerBytes(job, optimizer).of_a_number() / sharding.shards + 8  # with parameter and gradient
     samples = workload.microbatch / layout.sizes["context"]
     parameters = [sum(q.count for q in layer.parameters) for layer in model.of_a_rank]
-    kept = [samples * kept_bytes(job, layer, model) for layer in model.of_a_rank]
+    kept = [samples * size for size in kept_bytes(job, model, model.of_a_rank)]
     states = [0.0, *itertools.accumulate(state * count for count in parameters)]
     keeps = [0.0, *itertools.accumulate(kept)]
     flight = microbatches_in_flight(schedule)

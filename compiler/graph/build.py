@@ -144,9 +144,10 @@ def _stages(analysis: Analysis) -> tuple[records.Network | None, Sequence[record
         return None, (), ()
     moved = "activations" in offloaded(analysis.job, analysis.layout)
     samples = 0 if moved else analysis.workload.microbatch / analysis.layout.sizes["context"]
+    kept_by_layer = kept_bytes(analysis.job, model, model.of_a_rank)
     stages = []
     for index, layers in enumerate(pipeline.stages):
-        kept = sum(kept_bytes(analysis.job, model.of_a_rank[n], model) for n in layers)
+        kept = sum(kept_by_layer[n] for n in layers)
         stages.append(records.Stage(index=index, first=layers[0], last=layers[-1], kept=int(samples * kept)))
     if pipeline.schedule is None:
         return _network(analysis.job, model), stages, (0,)
@@ -168,10 +169,10 @@ def _network(job: JobSpec, model: ModelGraph) -> records.Network:
             output=layer.output,
             parameters=sum(q.count for q in layer.parameters if q.tied_to is None),
             flops=layer.forward_flops + layer.backward_flops,
-            kept=kept_bytes(job, layer, model),
+            kept=kept,
             line=short_line(layer.span),
         )
-        for layer in model.layers
+        for layer, kept in zip(model.layers, kept_bytes(job, model, model.layers), strict=True)
     )
     return records.Network(
         layers=layers, parameters=model.parameters, trained=count if count != model.parameters else None

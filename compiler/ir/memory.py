@@ -145,9 +145,17 @@ class LayerMemory(Record):
     Parameters, the model's own input, and memory that does not grow with the batch are left out. `selective` is the
     same under selective recomputation: of a layer that is recomputed, its input and its results of products and
     attention. `saved_input` is the part of `saved` that is the layer's input.
+
+    `full` is the same under full recomputation: the input. The three leave out an input that an earlier layer keeps.
+    `shared` is such an input that the block before keeps, unless that is recomputed. `input` and `output` are the
+    tensors themselves, in the dtypes that they have in this precision.
     """
 
     saved: int
     selective: int
     saved_input: int = 0
+    full: int | None = None  # None: unknown, as are the next
+    shared: int = 0
+    input: int | None = None
+    output: int | None = None
     working: Working | None = None  # None if no operation is known one by one

@@ -134,13 +134,13 @@ def resnet_block(spec: ResNetBlock, x: Value, t: Tape) -> Value:
         with t.inside("shortcut"):
             x = t.child("conv", s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, **here), x)
             x = t.child("norm", s.BatchNorm(**here), x)
-    return _rectified(t.operation(x, y, gives=added(x, y), adds=True), t)
+    return _rectified(t.operation(x, y, gives=added(x, y), adds=True), t, y)
 
 
-def _rectified(x: Value, t: Tape) -> Value:
+def _rectified(x: Value, t: Tape, *holds: Value) -> Value:
     y = x.new(*x.shape)
     t.keep(y)
-    return t.operation(x, gives=y)
+    return t.operation(x, gives=y, holds=holds)
 
 
 DEPTHS = {

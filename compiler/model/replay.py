@@ -18,13 +18,16 @@ from dslc.compiler.ir.memory import Halves, Working, WorkingSet
 
 
 class Store:
-    """A piece of memory: bytes per sample, and whether it is already kept for the backward pass."""
+    """A piece of memory: bytes per sample, whether it is already kept for the backward pass, and whether a block that
+    may be recomputed keeps it.
+    """
 
-    __slots__ = ("bytes", "kept")
+    __slots__ = ("by_block", "bytes", "kept")
 
     def __init__(self, size: int, kept: bool = False) -> None:
         self.bytes = size
         self.kept = kept
+        self.by_block = False
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -33,7 +36,8 @@ class Operation:
 
     `constants` are the values that it takes and that need no gradient. `backward`: its result needs one. `adds`: its
     gradient is passed on unchanged. `view`: forward it takes no memory. `passing`: temporary bytes of its
-    forward pass, `scratch` of its backward pass; `rounds`: the copies of its weights' gradients.
+    forward pass, `scratch` of its backward pass; `rounds`: the copies of its weights' gradients. `holds` are other
+    values that exist until it is done.
     """
 
     takes: tuple[Store, ...]
@@ -50,6 +54,7 @@ class Operation:
     passing: int = 0
     scratch: int = 0
     rounds: int = 0
+    holds: tuple[Store, ...] = ()
 
 
 def working(operations: Sequence[Operation]) -> Working:
@@ -84,14 +89,14 @@ def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
         (
             *map(place, op.takes), place(op.gives), *map(place, op.kept), len(op.takes), op.weights, op.copied,
             op.differentiates, op.adds, op.view, op.passing, op.scratch, op.rounds, op.cast, op.backward,
-            *map(place, op.constants),
+            *map(place, op.constants), len(op.kept), *map(place, op.holds),
         )
         for op in operations
     )  # fmt: skip
 
 
 def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
-    last = {id(store): n for n, op in enumerate(operations) for store in op.takes}
+    last = {id(store): n for n, op in enumerate(operations) for store in (*op.takes, *op.holds)}
     entered = operations[0].takes[0]
     nothing = {id(op.gives) for op in operations if op.view}
     last[id(entered)] = len(operations)  # the caller holds its input

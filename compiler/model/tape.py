@@ -110,7 +110,8 @@ class MemoryRecorder:
     """The memory of a layer in one precision, as its operations are recorded."""
 
     def __init__(self) -> None:
-        self.saved = 0
+        self.saved = self.shared = self.full = 0
+        self.input: Store | None = None
         self.products = 0  # bytes of results of products and attention
         self.operations: list[Operation] = []
         self._new: list[Store] = []  # kept since the last operation
@@ -120,19 +121,35 @@ class MemoryRecorder:
             store.kept = True
             self.saved += store.bytes
             self._new.append(store)
+        elif store is self.input and store.by_block:
+            self.shared = store.bytes
 
     def since(self) -> tuple[Store, ...]:
         """Returns what was kept since the last operation, for this one."""
         kept, self._new = tuple(self._new), []
         return kept
 
-    def memory(self, entered: int, again: bool) -> LayerMemory:
-        """Returns the layer's memory, given the bytes of its input; `again`: it is worth recomputing."""
+    def enter(self, store: Store) -> None:
+        """Begins the layer, with this input."""
+        self.input = store
+        self.full = 0 if store.kept else store.bytes
+
+    def memory(self, output: Store, again: bool) -> LayerMemory:
+        """Returns the layer's memory, given its output; `again`: it is worth recomputing."""
         first = self.operations[0].takes[0] if self.operations else None
+        assert self.input is not None
+        if again and self.input.by_block:
+            self.shared = self.input.bytes
+        if again and output is not self.input:
+            output.by_block = output.kept
         return LayerMemory(
             saved=self.saved,
             saved_input=sum(store.bytes for op in self.operations for store in op.kept if store is first),
-            selective=entered + self.products if again else self.saved,
+            selective=self.full + self.products if again else self.saved,
+            full=self.full,
+            shared=self.shared,
+            input=self.input.bytes,
+            output=output.bytes,
             working=working(self.operations),
         )
 
@@ -218,19 +235,24 @@ class Tape:
         passing: tuple[int, int] = (0, 0),
         scratch: tuple[int, int] = (0, 0),
         rounds: int = 0,
+        holds: tuple[Value, ...] = (),
     ) -> Value:
         """Records that `gives` was computed from `takes`, with everything kept since the last operation. A layer
         without parts is one operation by itself. `passing`: temporary bytes of its forward pass, `scratch` of its
-        backward pass, each in fp32 and under autocast; `rounds`: the copies of its weights' gradients.
+        backward pass, each in fp32 and under autocast; `rounds`: the copies of its weights' gradients; `holds`: values
+        that the module's variables still hold.
         """
         parameters = self.parameters[self._weighed :]
         weights = sum(q.count for q in parameters if q.name not in self.around.frozen)
         cast = sum(q.count for q in parameters if len(q.shape) > 1) if self._taken is not None else 0
         self._weighed = len(self.parameters)
         graded = any(x.grad for x in takes)
-        for kept, stores, given, *extra in (
-            (self.float32, tuple(x.float32 for x in takes), gives.float32, passing[0], scratch[0]),
-            (self.autocast, tuple(x.autocast for x in takes), gives.autocast, passing[1], scratch[1]),
+        held = (tuple(x.float32 for x in holds), tuple(x.autocast for x in holds))
+        for precision, (kept, stores, given) in enumerate(
+            (
+                (self.float32, tuple(x.float32 for x in takes), gives.float32),
+                (self.autocast, tuple(x.autocast for x in takes), gives.autocast),
+            )
         ):
             kept.operations.append(
                 Operation(
@@ -245,9 +267,10 @@ class Tape:
                     backward=gives.grad,
                     adds=adds,
                     view=view,
-                    passing=extra[0],
-                    scratch=extra[1],
+                    passing=passing[precision],
+                    scratch=scratch[precision],
                     rounds=rounds,
+                    holds=held[precision],
                 )
             )
         self._taken = None
@@ -416,7 +439,7 @@ class _Recorded:
 
 def _like(x: Value) -> tuple[object, ...]:
     """Returns all properties of a value that a layer depends on."""
-    stores = (x.float32.bytes, x.float32.kept, x.autocast.bytes, x.autocast.kept)
+    stores = [(store.bytes, store.kept, store.by_block) for store in (x.float32, x.autocast)]
     return (x.shape, x.tokens, x.low, x.grad, x.sequence, x.pooled, x.float32 is x.autocast, stores)
 
 
@@ -436,6 +459,8 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
     tape = Tape(around, name)
     path, _, last = name.rpartition(".")
     tape._frame.prefix = f"{path}." if path else ""
+    tape.float32.enter(x.float32)
+    tape.autocast.enter(x.autocast)
     y = tape.child(last, spec, x)
     again = type(spec) in RECOMPUTABLE
     node = LayerNode(
@@ -448,8 +473,8 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         buffers=tuple(tape.buffers),
         forward_flops=tape.forward,
         backward_flops=tape.backward,
-        float32=tape.float32.memory(x.float32.bytes, again),
-        autocast=tape.autocast.memory(x.autocast.bytes, again),
+        float32=tape.float32.memory(y.float32, again),
+        autocast=tape.autocast.memory(y.autocast, again),
         recomputable=again,
         low=y.low,
         parts=tuple(tape.parts),

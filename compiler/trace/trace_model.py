@@ -373,6 +373,9 @@ class _Count(Run):
         self.saved_input: dict[str, int] = defaultdict(int)
         self.tail: dict[str, int] = defaultdict(int)  # the same after a layer's last operation with weights
         self.given: dict[str, int] = defaultdict(int)  # bytes of a layer's inputs
+        self.full: dict[str, int] = defaultdict(int)  # bytes of a layer's inputs that no layer before keeps
+        self.shared: dict[str, int] = defaultdict(int)  # of inputs that the block before keeps
+        self.returned: dict[str, int] = defaultdict(int)  # bytes of a layer's output
         self.products: dict[str, int] = defaultdict(int)  # bytes of results of products and attention
         self.inputs: dict[str, TensorFact] = {}
         self.outputs: dict[str, TensorFact] = {}
@@ -384,7 +387,9 @@ class _Count(Run):
         self.vocab: int | None = None
         self._alive: list[torch.Tensor] = []  # kept alive so that no storage's identity is used again
         self._entered: set[int] = set()  # memory of layers' inputs
-        self._held = set(self.own)
+        self._held = dict.fromkeys(self.own, "")  # memory that exists anyway, or that a layer keeps, with the layer
+        self._inputs: set[int] = set()  # memory of blocks' inputs
+        self._of_block: dict[int, int] = {}  # of the running layer: inputs that the block before keeps, and their bytes
         self._users: dict[int, tuple[str, set[str]]] = {}  # by storage: a parameter, and the layers it belongs to
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             self._users.setdefault(storage(parameter), (name, set()))[1].add(self.cut.owner(name))
@@ -406,10 +411,29 @@ class _Count(Run):
                 self._entered.add(key)
                 self._alive.append(tensor)
                 self.given[path] += storage_bytes(tensor)
+        self._note_kept_inputs(path, {storage(t): storage_bytes(t) for t in tensors})
+
+    def _note_kept_inputs(self, path: str, sizes: dict[int, int]) -> None:
+        """Counts the inputs that the layer keeps if it is recomputed, each piece of memory at the first block."""
+        place = self.order.index(path)
+        before = self.order[place - 1] if place else ""
+        self._of_block = {}
+        for key, size in sizes.items():
+            if key not in self._held:
+                if key not in self._inputs:
+                    self.full[path] += size
+            elif before in self.cut.blocks and self._held[key] == before:
+                self._of_block[key] = size
+        if path in self.cut.blocks:
+            self._inputs |= sizes.keys()
+            self.shared[path] += sum(self._of_block.values())
+            self._of_block = {}
 
     def leave_module(self, path: str, output: object) -> None:
+        self._of_block = {}
         if tensors := tensors_of(output):
             self.outputs.setdefault(path, fact(tensors[0], self.samples))
+            self.returned.setdefault(path, storage_bytes(tensors[0]))
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         flops = flops_of(func, args, kwargs, result)
@@ -433,8 +457,10 @@ class _Count(Run):
         self.written.update(map(storage, written_tensors(func, args, kwargs)))
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        if (key := storage(tensor)) not in self._held:
-            self._held.add(key)
+        if (key := storage(tensor)) in self._held:
+            self.shared[self.now] += self._of_block.pop(key, 0)
+        else:
+            self._held[key] = self.now
             self._alive.append(tensor)
             self._note(self.now)
             size = storage_bytes(tensor)
@@ -492,8 +518,9 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
         return {path: (more[path] - less[path]) // (LARGE - SMALL) for path in large.order}
 
     saved, given, products, inputs, tail = map(grown, ("saved", "given", "products", "saved_input", "tail"))
+    full, shared, returned = map(grown, ("full", "shared", "returned"))
     working = measure(large, saved, given, tail)
-    selective = {path: given[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
+    selective = {path: full[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
     if compile:
         one, other = (kept_by_blocks(run.traced, run.samples, run.low, run.saved) for run in (small, large))
         for path in one.keys() & other.keys() & saved.keys():
@@ -506,6 +533,10 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
             saved=saved[path],
             selective=selective[path],
             saved_input=min(saved[path], inputs[path]),
+            full=full[path],
+            shared=shared[path],
+            input=given[path],
+            output=returned[path],
             working=working.get(path),
         )
         for path in saved

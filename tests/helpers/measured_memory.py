@@ -66,7 +66,15 @@ NETWORKS = {
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "own": (f'python("{HELPERS}/frozen_networks:plain")', "digits()"),
     "own frozen": (f'python("{HELPERS}/frozen_networks:frozen")', "digits()"),
-    **{name: (f'python("{HELPERS}/convolutions:{name}")', "digits()") for name in ("strided", "grouped", "unstrided")},
+    **{
+        name: (f'python("{HELPERS}/convolutions:{name}")', "digits()")
+        for name in ("strided", "grouped", "unstrided", "activated", "summed")
+    },
+    "residuals": (
+        "[conv2d(16, padding = 1), batch_norm(), relu(), repeat(4, [residual([conv2d(16, padding = 1), batch_norm(), "
+        "relu()])]), adaptive_avg_pool2d(1), flatten(), linear(10)]",
+        "digits()",
+    ),
     "vit": ("vit(layers = 4, width = 128, heads = 4, patch = 2)", "digits()"),
 }
 
