@@ -202,6 +202,18 @@ def test_hosts_and_launchers_stand_behind_one_room() -> None:
         assert room == "runtime/hosts" or not special, "\n".join(special)
 
 
+def test_no_rule_knows_the_report() -> None:
+    writers = [
+        (path.name, node.name)
+        for path in sorted((ROOT / "compiler").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        for argument in (*node.args.args, *node.args.kwonlyargs)
+        if isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Report"
+    ]
+    assert writers == [("analyse.py", "analyse"), ("analyse.py", "_check")]
+
+
 def test_the_page_shows_the_rooms_as_they_are() -> None:
     assert rooms.page() in rooms.PAGE.read_text(encoding="utf-8"), "`make rooms` writes it anew"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from helpers.made_jobs import make_job
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -86,6 +87,13 @@ def test_all_gpus_are_counted_where_the_job_runs() -> None:
         layout = Report().collect(lay_out(job, machine))
         assert layout is not None
         assert layout.processes == 4
+
+
+@pytest.mark.parametrize("gpus", ["all", 2, (0, 1)])
+def test_a_machine_that_cannot_be_asked_says_why(gpus: str | int | tuple[int, ...]) -> None:
+    report, machine = Report(), MachineFacts(cores=2, memory=2**30, fault="`nvidia-smi` ended with status 9")
+    assert report.collect(lay_out(make_job(devices=DevicesSpec(gpus=gpus)), machine)) is None
+    assert [(d.code, d.message) for d in report] == [("E0824", machine.fault)]
 
 
 def test_a_machine_without_the_gpus_asked_for_is_an_error() -> None:
