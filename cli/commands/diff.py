@@ -23,9 +23,9 @@ from dslc.jobs.check_job import inspect, show
 from dslc.jobs.plan_file_input import is_plan_file, open_plan
 from dslc.jobs.revision import is_revision, load_revision
 from dslc.runtime.checkpoint.files import Shapes, fit_of, incompatibilities
-from dslc.terminal.exit_codes import WRONG_USAGE
+from dslc.terminal.exit_codes import CommandFailedError
 
-SAME, DIFFERENT = 0, 1  # exit statuses, as of `diff`; WRONG_USAGE if a plan cannot be made
+SAME, DIFFERENT = 0, 1  # exit statuses, as of `diff`; that of CommandFailedError if a plan cannot be made
 _TITLES = {"memory": "memory of a rank", "traffic": "traffic of a rank, each step"}
 
 
@@ -36,9 +36,7 @@ class _Side(NamedTuple):
 
 def main(arguments: argparse.Namespace) -> int:
     first = _open(arguments.first, [], arguments.trace)
-    second = first and _open(arguments.second or arguments.first, arguments.settings, arguments.trace)
-    if first is None or second is None:
-        return WRONG_USAGE
+    second = _open(arguments.second or arguments.first, arguments.settings, arguments.trace)
     changes = compare_plans(first.graph, second.graph)
     if arguments.json:
         json.dump(_json(first, second, changes), sys.stdout, indent=2)
@@ -49,9 +47,9 @@ def main(arguments: argparse.Namespace) -> int:
     return DIFFERENT if changes else SAME
 
 
-def _open(name: str, settings: Sequence[str], trace: bool) -> _Side | None:
-    """Returns the plan of a job, a plan file, a run directory or a job at a revision; or shows the mistakes and returns
-    None.
+def _open(name: str, settings: Sequence[str], trace: bool) -> _Side:
+    """Returns the plan of a job, a plan file, a run directory or a job at a revision. Raises CommandFailedError with
+    the mistakes shown.
     """
     report = Report()
     path = os.path.join(name, "plan.json") if os.path.isdir(name) else name
@@ -64,7 +62,9 @@ def _open(name: str, settings: Sequence[str], trace: bool) -> _Side | None:
         analysis = inspect(loaded, report, trace=trace) if loaded else None
         graph = compile_plan(analysis).graph if analysis and not report.errors else None
     show(report.errors)
-    return _Side(" ".join([name, *(f"--set {setting}" for setting in settings)]), graph) if graph else None
+    if graph is None:
+        raise CommandFailedError
+    return _Side(" ".join([name, *(f"--set {setting}" for setting in settings)]), graph)
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

@@ -6,12 +6,14 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.graph.build import build_graph
 from dslc.compiler.graph.passes import PASSES
 from dslc.compiler.graph.plan_text import plan_text
 from dslc.compiler.ir.plan import PlanView
+from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.training.custom_optimizer import tell_of_memory
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
@@ -23,25 +25,32 @@ from dslc.jobs.plan_file_input import is_plan_file, job_of, open_plan
 from dslc.jobs.prepare_run import file_of
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
+T = TypeVar("T")
 
-def planned_or_shown(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]] | None:
-    """Returns the plan of a job or of a plan file, and what makes the contents of its file; or shows the mistakes and
-    returns None.
+
+def plan_of(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]]:
+    """Returns the plan of a job or of a plan file, and what makes the contents of its file. Raises CommandFailedError
+    with the mistakes shown.
     """
     report = Report()
     if is_plan_file(arguments.job):
-        made = open_plan(arguments.job, report, _changes(arguments))
-        show(report)
-        return (made.plan, made.text) if made is not None else None
+        opened = open_plan(arguments.job, report, _changes(arguments))
+        plan_file = _require(report, opened)
+        return plan_file.plan, plan_file.text
     loaded = load(arguments.job, arguments.settings)
     analysis = inspect(loaded, report, trace=arguments.trace)
     if analysis is not None:
         report.extend(tell_of_memory(analysis.job, analysis.facts.optimizer))
-    show(report)
-    if report.errors or analysis is None:
-        return None
-    compiled = compile_plan(analysis)
+    compiled = compile_plan(_require(report, analysis))
     return compiled.plan, lambda: file_of(compiled, loaded).text()
+
+
+def _require(report: Report, found: T | None) -> T:
+    """Shows a report, and returns what was found without mistakes. Raises CommandFailedError."""
+    show(report)
+    if report.errors or found is None:
+        raise CommandFailedError(status=JOB_AT_FAULT)
+    return found
 
 
 def _changes(arguments: argparse.Namespace) -> list[str]:
@@ -51,15 +60,18 @@ def _changes(arguments: argparse.Namespace) -> list[str]:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.origins:
-        return _origins(arguments)
-    if arguments.after is not None:
-        return _print_after_pass(arguments)
-    if arguments.lock:
-        return _lock(arguments)
-    planned = planned_or_shown(arguments)
-    if planned is None:
-        return JOB_AT_FAULT
-    plan, text = planned
+        _print_origins(arguments)
+    elif arguments.after is not None:
+        _print_after_pass(arguments)
+    elif arguments.lock:
+        _lock(arguments)
+    else:
+        _print_plan(arguments)
+    return GOOD
+
+
+def _print_plan(arguments: argparse.Namespace) -> None:
+    plan, text = plan_of(arguments)
     if arguments.rank is not None and not 0 <= arguments.rank < plan.world_size:
         raise CommandFailedError(f"there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}")
     if arguments.json:
@@ -70,67 +82,47 @@ def main(arguments: argparse.Namespace) -> int:
         print(plain_lines(explain_rank(plan, arguments.rank, _width()).rstrip()))
     else:
         print(plain_lines(explain(plan, _width()).rstrip()))
-    return GOOD
 
 
-def _print_after_pass(arguments: argparse.Namespace) -> int:
+def _analyse(arguments: argparse.Namespace, option: str) -> tuple[LoadResult, Analysis]:
+    """Returns a job with its analysis; an `option` of a plan file is refused. Raises CommandFailedError."""
+    report = Report()
+    if is_plan_file(arguments.job):
+        _require(report, open_plan(arguments.job, report, [option]))
+    loaded = load(arguments.job, arguments.settings)
+    return loaded, _require(report, inspect(loaded, report, trace=arguments.trace))
+
+
+def _print_after_pass(arguments: argparse.Namespace) -> None:
     """Prints the plan graph of a job after a pass."""
     names = [each.name for each in PASSES]
     if arguments.after not in names:
         raise CommandFailedError(plain(f"there is no pass `{arguments.after}`: the passes are {', '.join(names)}"))
-    report = Report()
-    if is_plan_file(arguments.job):
-        open_plan(arguments.job, report, [f"--after {arguments.after}"])
-        analysis = None
-    else:
-        analysis = inspect(load(arguments.job, arguments.settings), report, trace=arguments.trace)
-    show(report)
-    if report.errors or analysis is None:
-        return JOB_AT_FAULT
+    _, analysis = _analyse(arguments, f"--after {arguments.after}")
     sys.stdout.write(plain_lines(plan_text(build_graph(analysis, after=arguments.after))))
-    return GOOD
 
 
-def _lock(arguments: argparse.Namespace) -> int:
+def _lock(arguments: argparse.Namespace) -> None:
     """Writes the lock of a job beside it."""
-    report = Report()
-    if is_plan_file(arguments.job):
-        open_plan(arguments.job, report, ["--lock"])
-        show(report)
-        return JOB_AT_FAULT
-    loaded = load(arguments.job, arguments.settings)
-    analysis = inspect(loaded, report, trace=arguments.trace)
-    show(report)
-    if report.errors or analysis is None:
-        return JOB_AT_FAULT
+    loaded, analysis = _analyse(arguments, "--lock")
     write_lock(arguments.job, loaded, analysis)
     print(plain(f"{lock_path(arguments.job)} written; `dslc check {arguments.job} --locked` compares the plan with it"))
-    return GOOD
+
+
+def _print_origins(arguments: argparse.Namespace) -> None:
+    report = Report()
+    if is_plan_file(arguments.job):
+        opened = open_plan(arguments.job, report, _changes(arguments))
+        loaded = job_of(opened, arguments.job) if opened else None
+    else:
+        loaded = load(arguments.job, arguments.settings)
+        report.extend(loaded.report)
+    origins = _require(report, loaded).origins
+    width = max(map(len, origins), default=0)
+    for path, origin in sorted(origins.items()):
+        print(plain(f"{path:{width}}  {origin}"))
 
 
 def _width() -> int | None:
     """Returns the width of the terminal; None for a file or a pipe, which take lines of any length."""
     return max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
-
-
-def _load_job_or_plan(arguments: argparse.Namespace) -> LoadResult | None:
-    """Loads a job, or the job of a plan file; shows its mistakes and returns None."""
-    report = Report()
-    if is_plan_file(arguments.job):
-        made = open_plan(arguments.job, report, _changes(arguments))
-        loaded = job_of(made, arguments.job) if made else None
-    else:
-        loaded = load(arguments.job, arguments.settings)
-        report.extend(loaded.report)
-    show(report)
-    return None if report.errors else loaded
-
-
-def _origins(arguments: argparse.Namespace) -> int:
-    loaded = _load_job_or_plan(arguments)
-    if loaded is None:
-        return JOB_AT_FAULT
-    width = max(map(len, loaded.origins), default=0)
-    for path, origin in sorted(loaded.origins.items()):
-        print(plain(f"{path:{width}}  {origin}"))
-    return GOOD

@@ -10,18 +10,16 @@ from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.picture import write
 from dslc.dsl.plain import plain
-from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
+from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from dslc.commands.plan import planned_or_shown
+    from dslc.commands.plan import plan_of
 
     if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
         raise CommandFailedError(plain(f"{arguments.output}: a picture is .svg, .png, .dot or .html"))
-    planned = planned_or_shown(arguments)
-    if planned is None:
-        return JOB_AT_FAULT
-    write(draw(planned[0], arguments.view), arguments.output)
+    plan, _ = plan_of(arguments)
+    write(draw(plan, arguments.view), arguments.output)
     print(plain(f"{arguments.output} written"), file=sys.stderr)
     return GOOD
 
