@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dslc.compiler.ir.program import EvaluateMode
+from dslc.compiler.show.explain import table
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import metrics, prepare_inference
@@ -30,7 +31,6 @@ def main(arguments: argparse.Namespace) -> int:
         print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite(found)}))
         return GOOD
     print(plain(f"{taken} over {samples:,} {split} samples"))
-    from dslc.compiler.show.explain import table
 
     for line in table(row for name, value in found.items() for row in _rows(name, value)):
         print(f"  {line}")

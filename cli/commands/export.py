@@ -19,6 +19,8 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural, shorten_list
 from dslc.jobs.check_job import inspect, show
 from dslc.runs.checkpoints import SelectedWeights, check_compatibility, select_weights
+from dslc.runtime.model.errors import ModelError
+from dslc.runtime.process.vision_library import true_cause
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 
 _PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
@@ -65,7 +67,6 @@ def _needs_trace(job: JobSpec | None, output: str) -> bool:
 def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: argparse.Namespace) -> int:
     from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
-    from dslc.runtime.model.errors import ModelError
 
     job, raw, network = analysis.job, arguments.raw, analysis.job.model.network
     adapter, facts = adapter_step(job.model.adapter), analysis.facts.model
@@ -104,7 +105,6 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
 
 def _show_error(error: Exception) -> None:
     """Shows what cannot be written and why: of libraries that import torchvision, a torchvision that fails."""
-    from dslc.runtime.process.vision_library import true_cause
 
     cause = true_cause(error)
     print(plain_lines(f"dslc: {cause}"), file=sys.stderr)

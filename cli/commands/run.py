@@ -28,12 +28,13 @@ from dslc.launching.restart_detection import (
     resume_after_restart,
     was_stopped_by_user,
 )
+from dslc.runtime.checkpoint import files
 from dslc.runtime.launchers.detect import worlds
+from dslc.runtime.launchers.world import World
 from dslc.sweeps.running import Runner, SweepTraining, one_after_another, run_sweep
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE, CommandFailedError
 
 if TYPE_CHECKING:
-    from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
 _ONE_NODE = "a sweep runs on one node; `--set` chooses one of its values"
@@ -228,7 +229,6 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvo
     """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if there is
     one.
     """
-    from dslc.runtime.checkpoint import files
 
     if files.checkpoints_in(files.folder_of(ready.program, folder)):
         job, *settings = again

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.facts.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
+from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
@@ -22,11 +23,24 @@ from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.probe.gpus import gpus_here
 from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
+from dslc.terminal.tables import console
+from dslc.verification.comparison import (
+    NOISE,
+    PLAIN,
+    TITLES,
+    Finding,
+    Rounding,
+    Verdict,
+    compare,
+    compare_plain,
+    compare_resumed,
+    noisy,
+    rounding_of,
+)
 from dslc.verification.variants import CannotShrink, observed, one_process, shrink_job
 
 if TYPE_CHECKING:
     from dslc.runtime.measure.observe import Observation
-    from dslc.verification.comparison import Finding, Verdict
 
 _ORDERS = 3  # other orders of a batch's samples, in which one process is trained to measure float32's rounding
 
@@ -83,7 +97,6 @@ def _job(loaded: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]
     job = loaded.job
     if not shrink or job is None or loaded.report.errors:
         return (replace(loaded, job=observed(job)) if job else loaded), ()
-    from dslc.compiler.placement.layout import lay_out
 
     layout = Report().collect(lay_out(job))
     if layout is None:
@@ -121,8 +134,6 @@ def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
 
 
 def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
-    from dslc.verification.comparison import NOISE, Rounding, compare, compare_resumed, noisy, rounding_of
-
     mode = ObserveMode(noise=noise)
     plan, one = (replace(each, program=replace(each.program, mode=mode)) for each in (plan, one))
 
@@ -200,7 +211,6 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
 
 def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
     """Compares the two trainings in float64, where rounding cannot lead them apart; None if one of them fails there."""
-    from dslc.verification.comparison import compare, compare_resumed
 
     if plan.program.pipeline is not None:
         return None  # its stages send float32
@@ -236,7 +246,6 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
 
 def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Finding | None:
     """Compares the one process with the plain loop, in float64 if the model can be; None if that training fails."""
-    from dslc.verification.comparison import Finding, compare_plain
 
     program = _observed(one.program, steps)
     if program.own_step is not None:
@@ -328,9 +337,6 @@ def _layout_text(ready: Ready) -> str:
 
 def _show(verdict: Verdict) -> None:
     from rich.table import Table
-
-    from dslc.terminal.tables import console
-    from dslc.verification.comparison import PLAIN, TITLES
 
     steps = Table(box=None, pad_edge=False)
     for column in ("step", "samples", "loss", "one process", "apart", "norm", "one process", "apart"):

@@ -15,10 +15,12 @@ from dslc.compiler.plan_facts import facts_of
 from dslc.dsl.language.job import python_calls
 from dslc.jobs.prepare_run import Ready
 from dslc.launching.restart_detection import is_of_plan
+from dslc.runtime.checkpoint import files
+from dslc.runtime.hosts.launcher_group import LauncherGroup, shared
+from dslc.runtime.hosts.rendezvous_address import RendezvousError
 from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.launcher_group import LauncherGroup
     from dslc.runtime.process.failure import Outcome
 
 ANSWER = 60.0  # seconds that a host may take to answer about a folder
@@ -26,10 +28,6 @@ Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report
 
 
 def share_checkpoints(ready: Ready, group: LauncherGroup) -> None:
-    from dslc.runtime.checkpoint import files
-    from dslc.runtime.hosts.launcher_group import shared
-    from dslc.runtime.hosts.rendezvous_address import RendezvousError
-
     if not ready.program.checkpoint.is_enabled:
         return
     place = files.folder_of(ready.program, group.folder)
@@ -53,7 +51,6 @@ def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) ->
     """Raises RendezvousError if other hosts name another run directory than `--out`, or without `--out` one that does
     not belong to a training of the job: this launcher would write there.
     """
-    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     if is_other_folder(out, folder):
         raise RendezvousError(f"the other hosts train in {folder}, and --out names {out}")

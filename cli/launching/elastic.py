@@ -30,12 +30,14 @@ from dslc.launching.config_consistency import (
 from dslc.launching.restart_detection import is_in_pod, plan_on, starts_before, tell_of_newest
 from dslc.launching.secret_source import warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, claim_folder, holder, make_folder, refuse_run
+from dslc.runtime.hosts.elastic import TrainingOverError
+from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, require_same_value, shared
+from dslc.runtime.hosts.rendezvous import Rendezvous
+from dslc.runtime.hosts.rendezvous_address import RendezvousError
 from dslc.runtime.process.run_status import begin
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.launcher_group import LauncherGroup
-    from dslc.runtime.hosts.rendezvous import Rendezvous
     from dslc.runtime.process.failure import Outcome
 
 _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
@@ -46,8 +48,6 @@ def train_elastic(ready: Ready, rendezvous: Rendezvous, out: str | None, then: T
     after the coordinator has written all, and in pods some seconds after it (`_outlive`). Raises RendezvousError, and
     FolderInUseError.
     """
-    from dslc.runtime.hosts.elastic import TrainingOverError
-    from dslc.runtime.hosts.launcher_group import meet
 
     # torch: a host that waits for a place has it imported when it gets one.
     importlib.import_module("dslc.runtime.launch")
@@ -132,8 +132,6 @@ class _ElasticTraining:
         """Returns the program for the hosts that have met, when all see the run directory and have the same plan.
         Raises RendezvousError, and FolderInUseError.
         """
-        from dslc.runtime.hosts.launcher_group import require_same_value, shared
-        from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
         self.ready = ready = self._job.on(len(group.machines))
         if group.is_coordinator:

@@ -28,18 +28,21 @@ from dslc.launching.config_consistency import (
     remedy,
     share_checkpoints,
 )
+from dslc.launching.elastic import train_elastic
 from dslc.launching.restart_detection import folder_of, starts_before, tell_of_newest
 from dslc.launching.secret_source import given_secret, secret_of, warn_of_strangers
 from dslc.runs.run_folder import FolderInUseError, make_folder, refuse_run
+from dslc.runtime.hosts.connection import parse_endpoint
+from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, shared
+from dslc.runtime.hosts.rendezvous import Rendezvous
+from dslc.runtime.hosts.rendezvous_address import Endpoint, FixedEndpoint, RendezvousError
 from dslc.runtime.launchers.detect import LAUNCHERS, worlds
+from dslc.runtime.launchers.world import World
+from dslc.runtime.process.lifetime import end_with, ending, environments_of_children
 from dslc.terminal.exit_codes import WRONG_USAGE
 from dslc.terminal.system_errors import in_words
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.launcher_group import LauncherGroup
-    from dslc.runtime.hosts.rendezvous import Rendezvous
-    from dslc.runtime.hosts.rendezvous_address import Endpoint
-    from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
 SPEAKER_PATIENCE = 30.0  # seconds that a process with nothing to say leaves to one that has, on another host
@@ -64,7 +67,6 @@ class HostPaths:
 
 def no_endpoint(rendezvous: str) -> str:
     """Returns the first of several `HOST[:PORT]`, with commas between, that is none; "" if all are."""
-    from dslc.runtime.hosts.connection import parse_endpoint
 
     for each in rendezvous.split(","):
         try:
@@ -78,7 +80,6 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     """Trains with the hosts that come to the rendezvous, or the processes that the launcher has started. Returns the
     exit status that `then` gives for the outcome, the report (on the coordinator) and the run directory.
     """
-    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     try:
         return _meet_and_train(ready, where, then)
@@ -96,9 +97,6 @@ def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
     error. The other processes end after the coordinator: MPICH's mpirun can lose the exit status of processes that end
     at the same moment.
     """
-    from dslc.runtime.hosts.launcher_group import meet
-    from dslc.runtime.hosts.rendezvous import Rendezvous
-    from dslc.runtime.process.lifetime import end_with
 
     world = ready.world
     rendezvous = Rendezvous(
@@ -113,8 +111,6 @@ def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
         secret=secret_of(ready, where.out),
     )
     if ready.counts:
-        from dslc.launching.elastic import train_elastic
-
         return train_elastic(ready, rendezvous, where.out, then)
     if world is not None:
         end_with(os.getppid())  # the launcher
@@ -142,7 +138,6 @@ def wait_for_speaker(world: World | None) -> None:
     all processes as soon as one has left with an error. It waits for the end of a speaker on this host, and for some
     time if the speaker is not seen here.
     """
-    from dslc.runtime.process.lifetime import end_with
 
     if world is None or world.speaks or world.size == 1:
         return
@@ -154,7 +149,6 @@ def wait_for_speaker(world: World | None) -> None:
 
 def _wait_for_local_speaker(world: World) -> bool:
     """Waits for the end of the process that speaks; returns False unless this launcher started it on this host."""
-    from dslc.runtime.process.lifetime import ending
 
     speaker = _speaker_of(world, os.getppid())
     handle = ending(speaker, -1) if speaker is not None else -1
@@ -166,8 +160,6 @@ def _wait_for_local_speaker(world: World) -> bool:
 
 
 def _speaker_of(world: World, launcher: int) -> int | None:
-    from dslc.runtime.process.lifetime import environments_of_children
-
     for process, environ in environments_of_children(launcher).items():
         sibling = worlds(environ).get(world.word)
         if sibling is not None and not sibling.fault and sibling.speaks:
@@ -179,9 +171,6 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
     """Tells the other processes of a launcher why this one cannot train; all of them then leave. Returns True if they
     met.
     """
-    from dslc.runtime.hosts.launcher_group import meet
-    from dslc.runtime.hosts.rendezvous import Rendezvous
-    from dslc.runtime.hosts.rendezvous_address import RendezvousError
 
     with contextlib.suppress(RendezvousError):
         secret = given_secret(where.out)
@@ -193,8 +182,6 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
 
 def _of_processes(rendezvous: Rendezvous, world: World, where: HostPaths, ranks: int) -> Rendezvous:
     """Returns the meeting of the processes of a launcher. Raises RendezvousError."""
-    from dslc.runtime.hosts.connection import parse_endpoint
-    from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 
     if rendezvous.address:
         endpoint: Endpoint = FixedEndpoint(*parse_endpoint(rendezvous.address), one_host=world.local_size == world.size)
@@ -213,8 +200,6 @@ def _of_processes(rendezvous: Rendezvous, world: World, where: HostPaths, ranks:
 
 
 def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
-    from dslc.runtime.hosts.launcher_group import shared
-
     def agree_on_folder() -> list[int]:
         if group.is_coordinator:
             group.folder = _folder(ready, group, out)
@@ -259,7 +244,6 @@ def _folder(ready: Ready, group: LauncherGroup, out: str | None) -> str:
 
 def _gathered(ready: Ready, group: LauncherGroup) -> None:
     """Tries the folders again, with the hosts that are there for a restart."""
-    from dslc.runtime.hosts.launcher_group import shared
 
     shared(group, group.folder if group.is_coordinator else "", ANSWER)
     share_checkpoints(ready, group)

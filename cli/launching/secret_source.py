@@ -11,17 +11,15 @@ holds a secret.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from dslc.dsl.diagnostics import Report
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready
 from dslc.runs.run_folder import refuse_others
+from dslc.runtime.hosts.rendezvous import Rendezvous
+from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, token_in
 from dslc.runtime.launchers.slurm import SUBMITTED
-
-if TYPE_CHECKING:
-    from dslc.runtime.hosts.rendezvous import Rendezvous
 
 
 def secret_of(ready: Ready, out: str | None) -> RunSecret:
@@ -50,8 +48,6 @@ def given_secret(out: str | None) -> RunSecret:
 
 
 def warn_of_strangers(ready: Ready, rendezvous: Rendezvous) -> None:
-    from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
-
     hands_over = rendezvous.endpoint is not None and not isinstance(rendezvous.endpoint, FixedEndpoint)
     if hands_over or not rendezvous.secret.is_empty or (ready.world is not None and not ready.world.speaks):
         return

@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 
 from dslc.runtime.hosts.run_secret import TOKEN
+from dslc.runtime.process.lifetime import end_with
 
 READY = "dslc: ready to start"
 SILENCE = 20.0  # seconds without a line, of which one comes every `BEAT`
@@ -93,8 +94,6 @@ def _run(command: Sequence[str], lines: _InputLines) -> int | None:
 
 
 def _prepare_child(parent: int) -> None:
-    from dslc.runtime.process.lifetime import end_with
-
     os.setpgid(0, 0)
     end_with(parent)
 

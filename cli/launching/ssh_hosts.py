@@ -15,14 +15,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dslc.dsl.plain import plain
 from dslc.launching.ssh_agent import BEAT, READY, SECRET
+from dslc.runtime.process.stop import RunControl
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
-
-if TYPE_CHECKING:
-    from dslc.runtime.process.stop import RunControl
 
 CONNECT = 10  # seconds that a connection may take
 START = 60.0  # seconds that a host may take to say that it is ready

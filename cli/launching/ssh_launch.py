@@ -31,11 +31,11 @@ from dslc.dsl.language.calls import SSH
 from dslc.dsl.plain import plain
 from dslc.launching.ssh_agent import NO_FOLDER
 from dslc.launching.ssh_hosts import CONNECT, NOT_REACHED, START, ElasticHosts, FixedHosts, Host, NotStarted, end
+from dslc.runtime.process.stop import RunControl, listening
 from dslc.terminal.exit_codes import INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.jobs.prepare_run import Ready
-    from dslc.runtime.process.stop import RunControl
 
 _PORTS = range(20_000, 30_000)  # below those that systems give out by themselves
 # After those of the job: the first of equal options counts.
@@ -47,7 +47,6 @@ _OPTIONS = (
 
 def run_by_ssh(call: SSH, words: Sequence[str], job: Ready) -> int:
     """Runs `dslc run` with `words` on each host, and returns the exit status of the training."""
-    from dslc.runtime.process.stop import RunControl, listening
 
     board = RunControl(1)
     hosts: list[Host] = []

@@ -24,6 +24,7 @@ from dslc.dsl.words import plural
 from dslc.probe.child import Json, in_child
 from dslc.probe.trial import Trial
 from dslc.probe.user_code_trials import used
+from dslc.runtime.process.user_code import load_function
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -164,7 +165,6 @@ def _try_length(trial: Trial, call: PythonNumbers) -> None:
 
     def use(length: Callable[..., UserValue]) -> float:
         from dslc.runtime.process.random_numbers import begin_sample
-        from dslc.runtime.process.user_code import load_function
 
         made = load_function(trial.function(own))()
         samples = made[0] if trial.source.validation_samples is not None else made

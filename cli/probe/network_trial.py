@@ -13,17 +13,18 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.dsl.language.calls import Datasets, Images, NetworkLoss, Parquet, PythonSource, parts_of
 from dslc.probe.child import first_line, where_in_the_users_code
 from dslc.probe.sample_outputs import analysis_on_one_rank, open_samples
 from dslc.probe.trial import Trial
+from dslc.runtime.process.user_code import search_first
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.structures import UserValue
 
 NUMBERS = 1 << 25  # of the parameters of a network that is tried, at most
@@ -104,7 +105,6 @@ def real_batch(trial: Trial) -> tuple[UserValue, UserValue] | None:
 
     from dslc.compiler.trace.structures import map_tensors
     from dslc.runtime.data.samples import as_seen
-    from dslc.runtime.process.user_code import search_first
     from dslc.runtime.step.network_trial import ROWS
 
     parts, source = parts_of(trial.job.data.source), trial.source

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dslc.compiler.facts.sources import context_of
+from dslc.compiler.graph.constants import data_step, model_step
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.job_steps import locate_paths
@@ -147,7 +148,6 @@ def analysis_on_one_rank(job: JobSpec, facts: Facts) -> Analysis | None:
 
 def open_samples(analysis: Analysis) -> Samples:
     """Returns the samples that a job trains on."""
-    from dslc.compiler.graph.constants import data_step
     from dslc.runtime.data.sources.open_sources import open_source
 
     return open_source(locate_paths(data_step(analysis), analysis.job.folder)).train
@@ -156,7 +156,6 @@ def open_samples(analysis: Analysis) -> Samples:
 def _write(analysis: Analysis, file: str) -> None:
     import torch
 
-    from dslc.compiler.graph.constants import model_step
     from dslc.compiler.trace.structures import call, flatten, unflatten
     from dslc.runtime.data.samples import batch_aside
     from dslc.runtime.model.meta_model import build_model

@@ -24,13 +24,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypedDict, cast
 
+from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.program import PythonFunction
 from dslc.dsl.language.calls import PythonSource
 from dslc.probe.child import in_child
 from dslc.probe.trial import Trial
-from dslc.runtime.process.user_code import HANDED_OVER
+from dslc.runtime.process.frame_ownership import is_users
+from dslc.runtime.process.user_code import HANDED_OVER, load_function
 
 if TYPE_CHECKING:
-    from dslc.compiler.ir.program import PythonFunction
     from dslc.compiler.trace.structures import UserValue
 
 SLOW = 1.0
@@ -188,7 +190,6 @@ def make_and_read(named: PythonFunction, seed: int, *, backward: bool = False) -
     import torch
 
     from dslc.runtime.process.random_numbers import begin, begin_sample
-    from dslc.runtime.process.user_code import load_function
 
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -218,8 +219,6 @@ class _Listings:
 
     def _listed(self, own: Callable[..., UserValue]) -> UserValue:
         def listed(*arguments: UserValue) -> UserValue:
-            from dslc.runtime.process.frame_ownership import is_users
-
             frame = sys._getframe(1)
             while frame is not None and not is_users(frame.f_code.co_filename):
                 frame = frame.f_back  # type: ignore[assignment]
@@ -257,7 +256,6 @@ class _ReversedEntries:
 
 def _in_interpreter(named: PythonFunction, seed: int) -> DataReads | None:
     """Makes the data set in an interpreter whose texts have other hashes."""
-    from dslc.compiler.ir.codec import to_json
 
     code = "from dslc.probe.second_source import answer; answer()"
     environ = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
@@ -271,8 +269,6 @@ def _in_interpreter(named: PythonFunction, seed: int) -> DataReads | None:
 
 def answer() -> None:
     """Makes a data set that standard input names, and prints what `make_and_read` returns."""
-    from dslc.compiler.ir.codec import from_json
-    from dslc.compiler.ir.program import PythonFunction
 
     told = json.load(sys.stdin)
     print(json.dumps(make_and_read(from_json(PythonFunction, told["named"]), told["seed"])))

@@ -28,13 +28,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from dslc.compiler.ir.codec import DecodeError, from_json
+from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.dsl import cache
 from dslc.probe.child import Json
-
-if TYPE_CHECKING:
-    from dslc.compiler.ir.module_facts import ModelFacts
+from dslc.probe.dependency_recorder import DependencyRecorder, digest_of, digest_of_variable
 
 SWITCH = "DSLC_TRACE_CACHE"
 MOST_BYTES = 64 << 20  # of all entries
@@ -57,9 +56,6 @@ class TraceCache:
 
     def load(self) -> ModelFacts | None:
         """Returns the facts, if they were kept and everything that they rest on is the same."""
-        from dslc.compiler.ir.codec import DecodeError, from_json
-        from dslc.compiler.ir.module_facts import ModelFacts
-        from dslc.probe.dependency_recorder import digest_of, digest_of_variable
 
         if not self._path or (text := _read_entry(self._path)) is None:
             return None
@@ -87,7 +83,6 @@ class TraceCache:
                 return {"facts": work(), "rests": None}
 
             return unwatched
-        from dslc.probe.dependency_recorder import DependencyRecorder
 
         here = os.getpid()
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sources import mixture_facts
+from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
@@ -59,7 +60,6 @@ def trace_sources(trial: Trial) -> Trial:
 def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> SourceFacts:
     if not isinstance(call, PythonSource):
         return source
-    from dslc.compiler.ir.codec import from_json, to_json
 
     job, own = trial.job, trial.job.data.collate
 

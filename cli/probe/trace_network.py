@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, TypedDict
 from dslc.compiler.facts.sources import source_key
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.facts.weights_file import Unreadable, files_of
+from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.facts import SourceFacts, TensorEntry
-from dslc.compiler.ir.program import TransformersStep
+from dslc.compiler.ir.module_facts import ModelFacts, SeamFacts
+from dslc.compiler.ir.network_facts import NetworkFacts
+from dslc.compiler.ir.program import TensorParallelStep, TransformersStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.batch import Example
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
     from dslc.compiler.trace.structures import UserValue
@@ -93,9 +95,6 @@ def _has_configuration(network: PythonNetwork | TransformersNetwork, folder: str
 
 
 def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
-    from dslc.compiler.ir.codec import from_json, to_json
-    from dslc.compiler.ir.module_facts import ModelFacts
-
     def use(make: Callable[..., UserValue]) -> object:
         from dslc.compiler.trace.devices import named_gpus
         from dslc.compiler.trace.instantiate import facts_of_made
@@ -126,7 +125,6 @@ def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
 
 def _trace_module(trial: Trial, make: Callable[[], UserValue], real: RealBatch) -> ModelFacts:
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
-    from dslc.compiler.ir.network_facts import NetworkFacts
     from dslc.compiler.trace.batch import Example, Outputs, read_example
     from dslc.compiler.trace.devices import cpu_tensor_of_network
     from dslc.compiler.trace.low_copy import try_low_copy
@@ -227,8 +225,6 @@ def _find_seams(
     trial: Trial, model: nn.Module, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
-    from dslc.compiler.ir.module_facts import SeamFacts
-    from dslc.compiler.ir.program import TensorParallelStep
     from dslc.runtime.parallel.context_parallel import given_positions
     from dslc.runtime.pipeline.captured import look
     from dslc.runtime.pipeline.recording import CaptureError
@@ -284,7 +280,6 @@ def _cache_key(trial: Trial, network: object) -> dict[str, object] | None:
     """Returns all of the job that the facts of its network depend on, for `TraceCache`; None where they depend on
     more: on batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
     """
-    from dslc.compiler.ir.codec import to_json
 
     job, source, adapter, loss = trial.job, trial.source, trial.steps.adapter, trial.job.model.loss
     if source.input is None or isinstance(loss, NetworkLoss) or job.train.step is not None or any(users_modules()):
@@ -345,7 +340,6 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
     on CPUs this process imports the library, for the child and for the ranks that are forked from it later. On GPUs
     that could keep them from CUDA (runtime/launch.py).
     """
-    from dslc.compiler.ir.codec import from_json, to_json
 
     job, source, step = trial.job, trial.source, trial.steps.network
     assert isinstance(step, TransformersStep)
@@ -394,8 +388,6 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
     answer = in_child(kept.watched(lambda: _or_fault(work), real.load_batch))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), trial.report)
     if "made" in answer:
-        from dslc.compiler.ir.module_facts import ModelFacts
-
         made = answer["made"]
         if _tell_of_fault(job, made["facts"], trial.report):
             return None

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sources import context_of
+from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.network_facts import OptimizerFacts
-from dslc.compiler.ir.program import MetricStep
+from dslc.compiler.ir.program import LearningRateStep, MetricStep, OptimizerStep
 from dslc.compiler.ir.steps import PythonFunction
 from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque
@@ -30,6 +31,10 @@ from dslc.dsl.words import article, plural, shorten_list
 from dslc.probe.child import ChildAnswer, Json, first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.sample_outputs import Pair, read_outputs, spread
 from dslc.probe.trial import Trial
+from dslc.runtime.model.errors import LossError
+from dslc.runtime.process.frame_ownership import is_users
+from dslc.runtime.process.user_code import load_function
+from dslc.runtime.process.vision_library import VisionLibraryError
 
 if TYPE_CHECKING:
     from dslc.compiler.trace.structures import UserValue
@@ -118,8 +123,6 @@ def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, repo
 
 def _refuse_class(function: Callable[..., UserValue], call: PythonLoss) -> None:
     """Raises LossError for a class, whose objects may be losses."""
-    from dslc.runtime.model.errors import LossError
-    from dslc.runtime.process.frame_ownership import is_users
 
     kind = getattr(function, "func", function)
     if not isinstance(kind, type):
@@ -183,7 +186,6 @@ def _look_for_torchmetrics(trial: Trial, metric: TorchMetric, step: MetricStep) 
         trial.report_missing_library("torchmetrics", metric.span)
     elif trial.run:
         from dslc.runtime.loop.stateful_metrics import preload
-        from dslc.runtime.process.vision_library import VisionLibraryError
 
         try:
             preload([step])
@@ -239,7 +241,6 @@ def try_step(trial: Trial) -> None:
     def use(function: Callable[..., UserValue]) -> dict[str, object] | None:
         from dslc.compiler.trace.batch import SMALL, batch_of, read_example
         from dslc.runtime.parallel.per_module_sharding import present_when_called
-        from dslc.runtime.process.user_code import load_function
         from dslc.runtime.step.custom_step import try_out
 
         if source.structures is not None:
@@ -284,7 +285,6 @@ def try_schedule(trial: Trial) -> None:
         return
 
     def use(function: Callable[..., UserValue]) -> None:
-        from dslc.compiler.ir.program import LearningRateStep
         from dslc.runtime.loop.learning_rate import schedule
 
         factor = schedule(LearningRateStep(kind="python", steps=steps, python=trial.function(call)))
@@ -302,8 +302,6 @@ def try_optimizer(trial: Trial) -> Trial | None:
     job, source, model, call = trial.job, trial.source, trial.facts.model, trial.job.train.optimizer
     if not isinstance(call, PythonOptimizer):
         return None
-    from dslc.compiler.ir.codec import from_json, to_json
-    from dslc.compiler.ir.program import OptimizerStep
 
     made = Report().collect(opaque(model, job.model, source) if model else build(job.model, source, context_of(job)))
     named = _trained(job, made) if made is not None else []
@@ -382,8 +380,6 @@ def used(
 
     def work() -> object:
         import torch
-
-        from dslc.runtime.process.user_code import load_function
 
         torch.manual_seed(trial.job.train.seed)
         return use(load_function(named))

@@ -20,6 +20,7 @@ from dslc.jobs.check_job import check_one, inspect
 from dslc.probe.gpus import restore_visible
 from dslc.python_api.python_objects import object_settings, settings_of
 from dslc.runs.run_folder import make_folder
+from dslc.runtime.process.records import Record, read_metrics
 from dslc.runtime.process.user_code import hand_over, search_path
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from dslc.compiler.compile import Compiled
-    from dslc.runtime.process.records import Record
 
 
 __all__ = [
@@ -177,7 +177,6 @@ def _run(
     from dslc.runtime.launch import run_in_subprocess
     from dslc.runtime.model.meta_model import build_model
     from dslc.runtime.process.failure import describe
-    from dslc.runtime.process.records import read_metrics
 
     report = Report()
     if not is_text(job) and is_plan_file(job):

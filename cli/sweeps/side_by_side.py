@@ -27,6 +27,8 @@ from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
 from dslc.jobs.prepare_run import Ready, launch, show_failure, train
 from dslc.runs.run_folder import FolderInUseError
+from dslc.runtime.process.lifetime import end_with
+from dslc.runtime.process.stop import SIGNALS, RunControl, listening
 from dslc.sweeps.display import SweepDisplay, display
 from dslc.sweeps.running import Runner, SweepTraining
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
@@ -139,7 +141,6 @@ def at_once(places: Sequence[DeviceShare]) -> Runner:
             return GOOD
         import dslc.runtime.launch  # noqa: F401 - torch, once for all of them
         from dslc.runtime.agent import AtOnce
-        from dslc.runtime.process.stop import RunControl, listening
 
         board = RunControl(1)
         sweep = _ParallelSweep(trainings, places, display(trainings, sys.stdout), lambda: board.stop_requested)
@@ -254,8 +255,6 @@ def _words(outcome: Outcome) -> str:
 
 def _child(training: SweepTraining, place: DeviceShare, told: IO[str], parent: int) -> NoReturn:
     """Trains, in a process of its own, and ends it; the result is written into `told`."""
-    from dslc.runtime.process.lifetime import end_with
-    from dslc.runtime.process.stop import SIGNALS
 
     status = TRAINING_FAILED
     try:

@@ -16,7 +16,6 @@ from dslc.launching import elastic
 from dslc.launching.hosts import HostPaths, train_with_others
 from dslc.launching.restart_detection import is_training_done
 from dslc.runs.run_folder import claim_folder
-from dslc.runtime.hosts import launcher_group
 from dslc.runtime.hosts.elastic import TrainingOverError
 from dslc.runtime.process.failure import Failure, Outcome
 from dslc.runtime.process.run_status import RunStatus, write_status
@@ -110,7 +109,7 @@ def test_those_who_wait_are_dismissed_when_all_is_written(
         coordinator.order.append("written")
         return 0
 
-    monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: coordinator)
+    monkeypatch.setattr(elastic, "meet", lambda rendezvous: coordinator)
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_with_others(in_pod(), AT_TWO_PODS, written) == 0
@@ -128,7 +127,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
     def over(_: object) -> None:
         raise TrainingOverError(7, "coordinator", stopped=stopped)
 
-    monkeypatch.setattr(launcher_group, "meet", over)
+    monkeypatch.setattr(elastic, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_with_others(in_pod(), AT_TWO_PODS, lambda *_: 3) == status
     assert len(waited) == (not stopped)
@@ -138,7 +137,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
 def test_the_coordinator_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, is_coordinator: bool) -> None:
     waited = list[float]()
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
-    monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: Coordinator(is_coordinator=is_coordinator))
+    monkeypatch.setattr(elastic, "meet", lambda rendezvous: Coordinator(is_coordinator=is_coordinator))
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (Outcome(run_dir="", steps=400), None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert train_with_others(in_pod(), AT_TWO_PODS, lambda *_: 0) == 0
@@ -149,7 +148,7 @@ def test_the_coordinator_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, is
 def test_a_pod_that_is_cut_off_gives_itself_up_alone(monkeypatch: pytest.MonkeyPatch, apart: bool, status: int) -> None:
     """A training that failed ends the Job; one that others may go on with does not."""
     failure = Failure(rank=None, step=7, kind="ended", message="found nobody")
-    monkeypatch.setattr(launcher_group, "meet", lambda rendezvous: Coordinator(apart=apart))
+    monkeypatch.setattr(elastic, "meet", lambda rendezvous: Coordinator(apart=apart))
     outcome = Outcome(run_dir="", steps=6, failure=failure)
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (outcome, None))
     monkeypatch.setattr("signal.signal", lambda *_: None)
