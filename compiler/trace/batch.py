@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
 
 from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
-
-if TYPE_CHECKING:
-    import torch
-
-    from dslc.compiler.trace.private_torch import FakeTensorMode
-    from dslc.compiler.trace.structures import UserValue
+from dslc.compiler.trace.private_torch import FakeTensorMode
+from dslc.compiler.trace.structures import UserValue, flatten, map_tensors, paths, tensors, unflatten
 
 SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail
 
@@ -36,14 +33,12 @@ class Example:
     @property
     def length(self) -> int:
         """Returns the positions of the tensors, which all are (batch, positions, …); 0 if some are not."""
-        from dslc.compiler.trace.structures import tensors
 
         lengths = {tensor.shape[1] if tensor.dim() > 1 else 0 for tensor in tensors(self._pairs[SMALL])}
         return lengths.pop() if len(lengths) == 1 else 0
 
     def piece(self, first: int, count: int) -> Example:
         """Returns the batches of these positions alone."""
-        from dslc.compiler.trace.structures import map_tensors
 
         pairs = (map_tensors(lambda each: each.narrow(1, first, count), pair) for pair in self._pairs.values())
         return Example(*pairs)
@@ -51,7 +46,6 @@ class Example:
 
 def read_example(path: str) -> Example:
     """Returns the example that `trace_source` wrote for this check: its objects are of the user's own classes."""
-    import torch
 
     return Example(*torch.load(path, weights_only=False))
 
@@ -64,9 +58,6 @@ class Outputs:
 
     def write(self, small: object, large: object) -> None:
         """Writes random outputs of the forms of these two, with targets, as pairs."""
-        import torch
-
-        from dslc.compiler.trace.structures import flatten, unflatten
 
         def random_leaf(leaf: object) -> object:
             if not isinstance(leaf, torch.Tensor):  # an object of another kind may hold tensors without numbers
@@ -87,7 +78,6 @@ def batch_of(given: TensorFact | Example, samples: int, fake: FakeTensorMode | N
     """Returns the input of `samples` samples; in `fake` its tensors have no numbers, else they are an example's, or
     noise.
     """
-    import torch
 
     if isinstance(given, Example):
         return without_numbers(given.input(samples), fake)
@@ -119,9 +109,6 @@ def batch_names(batch: object) -> tuple[str, ...]:
 
 def without_numbers(value: object, fake: FakeTensorMode | None) -> UserValue:
     """Returns a structure with its tensors in `fake`; as it is for None."""
-    import torch
-
-    from dslc.compiler.trace.structures import map_tensors
 
     if fake is None:
         return value
@@ -135,9 +122,6 @@ def without_numbers(value: object, fake: FakeTensorMode | None) -> UserValue:
 
 def grown(small: object, large: object) -> TreeFact:
     """Returns the fact of a structure, from its batches of `SMALL` and `LARGE` samples."""
-    import torch
-
-    from dslc.compiler.trace.structures import flatten, paths
 
     ones, others = flatten(small)[0], flatten(large)[0]
     if len(ones) != len(others):  # a list with an entry for each sample
@@ -154,7 +138,6 @@ def grown(small: object, large: object) -> TreeFact:
 
 def _totals(ones: list[UserValue], others: list[UserValue]) -> Iterator[LeafFact]:
     """Yields, for each dtype, the numbers of all its tensors as one."""
-    import torch
 
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for place, leaves in enumerate((ones, others)):

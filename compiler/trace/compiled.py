@@ -17,11 +17,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
+from dslc.compiler.trace.private_torch import trace_backward, tree_flatten, tree_unflatten
 from dslc.compiler.trace.run import Run, TracedModule, storage, tensors_of
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
     from torch.fx import GraphModule
 
 
@@ -53,7 +55,6 @@ def kept_by_blocks(traced: TracedModule, samples: int, low: bool, saved: dict[st
     """Returns the bytes that each block of a module keeps of all samples. Each piece of memory counts at the first
     block that keeps it. `saved`, by layer, tells apart blocks of one class that differ.
     """
-    import torch
 
     run = _FirstCalls(traced, samples, low)
     with run.running():
@@ -80,9 +81,6 @@ def _partition(module: nn.Module, given: object) -> _KeptTensors | None:
     """Partitions the block's work into forward and backward pass by the compiler; returns None if it cannot trace the
     block.
     """
-    import torch
-
-    from dslc.compiler.trace.private_torch import trace_backward, tree_flatten, tree_unflatten
 
     leaves, form = tree_flatten(given)
     taken = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -106,8 +104,6 @@ def _partition(module: nn.Module, given: object) -> _KeptTensors | None:
 
 
 def _kept_tensors(forward: GraphModule, outputs: int, parameters: int) -> _KeptTensors:
-    import torch
-
     nodes = forward.graph.find_nodes(op="output")[0].args[0]
     inputs = {node: n - parameters for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
     given = {node: n for n, node in enumerate(nodes[:outputs])}

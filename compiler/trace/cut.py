@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import nn
+import torch
+from torch import nn
+
+from dslc.compiler.trace.private_torch import own_parameters
 
 
 class ModuleCut:
@@ -52,21 +53,16 @@ def _names(path: str, module: nn.Module) -> list[str]:
 
 def _is_plain(module: nn.Module) -> bool:
     """True for a container of torch's own, which adds nothing to its modules."""
-    import torch
 
     return type(module) in (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    from dslc.compiler.trace.private_torch import own_parameters
-
     children = list(module.children())
     return len(children) == 1 and not own_parameters(module) and any(True for _ in children[0].children())
 
 
 def _blocks(model: nn.Module) -> set[str]:
-    import torch
-
     modules = dict(model.named_modules())
     plain = {path for path, module in modules.items() if _is_plain(module)}
     named = set(getattr(model, "_no_split_modules", None) or ())
@@ -88,7 +84,6 @@ def _blocks(model: nn.Module) -> set[str]:
 
 def _is_uncalled(module: nn.Module) -> bool:
     """True for a container without a forward pass, such as an `nn.ModuleList` or `nn.ModuleDict`."""
-    import torch
 
     return type(module).forward is torch.nn.Module.forward
 

@@ -15,25 +15,33 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
 from dslc.compiler.trace.code_place import names_of, place_of
 from dslc.compiler.trace.instantiate import replace_tensors
+from dslc.compiler.trace.private_torch import (
+    Arguments,
+    FakeTensorDeviceMismatchError,
+    FakeTensorMode,
+    NamedDevices,
+    OperationMode,
+    Operator,
+    Options,
+    own_buffers,
+    own_parameters,
+)
+from dslc.compiler.trace.structures import call, map_tensors
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from dslc.compiler.ir.tensors import TensorFact
-    from dslc.compiler.trace.private_torch import Arguments, FakeTensorMode, Operator, Options
     from dslc.dsl.language.job import JobSpec
 
 
 def named_gpus(job: JobSpec) -> AbstractContextManager[object]:
     """Returns the context in which code of a job on GPUs that names a GPU gets the CPU."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import NamedDevices
 
     return nullcontext() if job.devices.gpus is None else NamedDevices(torch.device("cpu"))
 
@@ -42,8 +50,6 @@ def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> Code
     """Returns the place where the forward pass of `model` combines a tensor on the CPU with tensors on a GPU. None if
     it never does, or if the place cannot be seen.
     """
-    from dslc.compiler.trace.private_torch import FakeTensorMode
-    from dslc.compiler.trace.structures import call, map_tensors
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     batch = map_tensors(lambda tensor: _on_gpu(tensor, fake), batch_of(input, SMALL, fake))
@@ -53,10 +59,6 @@ def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> Code
 
 def cpu_tensor_of_loss(loss: Callable[..., object], output: object, target: object) -> CodePlace | None:
     """Returns the place where `loss` does; it is called with GPU copies of an output and a target on the CPU."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import FakeTensorMode
-    from dslc.compiler.trace.structures import map_tensors
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     pair = [map_tensors(lambda tensor: _on_gpu(tensor, fake), each) for each in (output, target)]
@@ -64,17 +66,11 @@ def cpu_tensor_of_loss(loss: Callable[..., object], output: object, target: obje
 
 
 def _on_gpu(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
-    import torch
-
     with fake:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu:0")
 
 
 def _find_mismatch(work: Callable[[], object], fake: FakeTensorMode, model: nn.Module) -> CodePlace | None:
-    import torch
-
-    from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError, NamedDevices, OperationMode
-
     try:
         with torch.no_grad(), NamedDevices(torch.device("cpu:0"), cpu=True), fake, OperationMode(_run_operation):
             work()
@@ -87,8 +83,6 @@ def _find_mismatch(work: Callable[[], object], fake: FakeTensorMode, model: nn.M
 
 
 def _run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
-    from dslc.compiler.trace.private_torch import FakeTensorDeviceMismatchError
-
     if func.name() == "aten::_pack_padded_sequence" and args[1].device.index == 0:  # its kernel reads them on the CPU
         raise FakeTensorDeviceMismatchError(func, args[0].device, args[1].device)
     return func(*args, **kwargs)
@@ -97,7 +91,6 @@ def _run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
 @contextmanager
 def _replaced_tensors(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Replaces the parameters and buffers of a module while the context lasts; tied ones stay tied."""
-    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
 
     with ExitStack() as around:
         for module in model.modules():

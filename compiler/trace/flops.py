@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import cache
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from dslc.compiler.trace.instantiate import TraceError, dtype_name
+from dslc.compiler.trace.private_torch import (
+    GROUPED_PRODUCT,
+    Argument,
+    Arguments,
+    Operator,
+    Options,
+    attention_on_cpu,
+    overloads_of,
+)
 from dslc.compiler.trace.run import tensors_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
 def flops_of(func: Operator, args: Arguments, kwargs: Options, result: object) -> int | None:
     """Returns the FLOPs of an operation; None for one that is not counted."""
-    from dslc.compiler.trace.private_torch import overloads_of
 
     formula = formulas().get(overloads_of(func))
     return None if formula is None else int(formula(*args, **kwargs, out_val=result))
@@ -30,10 +35,7 @@ def formulas() -> dict[object, Callable[..., int]]:
     """Returns functions of an operation's arguments and result: torch's own, and those for the CPU's kernels that torch
     lacks.
     """
-    import torch
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
-
-    from dslc.compiler.trace.private_torch import GROUPED_PRODUCT, attention_on_cpu
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
         return int(sdpa_flop_count(query.shape, key.shape, value.shape))

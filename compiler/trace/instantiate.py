@@ -6,18 +6,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.tensors import UNSAVABLE, TensorFact
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from dslc.compiler.trace.private_torch import FakeTensorMode
+from dslc.compiler.trace.private_torch import (
+    MODULE_MAPPINGS,
+    FakeTensorMode,
+    own_buffers,
+    own_parameters,
+    storage_identity,
+)
 
 NOTHING = LayerMemory(saved=0, selective=0)
 
@@ -36,7 +39,6 @@ def facts_of_made(make: Callable[[], object]) -> ModelFacts:
     """Returns the facts of a module that is made, without memory, and not called: its tensors, in one layer. Raises
     TraceError if that fails.
     """
-    from dslc.compiler.trace.private_torch import FakeTensorMode
 
     return facts_of_tensors(made_without_memory(make, FakeTensorMode(allow_non_fake_inputs=True)))
 
@@ -103,9 +105,6 @@ def made_without_memory(make: Callable[[], object], fake: FakeTensorMode) -> nn.
 
 def _check_layouts(module: nn.Module) -> None:
     """Raises TraceError for a tensor that is no array of numbers: ranks could neither share it out nor save it."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import MODULE_MAPPINGS
 
     for path, part in module.named_modules():
         held = {name: value for name, value in vars(part).items() if name not in MODULE_MAPPINGS}
@@ -137,7 +136,6 @@ def _layout(tensor: torch.Tensor) -> tuple[str, str] | None:
 
 def as_module(made: object) -> nn.Module:
     """Returns it in training mode, as in the step that is traced."""
-    import torch
 
     if not isinstance(made, torch.nn.Module):
         raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
@@ -159,9 +157,6 @@ def _check_dtypes(model: nn.Module) -> None:
 
 def _check_memory(model: nn.Module) -> None:
     """Raises TraceError for a parameter without a shape, and for elements that lie at one place in memory."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import storage_identity
 
     ranges: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by memory: first place, end, name
     for name, parameter in model.named_parameters():
@@ -192,7 +187,6 @@ def _check_memory(model: nn.Module) -> None:
 
 def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
     """Replaces real tensors, and those on other devices, by tensors of the fake CPU; tied ones stay tied."""
-    import torch
 
     def emptied(tensor: torch.Tensor) -> torch.Tensor:
         if getattr(tensor, "fake_mode", None) is fake and tensor.device.type == "cpu":
@@ -205,9 +199,6 @@ def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
 
 def replace_tensors(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replaces parameters and buffers by what `other` returns of each; tied ones stay tied."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
 
     tensors: dict[int, torch.Tensor] = {}
     for module in model.modules():

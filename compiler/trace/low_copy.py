@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
 from dslc.compiler.trace.flops import mixed_dtypes
 from dslc.compiler.trace.instantiate import TraceError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from dslc.compiler.trace.private_torch import Arguments, Operator, Options
-    from dslc.compiler.trace.structures import UserValue
+from dslc.compiler.trace.private_torch import (
+    Arguments,
+    OperationMode,
+    Operator,
+    Options,
+    detect_fake_mode,
+    tree_map_only,
+)
+from dslc.compiler.trace.structures import UserValue, call
 
 
 def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
     """Runs a forward pass as O2 does, of a module that was traced: its parameters have `dtype`, and so have the inputs
     of it and its `units`; buffers stay as they are. Raises TraceError if that fails.
     """
-    import torch
-
-    from dslc.compiler.trace.private_torch import OperationMode, detect_fake_mode, tree_map_only
-    from dslc.compiler.trace.structures import call
 
     low, fake = getattr(torch, dtype), detect_fake_mode(list(model.parameters()))
     if fake is None:

@@ -10,18 +10,16 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
 
 from dslc.compiler.ir.memory import Halves, Working, WorkingSet, repeated_bytes
 from dslc.compiler.trace.batch import LARGE, SMALL
+from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options, is_cast, storages_of
 from dslc.compiler.trace.run import Run, TracedModule, storage, storage_bytes, tensors_of, total_of
 
-if TYPE_CHECKING:
-    import torch
-
-    from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options
-
-    MemoryReference = weakref.ref[torch.UntypedStorage]
+MemoryReference = weakref.ref[torch.UntypedStorage]
 
 
 class Reorders(NamedTuple):
@@ -75,8 +73,6 @@ class Walk(Run):
         self._weights = {storage(p): p.numel() for p in self.model.parameters()}
 
     def go(self) -> None:
-        import torch
-
         with torch.set_grad_enabled(self._gradients), self.running():
             output = self.called()
         self._count_copies()
@@ -95,8 +91,6 @@ class Walk(Run):
         self._entry = self._live
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
-        from dslc.compiler.trace.private_torch import is_cast, storages_of
-
         made = []
         for tensor in tensors_of(result):
             key = storage(tensor)
@@ -165,7 +159,6 @@ def _reorders(args: Sequence[Argument]) -> Reorders | None:
     """Returns the copies of oneDNN (torch 2.13, measured) in a backward pass of a convolution; None if it takes the
     tensors as they are. It gives a result in its own order, which torch copies, if there is a stride and no groups.
     """
-    import torch
 
     gradient, taken, _, _, stride, _, _, transposed, _, groups, wanted = args
     last = torch.channels_last if taken.dim() == 4 else torch.channels_last_3d

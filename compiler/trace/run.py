@@ -12,18 +12,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
 
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
 from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.instantiate import TraceError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from dslc.compiler.trace.private_torch import Arguments, FakeTensorMode, Operator, Options
+from dslc.compiler.trace.private_torch import (
+    Arguments,
+    FakeTensorMode,
+    OperationMode,
+    Operator,
+    Options,
+    next_node_number,
+    running_node_number,
+    schema_of,
+    storage_identity,
+    storages_of,
+    tree_leaves,
+)
+from dslc.compiler.trace.structures import call
 
 T = TypeVar("T")
 
@@ -92,7 +103,6 @@ class Run:
 
     def moved(self) -> None:
         """Called when another layer begins to run, or none."""
-        from dslc.compiler.trace.private_torch import next_node_number
 
         self._marks.append((next_node_number(), self.now))
 
@@ -104,7 +114,6 @@ class Run:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Sets up the contexts of a forward pass."""
-        import torch
 
         with ExitStack() as around:
             for path, module in self.cut.layers.items():
@@ -121,7 +130,6 @@ class Run:
         """Returns the model's output, with these arguments besides. Raises TraceError if it makes nested tensors, which
         torch cannot run so.
         """
-        from dslc.compiler.trace.structures import call
 
         def model(*args: object, **kwargs: object) -> object:
             return self.model(*args, **kwargs, **given)
@@ -146,7 +154,6 @@ class Run:
 
     def of_node(self, otherwise: str = "") -> str:
         """Returns the layer of the backward operation that is running now."""
-        from dslc.compiler.trace.private_torch import running_node_number
 
         number = running_node_number()
         if number is None or number == _NO_ORDER:
@@ -172,8 +179,6 @@ class Run:
         return hook
 
     def _dispatch_mode(self) -> AbstractContextManager[object]:
-        from dslc.compiler.trace.private_torch import OperationMode
-
         return OperationMode(self.run_operation)
 
     def run_operation(self, func: Operator, args: Arguments, kwargs: Options) -> object:
@@ -195,14 +200,12 @@ def _not_traced(kind: str, remedy: str) -> TraceError:
 
 def storage(tensor: torch.Tensor) -> int:
     """Returns the identity of a tensor's memory, valid while the tensor is alive."""
-    from dslc.compiler.trace.private_torch import storage_identity
 
     return storage_identity(tensor)
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Returns the bytes of a tensor's memory, which a sparse one has in several pieces."""
-    from dslc.compiler.trace.private_torch import storages_of
 
     return sum(place.nbytes() for place in storages_of(tensor))
 
@@ -214,16 +217,11 @@ def total_of(output: object) -> torch.Tensor | None:
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:
-    import torch
-
-    from dslc.compiler.trace.private_torch import tree_leaves
-
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def written_tensors(func: Operator, args: Arguments, kwargs: Options) -> list[torch.Tensor]:
     """Returns the tensors that an operation writes in place."""
-    from dslc.compiler.trace.private_torch import schema_of
 
     return tensors_of(
         [

@@ -20,7 +20,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import torch
+from torch import nn
 
 from dslc.compiler.ir.memory import LayerMemory, Working
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
@@ -41,19 +44,23 @@ from dslc.compiler.trace.instantiate import (
     made_without_memory,
 )
 from dslc.compiler.trace.memory import measure
+from dslc.compiler.trace.private_torch import (
+    AnyBatchNorm,
+    Arguments,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    Operator,
+    Options,
+    own_buffers,
+    own_parameters,
+)
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
 from dslc.compiler.trace.run import Run, TracedModule, storage, storage_bytes, tensors_of, total_of, written_tensors
 from dslc.compiler.trace.sharding.context_parallel_check import Asked, with_pieces
 from dslc.compiler.trace.sharding.context_parallel_check import Loss as CountedLoss
 from dslc.compiler.trace.sharding.tensor_parallel_check import with_shares
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from dslc.compiler.trace.private_torch import AnyBatchNorm, Arguments, FakeTensorMode, Operator, Options
-
 
 REAL = 8 << 30  # bytes of parameters with which a module is made and run for real, at most
 
@@ -104,11 +111,6 @@ def trace_model(
     `frozen`: patterns of parameters that the job freezes, so that less is kept; all other facts describe the module as
     it is made. `asked` makes libraries read numbers that are known (context_parallel_check.py).
     """
-    from dslc.compiler.trace.private_torch import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        FakeTensorMode,
-    )
 
     # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -172,7 +174,6 @@ def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Te
 
 def _facts_of(whole: TracedModule, settings: _Settings) -> ModelFacts:
     """Runs the module and returns its facts."""
-    import torch
 
     model, skipped = whole.model, settings.skipped
     traced = replace(whole, cut=skipped.remaining(whole.cut))
@@ -222,7 +223,6 @@ def _memories(
     """Runs the module with its frozen parameters; returns the output for the larger batch, and the memory of each layer
     in float32 and under autocast. FLOPs of the backward pass are then those without the frozen parameters.
     """
-    import torch
 
     traced = first.traced
     with frozen_parameters(traced.model, settings.frozen) as some:
@@ -253,8 +253,6 @@ def _counted_in_16_bits(traced: TracedModule, samples: int) -> _Count:
 
 
 def _batch_norms(model: nn.Module) -> dict[str, AnyBatchNorm]:
-    from dslc.compiler.trace.private_torch import AnyBatchNorm
-
     return {path: module for path, module in model.named_modules() if isinstance(module, AnyBatchNorm)}
 
 
@@ -262,9 +260,6 @@ def _facts_of_module(model: nn.Module) -> ModelFacts:
     """Returns the facts that the module itself tells, after a forward pass, which may put some of it
     into evaluation mode.
     """
-    import torch
-
-    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
 
     norms = _batch_norms(model)
     return replace(
@@ -309,7 +304,6 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
     """Yields the count of numbers per channel that each batch norm with batch statistics gets, of each of `SMALL`
     samples.
     """
-    from dslc.compiler.trace.private_torch import AnyBatchNorm
 
     found: list[int] = []
 
@@ -329,7 +323,6 @@ def _writing(model: nn.Module, run: _Count) -> Iterator[tuple[list[str], list[st
     """Yields the buffers, without batch norm's statistics, and the parameters that the forward pass inside writes in
     place or replaces.
     """
-    from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers
 
     def storages() -> tuple[dict[str, int], dict[str, int]]:
         buffers = {
@@ -395,8 +388,6 @@ class _Count(Run):
             self._users.setdefault(storage(parameter), (name, set()))[1].add(self.cut.owner(name))
 
     def forward(self) -> object:
-        import torch
-
         with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             return self.called()
 
@@ -471,7 +462,6 @@ class _Count(Run):
 
     def _look(self, func: Operator, args: Arguments) -> None:
         """Notes random operations, and embeddings that look up the input's own numbers."""
-        import torch
 
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):

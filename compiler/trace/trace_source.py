@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
 from dslc.compiler.trace.instantiate import TraceError
 from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
+from dslc.compiler.trace.structures import UserValue, flatten, paths, tensors
 from dslc.compiler.trace.trace_model import model_dtype
-
-if TYPE_CHECKING:
-    from dslc.compiler.trace.structures import UserValue
 
 TWICE = 4  # samples that are fetched twice
 REAL = 3  # samples that a network is tried with
@@ -81,7 +80,6 @@ def _write_real(train: UserValue, begin: Callable[[int], None], collate: Collate
     """Writes input and target of the first samples, by which a network is tried; none if they make no batch of pairs,
     which ends a training, where it is reported with the samples' numbers.
     """
-    import torch
 
     samples = []
     for index in range(min(REAL, len(train))):
@@ -96,7 +94,6 @@ def _write_real(train: UserValue, begin: Callable[[int], None], collate: Collate
 
 def splits_of(made: UserValue) -> tuple[UserValue, ...]:
     """Returns the data sets that a source gives: a pair, a triple, or a list of these as `random_split` gives it."""
-    import torch
 
     several = isinstance(made, tuple) or (
         isinstance(made, list) and all(isinstance(part, torch.utils.data.Dataset) for part in made)
@@ -166,7 +163,6 @@ def _of_shard(shards: Shards, number: int, begin: Callable[[int], None]) -> Iter
 
 def _is_array(part: object) -> bool:
     """True for what has always been one tensor: a tensor, an array, a number, or a list of numbers."""
-    import torch
 
     if isinstance(part, dict) or (
         isinstance(part, tuple | list) and any(isinstance(each, torch.Tensor) for each in part)
@@ -186,9 +182,6 @@ def _structures(
     `collate` draws random numbers. Also returns a place of the input where a batch of the smallest sample has another
     shape.
     """
-    import torch
-
-    from dslc.compiler.trace.structures import tensors
 
     def sample(index: int) -> UserValue:
         begin(index)
@@ -219,9 +212,6 @@ def _structures(
 
 def _other_shape(large: object, small: object) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
     """Returns the first place where one of two structures has a tensor of another shape, and both shapes."""
-    import torch
-
-    from dslc.compiler.trace.structures import flatten, paths
 
     shapes = [
         {
@@ -238,9 +228,6 @@ def _other_shape(large: object, small: object) -> tuple[str, tuple[int, ...], tu
 def _size(value: object) -> int:
     """Returns how many numbers a sample has."""
     import numpy as np
-    import torch
-
-    from dslc.compiler.trace.structures import flatten
 
     sized = (torch.Tensor, np.ndarray)
     return sum(int(np.prod(leaf.shape)) if isinstance(leaf, sized) else 1 for leaf in flatten(value)[0])
@@ -259,9 +246,6 @@ def _changes(samples: UserValue, index: int, begin: Callable[[int], None]) -> bo
 def _same(one: UserValue, other: UserValue) -> bool:
     """True if two samples have equal numbers."""
     import numpy as np
-    import torch
-
-    from dslc.compiler.trace.structures import flatten
 
     def parts(sample: UserValue) -> list[UserValue]:
         numbers = (torch.Tensor, np.ndarray, np.generic, float, int)
@@ -276,8 +260,6 @@ def _same(one: UserValue, other: UserValue) -> bool:
 
 
 def _fact(value: object, what: str) -> TensorFact:
-    import torch
-
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

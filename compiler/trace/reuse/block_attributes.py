@@ -12,15 +12,14 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
+
+import torch
+from torch import nn
 
 from dslc.compiler.trace.cut import ModuleCut
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from dslc.compiler.trace.structures import UserValue
+from dslc.compiler.trace.private_torch import own_buffers, own_children, own_parameters
+from dslc.compiler.trace.structures import UserValue
 
 FEWEST = 8  # blocks from which on they are compared
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
@@ -39,8 +38,6 @@ def by_structure(cut: ModuleCut) -> dict[Hashable, list[str]]:
 
 
 def _structure(module: nn.Module) -> Hashable:
-    from dslc.compiler.trace.private_torch import own_buffers, own_children, own_parameters
-
     parts = []
     for name, one in module.named_modules(remove_duplicate=False):
         tensors = tuple(
@@ -99,7 +96,6 @@ def _same(one: UserValue, other: UserValue, places: Mapping[int, int]) -> bool:
 
 def content(value: UserValue) -> Hashable:
     """Returns plain values so that equal ones compare equal, with their types; None for any other object."""
-    import torch
 
     kind = type(value)
     if kind in _PLAIN:
@@ -218,8 +214,6 @@ def _recording_property(read: set[tuple[type, str]], kind: type, name: str) -> p
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    import torch
-
     return isinstance(value, torch.Tensor)
 
 

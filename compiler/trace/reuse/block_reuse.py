@@ -14,15 +14,14 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import torch
+from torch import nn
 
 from dslc.compiler.trace.cut import ModuleCut
 from dslc.compiler.trace.reuse.repeated_blocks import RepeatedBlocks
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from dslc.compiler.trace.structures import UserValue
+from dslc.compiler.trace.structures import UserValue, flatten, unflatten
 
 T = TypeVar("T")
 
@@ -169,7 +168,6 @@ def _passing(
     middle: RepeatedBlocks, path: str, stand: str, given: dict[str, tuple[str, list[_BlockArgument]]]
 ) -> Callable[..., UserValue]:
     """Returns a forward that returns its input in the form of the block's output."""
-    from dslc.compiler.trace.structures import flatten, unflatten
 
     output = middle.outputs[path]
     through = next(place for tensor, place in output.leaves if tensor)
@@ -191,8 +189,6 @@ class _BlockArgument:
     """An argument of a block: a tensor, which is not kept alive, or anything else."""
 
     def __init__(self, value: UserValue) -> None:
-        import torch
-
         self._tensor = isinstance(value, torch.Tensor)
         self._value = weakref.ref(value) if self._tensor else value
 

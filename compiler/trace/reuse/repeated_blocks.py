@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import torch
+
+from dslc.compiler.trace.private_torch import Arguments, Operator, Options, TreeSpec
 from dslc.compiler.trace.reuse.block_attributes import (
     State,
     Unread,
@@ -37,12 +39,7 @@ from dslc.compiler.trace.reuse.block_attributes import (
     values_of,
 )
 from dslc.compiler.trace.run import Run, TracedModule, storage, tensors_of, written_tensors
-
-if TYPE_CHECKING:
-    import torch
-
-    from dslc.compiler.trace.private_torch import Arguments, Operator, Options, TreeSpec
-    from dslc.compiler.trace.structures import UserValue
+from dslc.compiler.trace.structures import UserValue, flatten
 
 LONGEST = 12  # blocks of a group that repeats
 BEFORE, AFTER = 3, 1  # groups that are kept before and after those left out
@@ -207,8 +204,6 @@ class BlockRecorder(Run):
         return self._calls
 
     def enter_module(self, path: str, given: object) -> None:
-        from dslc.compiler.trace.structures import flatten
-
         if path not in self._blocks:
             self._gap = True
             return
@@ -236,8 +231,6 @@ class BlockRecorder(Run):
         call.given = (str(form), tuple(places))
 
     def leave_module(self, path: str, output: object) -> None:
-        from dslc.compiler.trace.structures import flatten
-
         if path not in self._blocks:
             self._gap = True
             return
@@ -268,8 +261,6 @@ class BlockRecorder(Run):
         self._last, self._gap, self._refs = [id(leaf) for leaf in leaves if is_tensor(leaf)], False, {}
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
-        import torch
-
         self._alive.append((args, kwargs, result))
         inside = self.now in self._blocks and self._calls and self._calls[-1].path == self.now
         if not inside:

@@ -28,12 +28,25 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
 
 from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
 from dslc.compiler.trace.code_place import line_at, line_of
+from dslc.compiler.trace.private_torch import (
+    Arguments,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    Operator,
+    Options,
+    number_of,
+    schema_of,
+    tree_map_only,
+    unset_fake_temporarily,
+)
 from dslc.compiler.trace.run import TensorMap, TracedModule, storage, tensors_of
 from dslc.compiler.trace.sharding.context_records import (
     ATTENDS,
@@ -52,12 +65,7 @@ from dslc.compiler.trace.sharding.context_records import (
 )
 from dslc.compiler.trace.sharding.propagation import ShareError, TensorOperation, TensorShare, follow, sums_positions
 from dslc.compiler.trace.sharding.share_run import SAME, VIEWS, ShareRun, numbers_of, operation_name, place_text
-
-if TYPE_CHECKING:
-    import torch
-
-    from dslc.compiler.trace.private_torch import Arguments, Operator, Options
-    from dslc.compiler.trace.structures import UserValue
+from dslc.compiler.trace.structures import UserValue, named
 
 Asked = Callable[[Callable[["torch.Tensor"], bool]], AbstractContextManager[None]]
 Buffers = Mapping[str, "torch.Tensor"]
@@ -181,7 +189,6 @@ class _SequenceRun(ShareRun):
 
     def go(self, positions: range | None, training: bool, asked: Asked) -> TraceRecords:
         """Runs the module, and returns the operations that it ran; a run on a piece may fail."""
-        import torch
 
         given: dict[str, torch.Tensor] = {}
         before = [(module, module.training) for module in self.model.modules()]
@@ -215,8 +222,6 @@ class _SequenceRun(ShareRun):
         return self.told
 
     def _check_output(self, output: object) -> None:
-        from dslc.compiler.trace.structures import named
-
         for place, tensor in named(output).items():
             share = self.shares.get(tensor)
             of_positions = share is not None and (share.dim, share.outer, share.size) == (1, 1, self._length)
@@ -246,8 +251,6 @@ class _SequenceRun(ShareRun):
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        import torch.nn.functional as F
-
         attention = F.scaled_dot_product_attention
         with super().hooked():
             F.scaled_dot_product_attention = self._attention(attention)
@@ -257,8 +260,6 @@ class _SequenceRun(ShareRun):
                 F.scaled_dot_product_attention = attention
 
     def run_operation(self, func: Operator, args: Arguments, kwargs: Options) -> object:
-        from dslc.compiler.trace.private_torch import number_of, unset_fake_temporarily
-
         if func is number_of() and (value := self._values.get(args[0])) is not None:
             with unset_fake_temporarily():
                 return value.item()
@@ -268,8 +269,6 @@ class _SequenceRun(ShareRun):
         return result
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
-        from dslc.compiler.trace.private_torch import schema_of
-
         given, made = tensors_of((args, kwargs)), tensors_of(result)
         name = operation_name(func)
         if schema_of(func).is_mutable:
@@ -416,9 +415,6 @@ class _SequenceRun(ShareRun):
         made: list[torch.Tensor],
     ) -> bool:
         """True if the operation works on constants alone; their numbers are computed."""
-        import torch
-
-        from dslc.compiler.trace.private_torch import tree_map_only, unset_fake_temporarily
 
         if any(tensor not in self._values and not _is_real(tensor) for tensor in given):
             return False
@@ -447,7 +443,6 @@ class _SequenceRun(ShareRun):
         """Finds out whether constants of the whole are pieces or alike on the ranks, by the constants of the runs on
         pieces. `cause` is the fault of a constant that they follow from.
         """
-        from dslc.compiler.trace.private_torch import unset_fake_temporarily
 
         for n, tensor in enumerate(made):
             others = []
@@ -488,14 +483,11 @@ class _SequenceRun(ShareRun):
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
-    import torch
-
     return type(tensor) is torch.Tensor and getattr(tensor, "fake_mode", None) is None
 
 
 def _no_numbers() -> tuple[type[Exception], ...]:
     """Returns the exceptions that are no failures of the module's."""
-    from dslc.compiler.trace.private_torch import DataDependentOutputException, DynamicOutputShapeException
 
     return ContextParallelError, DataDependentOutputException, DynamicOutputShapeException
 

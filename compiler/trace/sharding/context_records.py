@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
 
 from dslc.compiler.trace.sharding.propagation import TensorShare
 from dslc.compiler.trace.sharding.share_run import OperationRecord, share_shape
-
-if TYPE_CHECKING:
-    import torch
 
 POSITIONS = "position_ids"  # the argument of `forward` that takes them
 MIXES, ATTENDS, PLACES, DIFFERS = "E0440", "E0441", "E0442", "E0443"

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import gcd, prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
+
+from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options, schema_of
 from dslc.compiler.trace.run import TensorMap, tensors_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options
 
 
 class TensorShare(NamedTuple):
@@ -64,10 +62,6 @@ class TensorOperation:
     """A call of one of torch's operations, its arguments by name, and the shares among them."""
 
     def __init__(self, func: Operator, args: Arguments, kwargs: Options, shares: TensorMap[TensorShare]) -> None:
-        import torch
-
-        from dslc.compiler.trace.private_torch import schema_of
-
         self.name = schema_of(func).name.removeprefix("aten::")
         self.pointwise = torch.Tag.pointwise in func.tags
         self.arguments: dict[str, Argument] = {

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
+from dslc.compiler.trace.private_torch import Arguments, Operator, Options, schema_of, tree_leaves
 from dslc.compiler.trace.run import Run, TensorMap, TracedModule
 from dslc.compiler.trace.sharding.propagation import TensorShare
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from dslc.compiler.trace.private_torch import Arguments, Operator, Options
 
 VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # operations that depend on strides alone
@@ -107,16 +104,11 @@ class ShareRun(Run):
 
 
 def operation_name(func: Operator) -> str:
-    from dslc.compiler.trace.private_torch import schema_of
-
     return str(schema_of(func).name).removeprefix("aten::")
 
 
 def numbers_of(args: Arguments, kwargs: Options) -> tuple[str, ...]:
     """Returns the arguments that are no tensors."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import tree_leaves
 
     return tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
 

@@ -24,7 +24,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
@@ -32,6 +34,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.compiler.trace.batch import SMALL
 from dslc.compiler.trace.flops import flops_of
+from dslc.compiler.trace.private_torch import ATTENTION, Arguments, Operator, Options, own_parameters
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.run import TensorMap, TracedModule, storage, tensors_of
 from dslc.compiler.trace.sharding.propagation import (
@@ -50,12 +53,6 @@ from dslc.compiler.trace.sharding.share_run import (
     operation_name,
     share_shape,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from dslc.compiler.trace.private_torch import Arguments, Operator, Options
 
 _COUNTED = ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size", "hidden_size")
 _FREE = "sizes that follow from the tensor's, as in `view(batch, length, -1, head_size)`"
@@ -102,9 +99,6 @@ def with_shares(
 
 def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
     """Returns all modules, and whether torch can cut each."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import own_parameters
 
     found = []
     for name, module in model.named_modules():
@@ -352,13 +346,9 @@ class _ShardedRun(_StyledRun):
         return x.narrow(-1, 0, x.shape[-1] // self.ranks) if style is TensorStyle.ROW_OF_WHOLE else x
 
     def module_output(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        import torch
-
         return torch.cat([output] * self.ranks, -1) if style is TensorStyle.GATHERED else output
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
-        from dslc.compiler.trace.private_torch import ATTENTION
-
         if (flops := flops_of(func, args, kwargs, result)) is not None:
             self.flops[self.now] += flops
         if func.overloadpacket.__name__ in ATTENTION:
@@ -368,10 +358,6 @@ class _ShardedRun(_StyledRun):
 
     @contextmanager
     def _parameters(self) -> Iterator[None]:
-        import torch
-
-        from dslc.compiler.trace.private_torch import own_parameters
-
         with ExitStack() as around:
             for path, style in self.styles.items():
                 dim = None if style is TensorStyle.VOCABULARY else style.cut
