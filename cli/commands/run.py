@@ -20,7 +20,7 @@ from dslc.jobs.check_job import is_over_limit, presented, show
 from dslc.jobs.launcher_environment import NOT_STARTED, command
 from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
 from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
-from dslc.launching.hosts import no_endpoint
+from dslc.launching.hosts import HostPaths, no_endpoint, tell_fault, train_with_others, wait_for_speaker
 from dslc.launching.restart_detection import (
     folder_of,
     is_queue_job,
@@ -99,8 +99,6 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training in which this process takes part."""
-    from dslc.launching.hosts import HostPaths, train_with_others, wait_for_speaker
-
     world = runs[0].world
     speaks = world is None or world.speaks
     if len(runs) > 1:
@@ -134,8 +132,6 @@ def _show_findings(report: Report, places: Sequence[World], arguments: argparse.
     if speaks:
         show(report)
     if report.errors and places and places[0].size > 1:
-        from dslc.launching.hosts import HostPaths, tell_fault, wait_for_speaker
-
         where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
         alike = any(each.code == NOT_STARTED for each in report.errors)  # each process finds it, and none meets
         if alike or not tell_fault(places[0], where, render(presented(report), color=False)):

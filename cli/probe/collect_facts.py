@@ -6,7 +6,7 @@ import importlib.util
 import os
 from dataclasses import replace
 
-from dslc.compiler.facts.sources import context_of, each_source, mixture_facts, source_facts
+from dslc.compiler.facts.sources import context_of, each_source, mixture_facts, source_facts, source_key
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet, PictureSource
@@ -59,7 +59,6 @@ def _with_library_facts(call: Call, source: SourceFacts, *, fetch: bool) -> Sour
 
 def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     """Opens a table in a child, so that the library is not loaded here. Only `run` may download it."""
-    from dslc.compiler.facts.sources import source_key
     from dslc.compiler.ir.codec import from_json
 
     _, arguments = source_key(call)

@@ -118,8 +118,6 @@ def check(
 
     With `trace`, or with objects, functions that the job names as `python(…)` are called, in a process of their own.
     """
-    from dslc.jobs.check_job import check_one
-
     with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         return tuple(check_one(path, laid, trace=trace or any(each is not None for each in objects.values()))[0])
 
