@@ -20,20 +20,21 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dslc.compiler.facts.file_patterns import TooManyEntriesError, files_matching
 from dslc.compiler.ir.steps import Arguments
 from dslc.compiler.trace.stream_protocol import Shards
+from dslc.runtime.data.images import decoded, opened
 
 if TYPE_CHECKING:
     import datasets
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from numpy.typing import NDArray
     from PIL import Image
 
-    Numbers: TypeAlias = NDArray[np.float32 | np.int64]
-
+Numbers: TypeAlias = NDArray[np.float32 | np.int64]
 SourceFields: TypeAlias = dict[str, Any]  # of SourceFacts
 
 BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one block; a row group may have more
@@ -112,7 +113,6 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def column_values(column: pa.Array, kind: str, shape: tuple[int, ...], size: int | None) -> Numbers:
     """Returns a column as an array (n, *shape) of float32 or int64. Raises ValueError for unequal shapes."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -137,10 +137,6 @@ def column_values(column: pa.Array, kind: str, shape: tuple[int, ...], size: int
 
 
 def _pictures(column: pa.Array, mode: str, shape: tuple[int, ...], size: int | None) -> Numbers:
-    import numpy as np
-
-    from dslc.runtime.data.images import decoded
-
     made = np.empty((len(column), *shape), np.float32)
     for n, value in enumerate(column.to_pylist()):
         pixels = decoded(_stored(value), mode, size)
@@ -154,8 +150,6 @@ def _pictures(column: pa.Array, mode: str, shape: tuple[int, ...], size: int | N
 
 def picture_of(column: pa.Array, mode: str) -> Image.Image:
     """Returns the picture (of Pillow) in the first row of a column. Raises ValueError if there is none, and OSError."""
-    from dslc.runtime.data.images import opened
-
     value = _plain(column)[0].as_py()
     if value is None:
         raise ValueError("a row has no value")
@@ -202,8 +196,6 @@ def _side_by_side(table: pa.Table, names: Columns, size: int | None) -> SourceFi
 
 def values_of(table: pa.Table, names: Columns, kind: str, shape: tuple[int, ...], size: int | None) -> Numbers:
     """Returns columns as one array. Raises ValueError as `column_values` does, with the column's name."""
-    import numpy as np
-
     made = []
     for name in names:
         try:
@@ -233,11 +225,11 @@ def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | Non
     blocks: list[tuple[str, int, int, int, int]] = []  # file, first group, groups, rows, bytes
     for file in files:
         try:
-            with pq.ParquetFile(file) as opened:
-                _hold_columns(file, files[0], opened.schema_arrow, (*input, *target), types)
-                blocks += _blocks(file, opened.metadata, (*input, *target))
-                if first is None and opened.metadata.num_rows:
-                    batches = opened.iter_batches(batch_size=1, columns=list(types), use_threads=False)
+            with pq.ParquetFile(file) as parquet:
+                _hold_columns(file, files[0], parquet.schema_arrow, (*input, *target), types)
+                blocks += _blocks(file, parquet.metadata, (*input, *target))
+                if first is None and parquet.metadata.num_rows:
+                    batches = parquet.iter_batches(batch_size=1, columns=list(types), use_threads=False)
                     first = pa.Table.from_batches([next(batches)])
         except (OSError, pa.ArrowException) as error:
             raise TableFault(f"{file} is not a readable Parquet file", str(error).split("\n")[0]) from error
