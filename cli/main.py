@@ -148,6 +148,11 @@ def _verify(made: argparse.ArgumentParser) -> None:
     made.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
 
 
+def _calibrate(made: argparse.ArgumentParser) -> None:
+    _job_arguments(made)
+    made.add_argument("-o", "--output", metavar="FILE", required=True, help="the catalogue to write, a .toml file")
+
+
 def _evaluate(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
     _checkpoint_argument(made)
@@ -267,6 +272,11 @@ _COMMANDS = {
         "train some steps under the plan, in one process and in a plain loop of torch, and compare",
         "dslc verify gpt_cpu.plt --set parallelism.zero=3",
         _verify,
+    ),
+    "calibrate": (
+        "measure the parts of a job's step on this machine, from which plans predict the time of a step",
+        "dslc calibrate gpt_cpu.plt -o here.toml",
+        _calibrate,
     ),
     "evaluate": (
         "compute the metrics of a checkpoint over the whole validation split",

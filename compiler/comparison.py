@@ -311,7 +311,7 @@ def _paired(one: PlanView, other: PlanView) -> list[tuple[str, RankNode, RankNod
 
 
 def _time(one: PlanView, other: PlanView) -> Iterator[PlanDifference]:
-    bound = any(plan.step_time and plan.step and plan.step.efficiency == 1 for plan in (one, other))
+    bound = any(plan.step_time and plan.step and plan.step.source == "bound" for plan in (one, other))
     step = "step, at best" if bound else "step"
     yield from _figures("time", "seconds", "", {step: (one.step_time, other.step_time)})
     rates = tuple(plan.data.batch / plan.step_time if plan.step_time else None for plan in (one, other))

@@ -37,12 +37,13 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.facts.untrusted_files import open_to_append
-from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
+from dslc.compiler.ir.program import CalibrateMode, EvaluateMode, JobProgram, PredictMode, RankPlace, RankProgram
 from dslc.runtime.data import sample_keys
 from dslc.runtime.data.batches import of_dead_worker
 from dslc.runtime.data.samples import Splits
 from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
+from dslc.runtime.measure.layer_times import measure_times
 from dslc.runtime.measure.replica_check import compare_samples
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import noise_rank
@@ -86,10 +87,13 @@ def work(
         device = _prepare(job, place)
         _open_group(job, place, store)
         with mark_errors(job.data.line):
-            splits = open_source(job.data, training=job.is_training or job.observation is not None)
+            splits = open_source(job.data, training=not isinstance(job.mode, EvaluateMode | PredictMode))
             sample_keys.prepare(job.data, splits.train, device)
         compare_samples(job, place, splits, device)
-        if job.observation is not None and job.observation.plain:
+        if isinstance(job.mode, CalibrateMode):
+            measure_times(job, place, splits, device, run_dir)
+            end = TrainingResult(steps=0)
+        elif job.observation is not None and job.observation.plain:
             end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
             parts = assemble(job, device, functools.partial(note, run_dir), splits.train)

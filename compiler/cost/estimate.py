@@ -1,31 +1,40 @@
-"""Step time at the catalogue's speeds, its parts, and the fraction of the devices' peak that it uses.
+"""Step time, its parts, and the fraction of the devices' peak that it uses.
 
-Model: the critical path through a step.
+Model: the critical path through a step, at the times that `dslc calibrate` measured (measured_times.py), or else at the
+speeds of the catalogue.
 
-- Arithmetic: FLOPs over the peak rate of the device times its `efficiency`, the share of the peak that products reach.
-  That is 1 unless a catalogue says otherwise, so that the result is a bound: no device reaches its peak.
+- Arithmetic, if it was not measured: FLOPs over the peak rate of the device times its `efficiency`, the share of the
+  peak that products reach. That is 1 unless a catalogue says otherwise, so that the result is a bound: no device
+  reaches its peak.
 - Transfers within a layer (tensor and context axes) are in line: nothing can be done meanwhile.
 - Stages: the schedule is played through with each stage's own times, and messages take their time on the way
   (`schedule_cost.timeline`). The ranks' idle time is the bubble.
 - Gradients and parameters over the data axis overlap with arithmetic: with the whole step's if they go with each
   micro-batch, else with one micro-batch's. The step waits for the excess. So does an exchange of weights that begins
   before the passes; any other of weights or momenta is waited for. One that takes place every few steps costs each its
-  share, and one by the clock none.
+  share, and one by the clock none. Measured, arithmetic hides only the share `overlap` of what goes on beside it.
+- The update and the making of samples, if they were measured.
 
-A collective of S bytes over n ranks moves, in rings (Thakur et al. 2005), S (n - 1) / n of them over each rank's link,
-and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes, the ranks of one node
-share the traffic from others: with k of them on a node, k network ports carry it. The slower of both ways counts.
+A collective that was not measured, of S bytes over n ranks, moves in rings (Thakur et al. 2005) S (n - 1) / n of them
+over each rank's link, and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes,
+the ranks of one node share the traffic from others: with k of them on a node, k network ports carry it. The slower of
+both ways counts.
 
-Limits: a lower bound. It leaves out the memory's bandwidth (norms, activations, the optimizer's update), latencies and
-kernel launches; links do not contend. None if the catalogue lacks a figure, as it does for CPUs without the user's own
-catalogue (`missing_figures`).
+Limits: links do not contend. At the catalogue's speeds the result is a lower bound: it leaves out the memory's
+bandwidth (norms, activations, the optimizer's update), latencies and kernel launches. None if the catalogue lacks a
+figure, as it does for CPUs without the user's own catalogue (`missing_figures`).
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.measured_times import MeasuredTimes, lacks
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.actions import Payload, TrafficNode
+from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.ir.records import TimeSource
 from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.layout import Layout
@@ -38,29 +47,62 @@ from dslc.dsl.record import Record, record
 class StepEstimate(Record):
     """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could do at their peak.
 
-    `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for other ranks (`waiting`), and
-    `exposed`: the traffic of gradients and parameters that nothing hides.
+    `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for other ranks (`waiting`),
+    `exposed`, the traffic of gradients and parameters that nothing hides, the `update` and the making of `samples`.
+    `lacks` says what was not measured, where a calibration does not serve.
     """
 
     step_time: float | None
     mfu: float | None
+    source: TimeSource = "bound"
     arithmetic: float = 0.0
     transfers: float = 0.0
     waiting: float = 0.0
     exposed: float = 0.0
+    update: float = 0.0
+    samples: float = 0.0
     links: tuple[tuple[str, int], ...] = ()  # bytes of a rank by link (`link`, `network`), the busiest rank's
+    lacks: str = ""
+
+
+class _Times(Protocol):
+    """Seconds of the parts of a step."""
+
+    @property
+    def overlap(self) -> float:
+        """The share of what goes on beside arithmetic that it hides."""
+
+    def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
+        """Returns the seconds of a layer's passes over `samples`, forward and backward."""
+
+    def loss(self, samples: float) -> tuple[float, float]: ...
+
+    def collective(self, traffic: TrafficNode) -> float:
+        """Returns the seconds of a step, in the mean over later steps."""
+
+    def update(self, pipeline: int) -> float: ...
+
+    def data(self, samples: float) -> float: ...
 
 
 def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> StepEstimate:
     """Returns the estimate of a step; `costs` are by pipeline coordinate."""
+    layout, precision = staging.layout, staging.job.train.precision.word
+    lack = lacks(staging, costs) if layout.hardware.calibration is not None else ""
+    if layout.hardware.calibration is not None and not lack:
+        return _estimate(staging, costs, MeasuredTimes(staging, layout.hardware.calibration), "measured")
+    if missing_figures(layout, precision):
+        return StepEstimate(step_time=None, mfu=None, lacks=lack)
+    source: TimeSource = "bound" if layout.hardware.efficiency == 1 else "estimated"
+    return _estimate(staging, costs, _CatalogueTimes(staging), source, lack)
+
+
+def _estimate(
+    staging: Staging, costs: tuple[RankCost, ...], times: _Times, source: TimeSource, lack: str = ""
+) -> StepEstimate:
     job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
-    peak = layout.hardware.flops(job.train.precision.word)
-    if peak is None or missing_figures(layout, job.train.precision.word):
-        return StepEstimate(step_time=None, mfu=None)
-    links = _Links(staging)
-    inside = [sum(links.seconds(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
-    rate = peak * layout.hardware.efficiency
-    forward, backward = _stage_times(staging, rate)
+    inside = [sum(times.collective(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
+    forward, backward = _stage_times(staging, times)
     microbatches = layout.microbatches
     arithmetic = [0.0] * len(costs)
     for stage, rank in enumerate(placement):
@@ -70,22 +112,29 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> StepEstimate:
     forward = [seconds * factor for seconds, factor in zip(forward, slower, strict=True)]
     backward = [seconds * factor for seconds, factor in zip(backward, slower, strict=True)]
     if schedule:
-        whole = timeline(schedule, forward, backward, send=max(links.message(cost) for cost in costs)).total
+        whole = timeline(schedule, forward, backward, send=max(_message(times, cost) for cost in costs)).total
     else:
         whole = microbatches * (sum(forward) + sum(backward))
-    exposed = [links.exposed(cost, arithmetic[p], microbatches) for p, cost in enumerate(costs)]
-    last = max(range(len(costs)), key=lambda p: (exposed[p], arithmetic[p] + inside[p]))
-    step_time = whole + exposed[last]
+    exposed = [_exposed(staging, times, cost, arithmetic[p]) for p, cost in enumerate(costs)]
+    updates = [times.update(p) for p in range(len(costs))]
+    last = max(range(len(costs)), key=lambda p: (exposed[p] + updates[p], arithmetic[p] + inside[p]))
+    samples = times.data(staging.workload.share)
+    step_time = whole + exposed[last] + updates[last] + samples
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
+    peak = layout.hardware.flops(job.train.precision.word)
     return StepEstimate(
         step_time=step_time,
-        mfu=flops / (step_time * peak * layout.world_size) if step_time else None,
+        mfu=flops / (step_time * peak * layout.world_size) if step_time and peak is not None else None,
+        source=source,
         arithmetic=arithmetic[busiest],
         transfers=inside[busiest],
         waiting=whole - arithmetic[busiest] - inside[busiest],
         exposed=exposed[last],
-        links=links.bytes_by_link(costs),
+        update=updates[last],
+        samples=samples,
+        links=_Links(staging).bytes_by_link(costs),
+        lacks=lack,
     )
 
 
@@ -100,19 +149,83 @@ def missing_figures(layout: Layout, precision: str) -> tuple[str, ...]:
     return tuple(figure for figure, lacks in needed.items() if lacks)
 
 
-def _stage_times(staging: Staging, rate: float) -> tuple[list[float], list[float]]:
-    """Returns seconds of arithmetic of each stage on one micro-batch, forward, and backward with recomputation."""
+def _stage_times(staging: Staging, times: _Times) -> tuple[list[float], list[float]]:
+    """Returns seconds of each stage on one micro-batch, forward, and backward with recomputation."""
     job, layout, model = staging.job, staging.layout, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
-    samples = staging.workload.share / layout.microbatches / layout.sizes["context"]
+    samples = staging.workload.share / layout.microbatches
+    often = 2 if makes_outputs_ahead(job, layout) else 1
     forward, backward = [], []
     for stage in staging.stages:
         layers = [model.of_a_rank[n] for n in stage]
-        again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
-        often = 2 if makes_outputs_ahead(job, layout) else 1
-        forward.append(samples * often * sum(layer.forward_flops for layer in layers) / rate)
-        backward.append(samples * (sum(layer.backward_flops for layer in layers) + again) / rate)
-    return forward, backward
+        passes = [times.layer(layer, samples) for layer in layers]
+        again = sum(ahead for layer, (ahead, _) in zip(layers, passes, strict=True) if layer.name in blocks)
+        forward.append(often * sum(ahead for ahead, _ in passes))
+        backward.append(sum(back for _, back in passes) + again)
+    ahead, back = times.loss(samples)
+    return [*forward[:-1], forward[-1] + ahead], [*backward[:-1], backward[-1] + back]
+
+
+def _message(times: _Times, cost: RankCost) -> float:
+    """Returns the seconds of one message between stages."""
+    found = [times.collective(t) / t.count for t in cost.traffic if t.operation == "send" and t.axis == "pipeline"]
+    return max(found, default=0.0)
+
+
+def _exposed(staging: Staging, times: _Times, cost: RankCost, arithmetic: float) -> float:
+    """Returns the seconds of the data axis that no arithmetic hides."""
+    microbatches, exchange = staging.layout.microbatches, staging.sharding.exchange
+    always = once = left = 0.0
+    ahead = exchange is not None and exchange.ahead
+    for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == Payload.SHARED_GRADIENTS):
+        seconds = times.collective(traffic)
+        gathered = traffic.operation == "all_gather" and staging.sharding.reshard
+        scattered = traffic.operation == "reduce_scatter" and not staging.sharding.accumulate
+        if traffic.what is Payload.WEIGHTS and ahead:
+            always += seconds
+        elif traffic.what not in (Payload.GRADIENTS, Payload.PARAMETERS) or traffic.operation == "broadcast":
+            left += seconds
+        elif gathered or scattered:
+            always += seconds
+        else:
+            once += seconds
+    once += _uncovered(always, arithmetic * (microbatches - 1) / microbatches, times.overlap)
+    return left + _uncovered(once, arithmetic / microbatches, times.overlap)
+
+
+def _uncovered(traffic: float, arithmetic: float, overlap: float) -> float:
+    """Returns the seconds of traffic that arithmetic beside it does not hide."""
+    return traffic - overlap * min(traffic, arithmetic)
+
+
+class _CatalogueTimes:
+    """Times at the catalogue's speeds: a bound, unless it says which share of the peak products reach."""
+
+    overlap = 1.0
+
+    def __init__(self, staging: Staging) -> None:
+        hardware = staging.layout.hardware
+        peak = hardware.flops(staging.job.train.precision.word)
+        assert peak is not None, "missing_figures says so"
+        self._rate = peak * hardware.efficiency
+        self._pieces = staging.layout.sizes["context"]
+        self._links = _Links(staging)
+
+    def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
+        each = samples / self._pieces / self._rate
+        return each * layer.forward_flops, each * layer.backward_flops
+
+    def loss(self, samples: float) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def collective(self, traffic: TrafficNode) -> float:
+        return self._links.seconds(traffic)
+
+    def update(self, pipeline: int) -> float:
+        return 0.0
+
+    def data(self, samples: float) -> float:
+        return 0.0
 
 
 class _Links:
@@ -163,31 +276,6 @@ class _Links:
         """Returns the seconds of a step, in the mean over later steps."""
         near, far = self._moved(traffic)
         return traffic.when.share * max(near / self.link, far / self.network)
-
-    def message(self, cost: RankCost) -> float:
-        """Returns the seconds of one message between stages."""
-        found = [self.seconds(t) / t.count for t in cost.traffic if t.operation == "send" and t.axis == "pipeline"]
-        return max(found, default=0.0)
-
-    def exposed(self, cost: RankCost, arithmetic: float, microbatches: int) -> float:
-        """Returns the seconds of the data axis that no arithmetic hides."""
-        always = once = left = 0.0
-        exchange = self.sharding.exchange
-        ahead = exchange is not None and exchange.ahead
-        for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == Payload.SHARED_GRADIENTS):
-            seconds = self.seconds(traffic)
-            gathered = traffic.operation == "all_gather" and self.sharding.reshard
-            scattered = traffic.operation == "reduce_scatter" and not self.sharding.accumulate
-            if traffic.what is Payload.WEIGHTS and ahead:
-                always += seconds
-            elif traffic.what not in (Payload.GRADIENTS, Payload.PARAMETERS) or traffic.operation == "broadcast":
-                left += seconds
-            elif gathered or scattered:
-                always += seconds
-            else:
-                once += seconds
-        once += max(0.0, always - arithmetic * (microbatches - 1) / microbatches)
-        return left + max(0.0, once - arithmetic / microbatches)
 
     def bytes_by_link(self, costs: tuple[RankCost, ...]) -> tuple[tuple[str, int], ...]:
         moved = [[(t.when.share, *self._moved(t)) for t in cost.traffic] for cost in costs]

@@ -11,6 +11,8 @@
     fp32    = "0.4TFLOPS"    # of one process, as measured with all of them running
     link    = "2GBps"         # between two processes
 
+`dslc calibrate` writes such a file, with a table `[KIND.calibration]` of the times that it measured.
+
 A kind of dslc's own keeps the figures that its table leaves out; `cpu` has none. Units are written as in the job
 language. Errors name their place in the file: E0421 if it cannot be read or is not TOML, E0422 for a table or a figure
 in it.
@@ -22,6 +24,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from dslc.compiler.facts.calibration import Calibration, check_times
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.number_text import path_text
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
@@ -41,7 +44,7 @@ KEYS: dict[str, tuple[str, Dimension]] = {
     "link": ("link", "bandwidth"),
     "network": ("network", "bandwidth"),
 }
-_OTHER_KEYS = ("efficiency", "device")
+_OTHER_KEYS = ("efficiency", "device", "calibration")
 
 
 def read_catalogue(path: str | None, where: Span | None) -> Findings[dict[str, Hardware]]:
@@ -92,6 +95,9 @@ def _kind(kind: str, table: Any, source: Source) -> Findings[Hardware | None]:
         if key == "efficiency":
             figures[key] = yield from _share(value, span)
             continue
+        if key == "calibration":
+            figures[key] = yield from _calibration(value, span)
+            continue
         if key == "device":
             figures["cpu"] = yield from _is_cpu(value, base, span)
             continue
@@ -117,6 +123,19 @@ def _kind(kind: str, table: Any, source: Source) -> Findings[Hardware | None]:
             continue
         figures[field] = number
     return replace(base, **figures)
+
+
+def _calibration(value: object, span: Span) -> Findings[Calibration | None]:
+    """Returns the times that a catalogue holds; None if they are damaged."""
+    from dslc.compiler.ir.codec import DecodeError, from_json  # here: few jobs have a calibration
+
+    try:
+        return check_times(from_json(Calibration, value))
+    except DecodeError as error:
+        yield Diagnostic(
+            "E0422", f"`calibration` is damaged: {error}", span, help="`dslc calibrate JOB` writes it anew"
+        )
+        return None
 
 
 def _is_cpu(value: object, base: Hardware, span: Span) -> Findings[bool]:
@@ -165,8 +184,9 @@ def _span(source: Source, kind: str, key: str | None) -> Span:
     for line in source.text.splitlines(keepends=True):
         said = line.strip()
         if said.startswith("["):
-            inside = said.strip("[] \"'").split("#")[0].strip("[] \"'") == kind
-            name = kind if key is None else ""
+            heading = said.strip("[] \"'").split("#")[0].strip("[] \"'")
+            inside = heading in (kind, f"{kind}.{key}")
+            name = kind if key is None else key if heading == f"{kind}.{key}" else ""
         else:
             name = re.split(r"\s*=", said, maxsplit=1)[0].strip("\"'")
         if inside and name == (key or kind):

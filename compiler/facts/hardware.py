@@ -14,6 +14,7 @@ without it: the speed of one process depends on its share of the cores and on th
 
 from __future__ import annotations
 
+from dslc.compiler.facts.calibration import Calibration
 from dslc.dsl.record import Record, record
 
 GiB, MiB, GB = 1024**3, 1024**2, 10**9
@@ -43,6 +44,7 @@ class Hardware(Record):
     link: float | None = None  # bytes/s to a device of the same node
     network: float | None = None  # bytes/s from a node to another, for each device
     efficiency: float = 1.0  # fraction of its FLOP/s that products reach, for estimates; 1: they are bounds
+    calibration: Calibration | None = None  # times that were measured on a machine of this kind
 
     def flops(self, precision: str) -> float | None:
         """Returns the FLOP/s of matrix products in `fp32`, `bf16` or `fp16`; a precision that a device lacks runs as

@@ -211,20 +211,24 @@ def _costs(analysis: Analysis) -> tuple[object, ...]:
 
 def _estimate(analysis: Analysis) -> tuple[records.Estimate | None]:
     estimate = analysis.estimate
-    if estimate is None or estimate.step_time is None:
+    if estimate is None or (estimate.step_time is None and not estimate.lacks):
         return (None,)
-    links = dict(estimate.links)
+    links = {"link": 0, "network": 0} | dict(estimate.links)
     return (
         records.Estimate(
             step_time=estimate.step_time,
             mfu=estimate.mfu,
+            source=estimate.source,
             arithmetic=estimate.arithmetic,
             transfers=estimate.transfers,
             waiting=estimate.waiting,
             exposed=estimate.exposed,
+            update=estimate.update,
+            samples=estimate.samples,
             efficiency=analysis.layout.hardware.efficiency,
             within=links["link"],
             between=links["network"],
+            lacks=estimate.lacks,
         ),
     )
 

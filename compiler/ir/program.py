@@ -480,7 +480,20 @@ class PredictMode(Record):
     split: Literal["train", "validation", "test", "all"] = "validation"
 
 
-Mode: TypeAlias = TrainMode | ObserveMode | EvaluateMode | PredictMode
+@record
+class CalibrateMode(Record):
+    """Measures the times of a step's parts for `dslc calibrate`, and trains nothing.
+
+    `layers` are the modules whose passes are timed, `samples` the sizes of a micro-batch, and `exchanges` the
+    operation, the axis and the bytes of each collective.
+    """
+
+    layers: tuple[str, ...]
+    samples: tuple[int, ...]
+    exchanges: tuple[tuple[str, str, int], ...] = ()
+
+
+Mode: TypeAlias = TrainMode | ObserveMode | EvaluateMode | PredictMode | CalibrateMode
 
 
 @record

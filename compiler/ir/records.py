@@ -6,7 +6,7 @@ program (program.py): the part that all ranks of a job share.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from dslc.compiler.ir import actions as a
 from dslc.compiler.ir import program as p
@@ -15,6 +15,8 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.record import Record, positional, record
+
+TimeSource: TypeAlias = Literal["bound", "estimated", "measured"]
 
 
 @record
@@ -192,19 +194,24 @@ class Schedule(Record):
 class Estimate(Record):
     """The predicted time of a step, in seconds of the busiest rank, and the bytes that it moves by link.
 
-    `arithmetic`, at `efficiency` of the peak; `transfers` within layers; `waiting` for other stages; and `exposed`, the
-    traffic of gradients and parameters that nothing hides.
+    `arithmetic`, at `efficiency` of the peak unless it was measured; `transfers` within layers; `waiting` for other
+    stages; `exposed`, the traffic of gradients and parameters that nothing hides; the `update` and the making of
+    `samples`.
     """
 
     step_time: float | None
     mfu: float | None
+    source: TimeSource
     arithmetic: float
     transfers: float
     waiting: float
     exposed: float
+    update: float
+    samples: float
     efficiency: float
     within: int  # bytes within a node
     between: int  # bytes between nodes
+    lacks: str = ""  # what a calibration lacks for this plan
 
 
 @record

@@ -349,8 +349,11 @@ def known_text(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def bound_text(plan: PlanView) -> str:
-    """Returns ` at best` if the predicted time assumes the peak of the device's data sheet: a lower bound."""
-    return " at best" if plan.step is None or plan.step.efficiency == 1 else " estimated"
+    """Returns the source of the predicted time. ` at best` assumes the peak of the device's data sheet: a lower
+    bound.
+    """
+    source = plan.step.source if plan.step is not None else "bound"
+    return " at best" if source == "bound" else f" {source}"
 
 
 def rate_text(plan: PlanView) -> str:

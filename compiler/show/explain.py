@@ -476,10 +476,15 @@ def _estimate(plan: PlanView) -> list[str]:
 
 
 def _speed(plan: PlanView) -> str:
+    if plan.step is not None and plan.step.lacks:
+        at_best = "" if plan.step_time is None else " at best"
+        return f"{at_best}: the calibration lacks {plan.step.lacks}"
     if plan.step_time is None:
         return ""
-    if plan.step is None or plan.step.efficiency == 1:
+    if plan.step is None or plan.step.source == "bound":
         return " at best: at the peak of the data sheet"
+    if plan.step.source == "measured":
+        return " by the times that `dslc calibrate` measured"
     return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 
@@ -493,6 +498,8 @@ def _spent(plan: PlanView) -> list[tuple[str, str]]:
         ("transfers", step.transfers, " within layers"),
         ("waiting", step.waiting, " for other stages"),
         ("exposed", step.exposed, " of gradients and parameters, behind no arithmetic"),
+        ("update", step.update, ""),
+        ("samples", step.samples, " to make those of a step"),
     )
     rows = [(f"  {name}", time_text(seconds) + what) for name, seconds, what in parts if seconds > 1e-9]
     links = ((step.within, "within a node"), (step.between, "between nodes"))

@@ -1,0 +1,123 @@
+"""What `dslc calibrate` measured on a machine: the times of layers, of the loss, of an update and of collectives.
+
+Model: a pass of a layer takes `fixed + each * samples` seconds. A layer is known by its signature, whatever job it
+stands in: its kind, its shapes, its parameters and its work. So a measurement serves every plan that cuts a model into
+the same layers, with micro-batches of any size.
+
+Contract: times are those of one process while all processes of a host do the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import field
+from math import inf
+
+from dslc.compiler.ir.codec import DecodeError, to_json
+from dslc.compiler.ir.nodes import LayerNode
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import Record, record
+
+
+@record
+class PassTime(Record):
+    """Seconds of a pass: `fixed`, and `each` for each sample in it."""
+
+    fixed: float
+    each: float
+
+    def seconds(self, samples: float) -> float:
+        """Returns the seconds of a pass over `samples`."""
+        return self.fixed + self.each * samples
+
+
+@record
+class LayerTime(Record):
+    """The passes of a layer; `backward` without a forward pass that recomputes."""
+
+    forward: PassTime
+    backward: PassTime
+
+
+@record
+class CollectiveTime(Record):
+    """Seconds of a collective: `latency`, and `byte` for each byte of a rank's input."""
+
+    latency: float
+    byte: float
+
+
+@record
+class Calibration(Record):
+    """One machine's times. `overlap` is the share of a gradient exchange's time that the backward pass hides."""
+
+    machine: str
+    torch: str
+    processes: int  # that ran at once on a host
+    cores: int  # of the host
+    layers: Mapping[str, LayerTime] = field(default_factory=dict)  # by signature
+    losses: Mapping[str, LayerTime] = field(default_factory=dict)  # by signature
+    updates: Mapping[str, float] = field(default_factory=dict)  # seconds for each parameter, by optimizer
+    collectives: Mapping[str, CollectiveTime] = field(default_factory=dict)  # by operation and ranks: `all_reduce 2`
+    data: float = 0.0  # seconds in which one sample is made
+    overlap: float = 0.0
+
+
+def layer_signature(layer: LayerNode, precision: str) -> str:
+    """Returns the name of a layer's work: its word, and a digest of what decides its time."""
+    shapes = sorted(parameter.shape for parameter in layer.parameters)
+    work = (layer.input, layer.output, shapes, layer.forward_flops, layer.backward_flops, layer.float32, precision)
+    return f"{layer.kind} {hashlib.blake2b(repr(work).encode(), digest_size=5).hexdigest()}"
+
+
+def loss_signature(loss: str, output: object, precision: str) -> str:
+    """Returns the name of a loss on an output of one sample."""
+    return f"{loss} {hashlib.blake2b(repr((output, precision)).encode(), digest_size=5).hexdigest()}"
+
+
+def update_name(job: JobSpec) -> str:
+    """Returns the name of a job's update: its optimizer, and whether it limits gradients before."""
+    return f"{job.train.optimizer.word}{' clip' if job.train.clip is not None else ''}"
+
+
+def collective_name(operation: str, ranks: int) -> str:
+    """Returns the name of a collective among `ranks`; of a message, which is between two, with `ranks` 0."""
+    return f"{operation} {ranks or 2}"
+
+
+def check_times(calibration: Calibration) -> Calibration:
+    """Returns the calibration. Raises DecodeError if a time in it is negative, or not finite."""
+    passes = [
+        time
+        for table in (calibration.layers, calibration.losses)
+        for layer in table.values()
+        for each in (layer.forward, layer.backward)
+        for time in (each.fixed, each.each)
+    ]
+    collectives = [time for each in calibration.collectives.values() for time in (each.latency, each.byte)]
+    times = [*passes, *collectives, *calibration.updates.values(), calibration.data, calibration.overlap]
+    wrong = next((time for time in times if not 0 <= time < inf), None)
+    if wrong is not None:
+        raise DecodeError(f"{wrong} is no time")
+    return calibration
+
+
+def calibration_text(kind: str, calibration: Calibration, heading: str) -> str:
+    """Returns a catalogue file with a calibration of one kind of device, as TOML."""
+    lines = [f"# {line}" for line in heading.splitlines()]
+    data = to_json(calibration)
+    tables = {name: value for name, value in data.items() if isinstance(value, dict)}
+    lines += [f"[{kind}]", f"[{kind}.calibration]"]
+    lines += [f"{name} = {_toml(value)}" for name, value in data.items() if name not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{kind}.calibration.{name}]", *(f"{_toml(key)} = {_toml(each)}" for key, each in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """Returns a number, a text or a table of them as TOML, which writes numbers and plain text as JSON does."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+    return json.dumps(value)

@@ -1,0 +1,349 @@
+"""Times the layers of a model, its loss, its update and its collectives, for `dslc calibrate`.
+
+Model: each rank trains the whole model by itself for some steps, all ranks at once, so that they share the machine's
+memory and caches as in a training. A layer's forward pass lasts from the end of the layer before it to its own end. Its
+backward pass lasts from the gradient of its output to the gradient of its input. On a GPU the marks are events, which
+the host reads after the step.
+
+Contract: rank 0 leaves `times.json`: the medians of the slowest rank. The model is left as it came to be.
+
+Limits: every process holds the whole model. A layer that a network does not call takes no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice, pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from dslc.compiler.ir.program import CalibrateMode, JobProgram, RankPlace
+from dslc.compiler.trace.structures import Structure, map_tensors, tensors
+from dslc.runtime.data.batches import batches
+from dslc.runtime.data.samples import Splits
+from dslc.runtime.model import documents
+from dslc.runtime.model.losses import LossSum, loss_sum
+from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.parallel.optimizers import build_optimizer
+from dslc.runtime.process.records import naming
+from dslc.runtime.technique import batch_norm, frozen
+from dslc.runtime.technique.precision import autocast
+
+NAME = "times.json"
+WARM_UP, LEAST, MOST = 3, 6, 60  # steps
+SECONDS = 1.5  # for which the steps of one size go on, between LEAST and MOST of them
+FEW_BYTES = 4096  # the size of a collective that takes its latency alone
+COLLECTIVES = 12
+BATCHES = 8  # made to measure the making of samples
+
+Mark = float | torch.cuda.Event
+
+
+class _Clock:
+    """Marks moments on a device; seconds between two are read after the device has come past both."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+
+    def mark(self) -> Mark:
+        if self._device is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+
+    def seconds_between(self, one: Mark, other: Mark) -> float:
+        if isinstance(one, torch.cuda.Event):
+            assert isinstance(other, torch.cuda.Event)
+            return float(one.elapsed_time(other)) / 1000
+        assert isinstance(other, float)
+        return other - one
+
+
+class _Watch:
+    """The marks of one step: the end of each layer's forward pass, and the beginning of its backward pass."""
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+        self.forward: list[tuple[str, Mark]] = []
+        self.backward: list[tuple[str, Mark]] = []
+
+    @contextmanager
+    def attached(self, model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
+        """Marks the passes of the modules `names` during the context."""
+        hooks = [model.get_submodule(name).register_forward_hook(partial(self._mark_forward, name)) for name in names]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _mark_forward(self, name: str, module: nn.Module, inputs: object, output: object) -> None:
+        self.forward.append((name, self._clock.mark()))
+        for tensor in tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._mark_backward, name))
+                break
+
+    def _mark_backward(self, name: str, gradient: Tensor) -> None:
+        self.backward.append((name, self._clock.mark()))
+
+    def times(self, begin: Mark, output: Mark, loss: Mark, end: Mark) -> dict[str, tuple[float, float]]:
+        """Returns seconds forward and backward by layer, and those of the loss under ""."""
+        forward: dict[str, float] = defaultdict(float)
+        for (_, before), (name, now) in pairwise([("", begin), *self.forward]):
+            forward[name] += self._clock.seconds_between(before, now)
+        forward[""] += self._clock.seconds_between(self.forward[-1][1] if self.forward else output, loss)
+        backward: dict[str, float] = defaultdict(float)
+        for (name, now), (_, after) in pairwise([("", loss), *self.backward, ("", end)]):
+            backward[name] += self._clock.seconds_between(now, after)
+        return {name: (forward[name], backward[name]) for name in {**forward, **backward}}
+
+
+def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str) -> None:
+    """Measures the parts of a step on this rank, and leaves them in `run_dir` (rank 0)."""
+    mode = job.mode
+    assert isinstance(mode, CalibrateMode)
+    model = build_model(job.model, device)
+    frozen.freeze(job.model, model)
+    if job.precision.level == "O2":
+        batch_norm.widen(model)
+    documents.apply(job.model.documents, model)
+    training = _LocalTraining(job, model, device)
+    made = batches(job.data, splits, place, 1, 0, BATCHES, device)
+    begun = time.perf_counter()
+    pairs = [batch.micro[0] for batch in islice(made, BATCHES)]
+    spent = time.perf_counter() - begun
+    shared = job.world_size > 1
+    samples = sum(len(tensors(input)[0]) for input, _ in pairs)
+    found = {
+        "passes": {count: training.passes(_resized(pairs[0], count)) for count in mode.samples},
+        "update": training.update_seconds,
+        "parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
+        "data": spent / max(1, samples),
+        "collectives": [_collective(job, device, *exchange) for exchange in mode.exchanges],
+        "units": _units(device, max((size for _, _, size in mode.exchanges), default=0)) if shared else [],
+        "overlap": training.overlap() if shared else 0.0,
+    }
+    every: list[dict[str, object]] = [found] * job.world_size
+    if shared:
+        dist.all_gather_object(every, found)
+    if place.rank == 0:
+        path = os.path.join(run_dir, NAME)
+        with naming(path), open(path, "w", encoding="utf-8") as file:
+            json.dump(every, file)
+
+
+def _resized(pair: tuple[Structure, Structure], samples: int) -> tuple[Structure, Structure]:
+    """Returns a batch of `samples`, which repeats those of a smaller one."""
+
+    def resize(tensor: Tensor) -> Tensor:
+        return tensor[torch.arange(samples, device=tensor.device) % len(tensor)]
+
+    return map_tensors(resize, pair[0]), map_tensors(resize, pair[1])
+
+
+class _LocalTraining:
+    """A training of one process, by itself."""
+
+    def __init__(self, job: JobProgram, model: nn.Module, device: torch.device) -> None:
+        mode = job.mode
+        assert isinstance(mode, CalibrateMode)
+        self._job, self._model, self._device, self._names = job, model, device, mode.layers
+        self._loss: LossSum = loss_sum(job.loss)
+        self._optimizer = build_optimizer(job.optimizer, model)
+        self._clock = _Clock(device)
+        self._updates: list[float] = []
+        self._step: Callable[[], object] = lambda: None
+
+    @property
+    def update_seconds(self) -> float:
+        return statistics.median(self._updates)
+
+    def passes(self, pair: tuple[Structure, Structure]) -> dict[str, tuple[float, float]]:
+        """Returns the median seconds of each layer's passes over a micro-batch, and of the loss's under ""."""
+        times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        if self._job.world_size > 1:
+            dist.barrier()
+        begun, steps = time.monotonic(), 0
+        while steps < WARM_UP + LEAST or (time.monotonic() - begun < SECONDS and steps < MOST):
+            found = self._one(*pair)
+            steps += 1
+            if steps > WARM_UP:
+                for name, each in found.items():
+                    times[name].append(each)
+        medians = {
+            name: (statistics.median(f for f, _ in each), statistics.median(b for _, b in each))
+            for name, each in times.items()
+        }
+        # An interruption hits one layer of a step: the medians of layers leave out what most steps have somewhere.
+        whole = statistics.median(map(sum, zip(*([f + b for f, b in each] for each in times.values()), strict=True)))
+        more = whole / sum(f + b for f, b in medians.values())
+        return {name: (more * f, more * b) for name, (f, b) in medians.items()}
+
+    def _one(self, input: Structure, target: Structure) -> dict[str, tuple[float, float]]:
+        clock, watch = self._clock, _Watch(self._clock)
+        with watch.attached(self._model, self._names):
+            begin = clock.mark()
+            with autocast(self._job.precision, self._device):
+                output = self._model(input)
+                made = clock.mark()
+                loss = self._loss(output, target) / len(tensors(target)[0])
+            ready = clock.mark()
+            loss.backward()
+            end = clock.mark()
+        self._clip()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        updated = clock.mark()
+        clock.wait()
+        self._updates.append(clock.seconds_between(end, updated))
+        self._step = partial(self._one, input, target)
+        return watch.times(begin, made, ready, end)
+
+    def _clip(self) -> None:
+        parameters = [each for each in self._model.parameters() if each.grad is not None]
+        if self._job.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, self._job.clip)
+        if self._job.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self._job.clip_value)
+
+    def overlap(self) -> float:
+        """Returns the share of a gradient exchange that passes hide which run at the same time."""
+        numbers = torch.zeros(sum(each.numel() for each in self._model.parameters()), device=self._device)
+        alone = _median(self._step, self._clock)
+        exchange = _median(lambda: _wait(dist.all_reduce(numbers, async_op=True)), self._clock)
+
+        def both() -> None:
+            going = dist.all_reduce(numbers, async_op=True)
+            self._step()
+            _wait(going)
+
+        together = _median(both, self._clock)
+        return min(1.0, max(0.0, (alone + exchange - together) / min(alone, exchange)))
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _median(function: Callable[[], object], clock: _Clock) -> float:
+    """Returns the median seconds of a function that all ranks call at once."""
+    seconds = []
+    for _ in range(COLLECTIVES):
+        dist.barrier()
+        begin = clock.mark()
+        function()
+        end = clock.mark()
+        clock.wait()
+        seconds.append(clock.seconds_between(begin, end))
+    return statistics.median(seconds[2:])
+
+
+def _collective(job: JobProgram, device: torch.device, operation: str, axis: str, size: int) -> dict[str, object]:
+    """Returns the seconds of a collective with few bytes and with `size` bytes of input on each rank."""
+    group = mesh_of(job).group(*job.axes) if axis == "all" else mesh_of(job).group(axis)
+    ranks = dist.get_world_size(group)
+    clock = _Clock(device)
+    many = max(size, 2 * FEW_BYTES)
+
+    def seconds(bytes: int) -> float:
+        numbers = torch.zeros(max(ranks, bytes // 4 // ranks * ranks), device=device)
+        return _median(partial(_exchange, operation, numbers, ranks, group), clock)
+
+    return {
+        "operation": operation,
+        "ranks": ranks,
+        "bytes": (FEW_BYTES, many),
+        "seconds": (seconds(FEW_BYTES), seconds(many)),
+    }
+
+
+class _Weight(nn.Module):
+    """A parameter of any size, whose passes take little time."""
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(numbers, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight[0]
+
+
+def _units(device: torch.device, size: int) -> list[dict[str, object]]:
+    """Returns the seconds that `fully_shard` adds to a forward pass, in which it gathers a unit of parameters, and to a
+    backward pass for their gradients: with few bytes, and with `size` bytes of parameters.
+    """
+    ranks, clock = dist.get_world_size(), _Clock(device)
+    sizes = (FEW_BYTES, max(size, 2 * FEW_BYTES))
+    gathered, reduced = [], []
+    for bytes in sizes:
+        plain, sharded = (_Weight(bytes // 4 // ranks * ranks, device) for _ in range(2))
+        fully_shard(sharded)
+        (ahead, back), (more_ahead, more_back) = (_weight_passes(module, clock) for module in (plain, sharded))
+        gathered.append(max(0.0, more_ahead - ahead))
+        reduced.append(max(0.0, more_back - back))
+    own = [bytes // ranks for bytes in sizes]  # a gather's input is a rank's own part
+    return [
+        {"operation": "gather", "ranks": ranks, "bytes": own, "seconds": gathered},
+        {"operation": "reduce", "ranks": ranks, "bytes": sizes, "seconds": reduced},
+    ]
+
+
+def _weight_passes(module: nn.Module, clock: _Clock) -> tuple[float, float]:
+    """Returns the median seconds of a forward and of a backward pass."""
+    x = torch.ones(1, device=next(module.parameters()).device, requires_grad=True)
+    forward, backward = [], []
+    for _ in range(COLLECTIVES):
+        dist.barrier()
+        begin = clock.mark()
+        y = module(x)
+        middle = clock.mark()
+        y.backward()
+        end = clock.mark()
+        clock.wait()
+        forward.append(clock.seconds_between(begin, middle))
+        backward.append(clock.seconds_between(middle, end))
+        module.zero_grad()
+    return statistics.median(forward[2:]), statistics.median(backward[2:])
+
+
+def _exchange(operation: str, numbers: Tensor, ranks: int, group: dist.ProcessGroup | None) -> None:
+    match operation:
+        case "all_reduce":
+            dist.all_reduce(numbers, group=group)
+        case "all_gather":
+            dist.all_gather_single(numbers.new_empty(len(numbers) * ranks), numbers, group=group)
+        case "reduce_scatter":
+            dist.reduce_scatter_single(numbers.new_empty(len(numbers) // ranks), numbers, group=group)
+        case "broadcast":
+            dist.broadcast(numbers, dist.get_global_rank(group, 0) if group is not None else 0, group=group)
+        case "send":
+            _send_on(numbers, group)
+        case _:
+            raise AssertionError(f"no measurement of {operation}")
+
+
+def _send_on(numbers: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Sends from each even rank of a group to the next one."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if rank % 2 == 0 and rank + 1 < ranks:
+        dist.send(numbers, group=group, group_dst=rank + 1)
+    elif rank % 2:
+        dist.recv(numbers, group=group, group_src=rank - 1)

@@ -1,0 +1,144 @@
+"""The time of a step by a calibration, compared with a calculation by hand; and what a calibration lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.job_texts import job_text
+from helpers.planning import compiled
+
+from dslc.compiler.compile import Compiled
+from dslc.compiler.cost.estimate import StepEstimate
+from dslc.compiler.facts.calibration import (
+    Calibration,
+    CollectiveTime,
+    LayerTime,
+    PassTime,
+    calibration_text,
+    layer_signature,
+    loss_signature,
+)
+from dslc.compiler.show.explain import explain
+
+JOB = job_text(
+    model={"network": "gpt(layers = 4, width = 32, heads = 4, context = 16, vocab = 256)", "loss": "cross_entropy()"},
+    data={"source": "synthetic(samples = 640, vocab = 256)", "batch": 16},
+    devices={"cpus": 2, "catalogue": '"here.toml"'},
+    train={"steps": 20, "optimizer": "adamw(lr = 0.001)"},
+)
+LAYER = LayerTime(forward=PassTime(fixed=0.001, each=0.01), backward=PassTime(fixed=0.002, each=0.02))
+LOSS = LayerTime(forward=PassTime(fixed=0.0, each=0.001), backward=PassTime(fixed=0.0, each=0.001))
+UPDATE = 1e-6
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "gather", "reduce")
+LATENCY = 0.003
+
+
+def times(folder: Path, **changed: object) -> Calibration:
+    """Returns a calibration with all that the plans of JOB need: each layer takes as long."""
+    (folder / "here.toml").write_text("[cpu]\n")
+    (folder / "job.plt").write_text(JOB)
+    model = compiled(folder / "job.plt").analysis.model
+    assert model is not None
+    calibration = Calibration(
+        machine="made",
+        torch="2.13",
+        processes=2,
+        cores=2,
+        layers={layer_signature(layer, "fp32"): LAYER for layer in model.layers},
+        losses={loss_signature("cross_entropy", model.output, "fp32"): LOSS},
+        updates={"adamw": UPDATE},
+        collectives={f"{operation} 2": CollectiveTime(latency=LATENCY, byte=0.0) for operation in OPERATIONS},
+    )
+    return replace(calibration, **changed)  # type: ignore[arg-type]
+
+
+def planned(folder: Path, *settings: str, **changed: object) -> tuple[Compiled, StepEstimate]:
+    text = calibration_text("cpu", times(folder, **changed), "made by hand")
+    (folder / "here.toml").write_text(text)
+    job = compiled(folder / "job.plt", *settings)
+    assert job.analysis.estimate is not None
+    return job, job.analysis.estimate
+
+
+LAYERS, SHARE = 8, 8  # of JOB: embedding, position, four blocks, norm, head; samples of a rank
+FORWARD, BACKWARD = (LAYERS * each.seconds(SHARE) for each in (LAYER.forward, LAYER.backward))
+PASSES = FORWARD + BACKWARD + LOSS.forward.seconds(SHARE) + LOSS.backward.seconds(SHARE)
+
+
+def test_a_step_is_the_sum_of_its_parts(tmp_path: Path) -> None:
+    job, step = planned(tmp_path)
+    assert job.analysis.model is not None
+    update = UPDATE * job.analysis.model.parameters
+    assert step.source == "measured" and not step.lacks
+    assert step.step_time == pytest.approx(PASSES + LATENCY + update)
+    assert (step.arithmetic, step.exposed, step.update) == pytest.approx((PASSES, LATENCY, update))
+    shown = explain(job.plan)
+    assert "by the times that `dslc calibrate` measured" in shown and "at best" not in shown
+
+
+def test_arithmetic_hides_what_overlaps(tmp_path: Path) -> None:
+    _, step = planned(tmp_path, overlap=0.5)
+    assert step.exposed == pytest.approx(LATENCY / 2)
+
+
+def test_samples_are_waited_for_unless_workers_make_them(tmp_path: Path) -> None:
+    _, step = planned(tmp_path, data=0.01)
+    assert step.samples == pytest.approx(0.01 * SHARE)
+    _, step = planned(tmp_path, "data.workers=1", data=0.01)
+    assert step.samples == 0
+
+
+def test_micro_batches_pay_what_is_fixed_each_time(tmp_path: Path) -> None:
+    _, step = planned(tmp_path, "parallelism.microbatches=4")
+    fixed = LAYERS * (LAYER.forward.fixed + LAYER.backward.fixed)
+    assert step.arithmetic == pytest.approx(PASSES + 3 * fixed)
+
+
+def test_recomputation_takes_a_forward_pass_of_the_blocks(tmp_path: Path) -> None:
+    _, step = planned(tmp_path, "memory.recompute=full")
+    assert step.arithmetic == pytest.approx(PASSES + 4 * LAYER.forward.seconds(SHARE))
+
+
+def test_a_shared_optimizer_updates_its_share(tmp_path: Path) -> None:
+    _, plain = planned(tmp_path)
+    _, shared = planned(tmp_path, "parallelism.zero=1")
+    assert shared.update == pytest.approx(plain.update / 2)
+
+
+def test_stages_wait_for_one_another(tmp_path: Path) -> None:
+    settings = ("parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.stages=[4, 4]")
+    _, step = planned(tmp_path, *settings, "parallelism.schedule=gpipe")
+    micro, half = 8, LAYERS // 2
+    ahead, back = (half * each.seconds(micro) for each in (LAYER.forward, LAYER.backward))
+    loss = (LOSS.forward.seconds(micro), LOSS.backward.seconds(micro))
+    # The first stage's first pass, two of the last stage's, the way back of the last micro-batch; a message each way.
+    whole = ahead + 2 * (ahead + loss[0] + back + loss[1]) + back + 2 * LATENCY
+    assert step.step_time is not None
+    assert step.step_time - step.update - step.exposed == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    "settings, changed, lacking",
+    (
+        ((), {"layers": {}}, "times of 8 layers, of `embedding` first"),
+        ((), {"losses": {}}, "times of the loss `cross_entropy`"),
+        ((), {"updates": {"sgd": 1e-9}}, "times of `adamw`"),
+        (("train.clip=1.0",), {}, "times of `adamw clip`"),
+        ((), {"collectives": {}}, "times of all_reduce among 2 ranks"),
+        ((), {"processes": 4}, "times of 2 processes at once: 4 were measured"),
+        ((), {"cores": 1}, "times of 2 processes on 1 core, which take turns"),
+        (("devices.nodes=2", "devices.cpus=1"), {"processes": 1}, "times between hosts"),
+        (("parallelism.gradients=fp16()",), {}, "times of `fp16`"),
+        (("parallelism.tensor=2",), {}, "times of 7 layers, of `embedding` first"),
+        (("memory.recompute=selective",), {}, "times of a network that is compiled, recomputed in parts or offloaded"),
+        (("train.precision=bf16",), {}, "times of 8 layers, of `embedding` first"),
+    ),
+)
+def test_what_a_calibration_lacks_is_said(
+    tmp_path: Path, settings: tuple[str, ...], changed: dict[str, object], lacking: str
+) -> None:
+    job, step = planned(tmp_path, *settings, **changed)
+    assert step.step_time is None and step.lacks == lacking
+    assert f"unknown: the calibration lacks {lacking}" in explain(job.plan)

@@ -1,0 +1,58 @@
+"""A calibration is read from its file as it was written, or refused with the place of what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dslc.compiler.facts.calibration import Calibration, CollectiveTime, LayerTime, PassTime, calibration_text
+from dslc.compiler.facts.catalogue import read_catalogue
+from dslc.compiler.facts.hardware import CATALOGUE
+from dslc.dsl.diagnostics import Report
+
+BLOCK = LayerTime(forward=PassTime(fixed=1e-4, each=2.5e-3), backward=PassTime(fixed=0.0, each=5e-3))
+TIMES = Calibration(
+    machine='x86_64 "fast"',
+    torch="2.13.0",
+    processes=2,
+    cores=4,
+    layers={"transformer_block 838b430ebd": BLOCK},
+    losses={"cross_entropy 8d1d66bd81": BLOCK},
+    updates={"adamw clip": 2e-9},
+    collectives={"all_reduce 2": CollectiveTime(latency=1e-4, byte=3e-10)},
+    data=1e-5,
+    overlap=0.25,
+)
+TEXT = calibration_text("cpu", TIMES, "made by hand")
+
+
+def read(path: Path, text: str) -> tuple[Report, Calibration | None]:
+    path.write_text(text)
+    report = Report()
+    return report, read_catalogue(str(path), None, report)["cpu"].calibration
+
+
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    report, found = read(tmp_path / "here.toml", TEXT)
+    assert not report.found
+    assert found == TIMES and CATALOGUE["cpu"].calibration is None
+
+
+@pytest.mark.parametrize(
+    "before, after, said",
+    (
+        ("fixed = 0.0001", "fixed = -0.0001", "-0.0001 is no time"),
+        ("each = 0.0025", "each = inf", "inf is no time"),
+        ("latency = 0.0001", "latency = nan", "nan is no time"),
+        ("latency = 0.0001, ", "", "latency is missing"),
+        ("processes = 2", 'processes = "2"', "processes"),
+        ("overlap = 0.25", "overlap = 0.25\nspeed = 1", "speed"),
+    ),
+)
+def test_a_damaged_calibration_is_refused_with_its_place(tmp_path: Path, before: str, after: str, said: str) -> None:
+    assert before in TEXT
+    report, found = read(tmp_path / "here.toml", TEXT.replace(before, after))
+    (fault,) = report.errors
+    assert fault.code == "E0422" and said in fault.message and found is None
+    assert fault.span is not None and fault.span.start == TEXT.index("calibration]")
