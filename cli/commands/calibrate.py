@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dslc.compiler.cost.estimate import estimate
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -63,7 +64,7 @@ def main(arguments: argparse.Namespace) -> int:
         measured = _measure(ready, folder)
         if measured is None:
             return TRAINING_FAILED
-        calibration = _calibration(analysis, measured)
+        calibration = _with_rest(analysis, _calibration(analysis, measured), measured)
     finally:
         shutil.rmtree(folder)
     path = arguments.output
@@ -154,6 +155,17 @@ def _calibration(analysis: Analysis, measured: Sequence[dict[str, Any]]) -> Cali
         data=max(rank["data"] for rank in measured),
         overlap=min(rank["overlap"] for rank in measured),
     )
+
+
+def _with_rest(analysis: Analysis, calibration: Calibration, measured: Sequence[dict[str, Any]]) -> Calibration:
+    """Returns the calibration with what a step of the job took beyond its parts."""
+    assert analysis.staging is not None
+    hardware = replace(analysis.layout.hardware, calibration=calibration)
+    staging = replace(analysis.staging, layout=replace(analysis.layout, hardware=hardware))
+    predicted, whole = estimate(staging, analysis.costs).step_time, [rank["step"] for rank in measured]
+    if predicted is None or None in whole:
+        return calibration
+    return replace(calibration, rest=max(0.0, max(whole) - predicted))
 
 
 def _slowest(ranks: Sequence[Times]) -> Times:

@@ -13,7 +13,7 @@ speeds of the catalogue.
   micro-batch, else with one micro-batch's. The step waits for the excess. So does an exchange of weights that begins
   before the passes; any other of weights or momenta is waited for. One that takes place every few steps costs each its
   share, and one by the clock none. Measured, arithmetic hides only the share `overlap` of what goes on beside it.
-- The update and the making of samples, if they were measured.
+- The update, the making of samples and what else a step took, if they were measured.
 
 A collective that was not measured, of S bytes over n ranks, moves in rings (Thakur et al. 2005) S (n - 1) / n of them
 over each rank's link, and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes,
@@ -48,7 +48,8 @@ class StepEstimate(Record):
     """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could do at their peak.
 
     `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for other ranks (`waiting`),
-    `exposed`, the traffic of gradients and parameters that nothing hides, the `update` and the making of `samples`.
+    `exposed`, the traffic of gradients and parameters that nothing hides, the `update`, the making of `samples`, and
+    the `rest` that was measured besides.
     `lacks` says what was not measured, where a calibration does not serve.
     """
 
@@ -61,6 +62,7 @@ class StepEstimate(Record):
     exposed: float = 0.0
     update: float = 0.0
     samples: float = 0.0
+    rest: float = 0.0
     links: tuple[tuple[str, int], ...] = ()  # bytes of a rank by link (`link`, `network`), the busiest rank's
     lacks: str = ""
 
@@ -83,6 +85,10 @@ class _Times(Protocol):
     def update(self, pipeline: int) -> float: ...
 
     def data(self, samples: float) -> float: ...
+
+    @property
+    def rest(self) -> float:
+        """The seconds of a step that none of its parts accounts for."""
 
 
 def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> StepEstimate:
@@ -119,7 +125,7 @@ def _estimate(
     updates = [times.update(p) for p in range(len(costs))]
     last = max(range(len(costs)), key=lambda p: (exposed[p] + updates[p], arithmetic[p] + inside[p]))
     samples = times.data(staging.workload.share)
-    step_time = whole + exposed[last] + updates[last] + samples
+    step_time = whole + exposed[last] + updates[last] + samples + times.rest
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
     peak = layout.hardware.flops(job.train.precision.word)
@@ -133,6 +139,7 @@ def _estimate(
         exposed=exposed[last],
         update=updates[last],
         samples=samples,
+        rest=times.rest,
         links=_Links(staging).bytes_by_link(costs),
         lacks=lack,
     )
@@ -202,6 +209,7 @@ class _CatalogueTimes:
     """Times at the catalogue's speeds: a bound, unless it says which share of the peak products reach."""
 
     overlap = 1.0
+    rest = 0.0
 
     def __init__(self, staging: Staging) -> None:
         hardware = staging.layout.hardware

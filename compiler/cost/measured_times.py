@@ -58,6 +58,10 @@ class MeasuredTimes:
         )
         return self._calibration.updates[update_name(self._staging.job)] * numbers / sharding.shards
 
+    @property
+    def rest(self) -> float:
+        return self._calibration.rest
+
     def data(self, samples: float) -> float:
         """Returns the seconds in which samples are made, where nothing hides it."""
         return 0.0 if self._staging.job.data.workers else self._calibration.data * samples

@@ -63,6 +63,7 @@ class Calibration(Record):
     collectives: Mapping[str, CollectiveTime] = field(default_factory=dict)  # by operation and ranks: `all_reduce 2`
     data: float = 0.0  # seconds in which one sample is made
     overlap: float = 0.0
+    rest: float = 0.0  # seconds of a step that none of its parts accounts for
 
 
 def layer_signature(layer: LayerNode, precision: str) -> str:
@@ -97,7 +98,14 @@ def check_times(calibration: Calibration) -> Calibration:
         for time in (each.fixed, each.each)
     ]
     collectives = [time for each in calibration.collectives.values() for time in (each.latency, each.byte)]
-    times = [*passes, *collectives, *calibration.updates.values(), calibration.data, calibration.overlap]
+    times = [
+        *passes,
+        *collectives,
+        *calibration.updates.values(),
+        calibration.data,
+        calibration.overlap,
+        calibration.rest,
+    ]
     wrong = next((time for time in times if not 0 <= time < inf), None)
     if wrong is not None:
         raise DecodeError(f"{wrong} is no time")

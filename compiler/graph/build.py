@@ -225,6 +225,7 @@ def _estimate(analysis: Analysis) -> tuple[records.Estimate | None]:
             exposed=estimate.exposed,
             update=estimate.update,
             samples=estimate.samples,
+            rest=estimate.rest,
             efficiency=analysis.layout.hardware.efficiency,
             within=links["link"],
             between=links["network"],

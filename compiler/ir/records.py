@@ -195,8 +195,8 @@ class Estimate(Record):
     """The predicted time of a step, in seconds of the busiest rank, and the bytes that it moves by link.
 
     `arithmetic`, at `efficiency` of the peak unless it was measured; `transfers` within layers; `waiting` for other
-    stages; `exposed`, the traffic of gradients and parameters that nothing hides; the `update` and the making of
-    `samples`.
+    stages; `exposed`, the traffic of gradients and parameters that nothing hides; the `update`, the making of
+    `samples`, and the `rest` that was measured besides.
     """
 
     step_time: float | None
@@ -208,6 +208,7 @@ class Estimate(Record):
     exposed: float
     update: float
     samples: float
+    rest: float
     efficiency: float
     within: int  # bytes within a node
     between: int  # bytes between nodes

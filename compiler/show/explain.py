@@ -500,6 +500,7 @@ def _spent(plan: PlanView) -> list[tuple[str, str]]:
         ("exposed", step.exposed, " of gradients and parameters, behind no arithmetic"),
         ("update", step.update, ""),
         ("samples", step.samples, " to make those of a step"),
+        ("rest", step.rest, " that was measured besides"),
     )
     rows = [(f"  {name}", time_text(seconds) + what) for name, seconds, what in parts if seconds > 1e-9]
     links = ((step.within, "within a node"), (step.between, "between nodes"))

@@ -3,7 +3,7 @@
 Model: each rank trains the whole model by itself for some steps, all ranks at once, so that they share the machine's
 memory and caches as in a training. A layer's forward pass lasts from the end of the layer before it to its own end. Its
 backward pass lasts from the gradient of its output to the gradient of its input. On a GPU the marks are events, which
-the host reads after the step.
+the host reads after the step. Then the ranks train together as the job says, for the time of a whole step.
 
 Contract: rank 0 leaves `times.json`: the medians of the slowest rank. The model is left as it came to be.
 
@@ -37,6 +37,8 @@ from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.optimizers import build_optimizer
 from dslc.runtime.process.records import naming
+from dslc.runtime.step.assemble import assemble
+from dslc.runtime.step.stepper import stepper
 from dslc.runtime.technique import batch_norm, frozen
 from dslc.runtime.technique.precision import autocast
 
@@ -130,6 +132,7 @@ def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: tor
     pairs = [batch.micro[0] for batch in islice(made, BATCHES)]
     spent = time.perf_counter() - begun
     shared = job.world_size > 1
+    overlap = training.overlap() if shared else 0.0
     samples = sum(len(tensors(input)[0]) for input, _ in pairs)
     found = {
         "passes": {count: training.passes(_resized(pairs[0], count)) for count in mode.samples},
@@ -138,8 +141,10 @@ def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: tor
         "data": spent / max(1, samples),
         "collectives": [_collective(job, device, *exchange) for exchange in mode.exchanges],
         "units": _units(device, max((size for _, _, size in mode.exchanges), default=0)) if shared else [],
-        "overlap": training.overlap() if shared else 0.0,
+        "overlap": overlap,
     }
+    del training, model
+    found["step"] = _whole_step(job, place, splits, device)
     every: list[dict[str, object]] = [found] * job.world_size
     if shared:
         dist.all_gather_object(every, found)
@@ -147,6 +152,24 @@ def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: tor
         path = os.path.join(run_dir, NAME)
         with naming(path), open(path, "w", encoding="utf-8") as file:
             json.dump(every, file)
+
+
+def _whole_step(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device) -> float | None:
+    """Returns the median seconds of a step of the job itself; None under a pipeline, and where the user's code or an
+    optimizer calls the passes.
+    """
+    if job.pipeline is not None or job.own_step is not None or job.optimizer.closure:
+        return None
+    step, clock, seconds = stepper(job, place, assemble(job, device)), _Clock(device), []
+    made = batches(job.data, splits, place, job.microbatches, 0, min(job.steps, WARM_UP + MOST), device)
+    before = clock.mark()
+    for batch in made:
+        step(batch)
+        now = clock.mark()
+        clock.wait()
+        seconds.append(clock.seconds_between(before, now))
+        before = now
+    return statistics.median(seconds[WARM_UP:] or seconds)
 
 
 def _resized(pair: tuple[Structure, Structure], samples: int) -> tuple[Structure, Structure]:

@@ -28,7 +28,9 @@ def test_plans_predict_with_what_ranks_measured(tmp_path: Path) -> None:
         flags = [word for each in (HERE, *settings) for word in ("--set", each)]
         step = json.loads(dslc("plan", "made.plt", "--summary", *flags, cwd=tmp_path).stdout)["step"]
         assert step["source"] == "measured" and step["arithmetic"] > 0 and step["update"] > 0, step
-        parts = sum(step[name] for name in ("arithmetic", "transfers", "waiting", "exposed", "update", "samples"))
+        parts = sum(
+            step[name] for name in ("arithmetic", "transfers", "waiting", "exposed", "update", "samples", "rest")
+        )
         assert step["step_time"] == pytest.approx(parts)
     trained = dslc("run", "made.plt", "--out", "run", "--set", HERE, "--set", "log.every=1 step", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr

@@ -27,6 +27,7 @@ STEP = Estimate(
     exposed=0.05,
     update=0.0,
     samples=0.0,
+    rest=0.0,
     efficiency=1,
     within=0,
     between=0,

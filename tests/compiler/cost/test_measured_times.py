@@ -90,6 +90,13 @@ def test_samples_are_waited_for_unless_workers_make_them(tmp_path: Path) -> None
     assert step.samples == 0
 
 
+def test_the_rest_of_a_step_is_in_every_plan(tmp_path: Path) -> None:
+    _, without = planned(tmp_path)
+    _, step = planned(tmp_path, rest=0.25)
+    assert step.step_time is not None and without.step_time is not None
+    assert step.step_time - without.step_time == pytest.approx(0.25) and step.rest == 0.25
+
+
 def test_micro_batches_pay_what_is_fixed_each_time(tmp_path: Path) -> None:
     _, step = planned(tmp_path, "parallelism.microbatches=4")
     fixed = LAYERS * (LAYER.forward.fixed + LAYER.backward.fixed)

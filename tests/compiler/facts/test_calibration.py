@@ -30,7 +30,7 @@ TEXT = calibration_text("cpu", TIMES, "made by hand")
 def read(path: Path, text: str) -> tuple[Report, Calibration | None]:
     path.write_text(text)
     report = Report()
-    return report, read_catalogue(str(path), None, report)["cpu"].calibration
+    return report, report.collect(read_catalogue(str(path), None))["cpu"].calibration
 
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
