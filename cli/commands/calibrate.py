@@ -31,7 +31,7 @@ from dslc.compiler.ir.program import CalibrateMode
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import table
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import load
+from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import show
@@ -46,7 +46,14 @@ Times = dict[str, list[float]]  # seconds forward and backward by layer; of the 
 
 
 def main(arguments: argparse.Namespace) -> int:
-    loaded = load(arguments.job, arguments.settings)
+    folder = os.path.dirname(os.path.abspath(arguments.output))
+    if not os.path.isdir(folder):
+        print(plain(f"dslc: {folder} is no folder: name the file to write with -o"), file=sys.stderr)
+        return WRONG_USAGE
+    _, combinations = load_each(arguments.job, arguments.settings)
+    loaded = combinations[0]
+    if len(combinations) > 1:
+        print("the job sweeps over several trainings, the first of which is measured", file=sys.stderr)
     if loaded.job is not None and not loaded.report.errors:
         loaded = replace(loaded, job=observed(loaded.job))
     report = Report()

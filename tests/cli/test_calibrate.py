@@ -48,3 +48,5 @@ def test_what_cannot_be_calibrated_is_said(tmp_path: Path) -> None:
     run = dslc("calibrate", "made.plt", "-o", "here.toml", "--set", "parallelism.tensor=2", cwd=tmp_path)
     assert run.returncode == 2 and "cannot be calibrated: the tensor and the context axis cut" in run.stderr
     assert not (tmp_path / "here.toml").exists()
+    run = dslc("calibrate", "made.plt", "-o", "nowhere/here.toml", cwd=tmp_path)
+    assert run.returncode == 2 and "nowhere is no folder" in run.stderr
