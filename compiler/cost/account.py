@@ -60,6 +60,8 @@ from dslc.compiler.placement.sharding import (
     zero1_partition,
 )
 from dslc.compiler.placement.staging import Staging
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.optimizers import PythonOptimizer
 
 NEVER = -(1 << 62)  # bytes beside an action that the rank does not have
 SECOND_HALF = "gradients of weights"
@@ -105,7 +107,7 @@ class _Account:
         average = 4 * sum(share(q, shards) for q in train) if self._averages else 0
         if "parameters" in self._moved:  # and with them what is kept of each
             parameters = optimizer = average = 0
-        workspace = workspace_bytes(layout.device, layout.hardware)
+        workspace = workspace_bytes(layout.device, layout.hardware) if self._multiplies else 0
         return MemoryNode(
             parameters=parameters,
             gradients=4 * sum(share(q, 1) for q in train) if sharding.engine in ("ddp", "zero1") else 0,
@@ -116,6 +118,19 @@ class _Account:
             framework=framework_bytes(layout.device, layout.world_size) + workspace,
             rank=rank,
             workspace=workspace,
+        )
+
+    @property
+    def _multiplies(self) -> bool:
+        """True if the rank computes products by cuBLAS, or runs a loss, step, optimizer or exchange that may."""
+        job, exchange = self._job, self._sharding.exchange
+        plain = isinstance(job.model.loss, c.CrossEntropy | c.MSE | c.L1 | c.BCE)
+        return (
+            any(layer.multiplies for layer in self._layers)
+            or (self._rank.has_loss and not plain)
+            or isinstance(job.train.optimizer, PythonOptimizer)
+            or job.train.step is not None
+            or (exchange is not None and exchange.kind == "powersgd")
         )
 
     def _kept_of_exchange(self) -> int:

@@ -27,6 +27,7 @@ class LayerFacts(Record):
     backward_flops: int
     float32: LayerMemory
     autocast: LayerMemory
+    multiplies: bool = True  # it computes products other than convolutions
 
 
 @record

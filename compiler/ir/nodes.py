@@ -94,6 +94,7 @@ class LayerNode(Record):
     low: bool = False  # under autocast its output has 16 bits
     parts: tuple[ModulePart, ...] = ()  # of a library layer, in the order of their calls
     masks: int = 0
+    multiplies: bool = True  # it computes products other than convolutions: on a GPU, by cuBLAS
 
 
 @record

@@ -68,6 +68,7 @@ def linear(spec: s.Linear, x: Value, t: Tape) -> Value:
         t.around.tied.append((f"{t.name}.weight", t.parameters[-1].shape, spec))
     if spec.bias:
         t.parameter("bias", (features,), "uniform", -bound, bound)
+    t.multiplies = True
     return t.product(x, x.count * features, *x.shape[:-1], features)
 
 

@@ -139,6 +139,7 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 float32=layer.float32,
                 autocast=layer.autocast,
                 recomputable=layer.block,
+                multiplies=layer.multiplies,
             )
         )
         before = after

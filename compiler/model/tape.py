@@ -163,6 +163,7 @@ class Tape:
         self.forward = self.backward = 0
         self.float32, self.autocast = MemoryRecorder(), MemoryRecorder()
         self.masks = 0  # numbers
+        self.multiplies = False
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
         self.parts: list[ModulePart] = []
@@ -479,6 +480,7 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         low=y.low,
         parts=tuple(tape.parts),
         masks=tape.masks,
+        multiplies=tape.multiplies,
     )
     step = tape._frame.children[0]
     around.nodes.append(node)

@@ -70,6 +70,11 @@ def formulas() -> dict[object, Callable[..., int]]:
     }
 
 
+def is_of_cudnn(func: Operator) -> bool:
+    """True for an operation with FLOPs that GPUs compute by cuDNN: a convolution or a recurrent layer."""
+    return any(word in func.name() for word in ("conv", "rnn"))
+
+
 def mixed_dtypes(func: Operator, arguments: object) -> list[str]:
     """Returns the dtypes of a product of several, which fails with real numbers and not without memory; else none."""
     dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors_of(arguments)})

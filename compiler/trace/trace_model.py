@@ -33,7 +33,7 @@ from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, wit
 from dslc.compiler.trace.code_place import HostDraws, line_of, names_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.flops import check_dtypes, flops_of
+from dslc.compiler.trace.flops import check_dtypes, flops_of, is_of_cudnn
 from dslc.compiler.trace.instantiate import (
     NOTHING,
     TraceError,
@@ -189,7 +189,7 @@ def _facts_of(whole: TracedModule, settings: _Settings) -> ModelFacts:
     larger, float32, autocast = _memories(first, output, trained, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])  # `forward` may freeze some
-    figures = (first.flops, first.flops_back, first.inputs, first.outputs, float32, autocast)
+    figures = (first.flops, first.flops_back, first.multiplies, first.inputs, first.outputs, float32, autocast)
     skipped.check(*figures)
     skipped.fill(*figures)
     first.order, first.astray = skipped.named(first.order), set(skipped.named(sorted(first.astray)))
@@ -370,6 +370,7 @@ class _Count(Run):
         self.shared: dict[str, int] = defaultdict(int)  # of inputs that the block before keeps
         self.returned: dict[str, int] = defaultdict(int)  # bytes of a layer's output
         self.products: dict[str, int] = defaultdict(int)  # bytes of results of products and attention
+        self.multiplies: dict[str, bool] = {}  # true for a layer with products other than convolutions
         self.inputs: dict[str, TensorFact] = {}
         self.outputs: dict[str, TensorFact] = {}
         self.order: list[str] = []
@@ -437,6 +438,7 @@ class _Count(Run):
         if flops is not None:
             self._note(self.now)
             self.flops[self.now] += flops
+            self.multiplies[self.now] = self.multiplies.get(self.now, False) or not is_of_cudnn(func)
             self.products[self.now] += sum(t.numel() * t.element_size() for t in tensors_of(result))
         for tensor in tensors_of((args, kwargs)):
             name, layers = self._users.get(storage(tensor), ("", {self.now}))
@@ -566,6 +568,7 @@ def _layers(
             backward_flops=run.flops_back[path] // SMALL,
             float32=float32.get(path, NOTHING),
             autocast=autocast.get(path, NOTHING),
+            multiplies=run.multiplies.get(path, False),
         )
         saved = layer.float32.saved or layer.autocast.saved
         if path or layer.parameters or layer.buffers or layer.forward_flops or saved:

@@ -154,3 +154,30 @@ def test_a_catalogue_without_the_kind_that_is_used_is_without_effect(tmp_path: P
     report = Report()
     analyse(loaded.job, Facts(), report)
     assert [d.code for d in report.found] == ["W0423"]
+
+
+@pytest.mark.parametrize(
+    ("last", "train", "stages"),
+    [
+        ("linear(10)", "sgd()", [False, True]),
+        ("conv2d(10, kernel = 1), flatten()", "sgd()", [False, False]),
+        ("conv2d(10, kernel = 1), flatten()", 'python("parts:optimizer", lr = 0.1)', [True, True]),  # it may multiply matrices
+    ],
+)
+def test_stages_of_convolutions_have_no_workspace_of_cublas(last: str, train: str, stages: list[bool]) -> None:
+    before = "flatten(), " if last.startswith("linear") else ""
+    layers = f"conv2d(8, padding = 1), relu(), conv2d(8, padding = 1), adaptive_avg_pool2d(1), {before}{last}"
+    text = job_text(
+        model={"network": f"[{layers}]"},
+        data={"source": "digits()", "batch": 64},
+        devices={"gpus": 2},
+        parallelism={"pipeline": 2, "microbatches": 2},
+        train={"steps": 10, "optimizer": train},
+        log=None,
+    )
+    loaded = load_text(text)
+    assert loaded.job is not None, loaded.report.found
+    report = Report()
+    analysis = analyse(loaded.job, Facts(), report)
+    assert analysis is not None, report.found
+    assert [cost.memory.workspace > 0 for cost in analysis.costs] == stages

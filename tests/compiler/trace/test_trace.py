@@ -46,6 +46,7 @@ def agree(facts: ModelFacts, graph: ModelGraph) -> None:
     )
     assert (facts.ties, facts.output.shape) == (graph.ties, graph.output.shape)
     assert (facts.batch_norm, facts.noise) == (graph.batch_norm, graph.noise)
+    assert any(layer.multiplies for layer in facts.layers) == any(layer.multiplies for layer in graph.layers)
     for figure in FIGURES:
         assert total(facts.layers, figure) == total(graph.layers, figure), figure
 
@@ -66,7 +67,8 @@ def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:
         one, other = traced[name], blocks[name]
         assert one.parameters == tuple(q.name for q in other.parameters)
         assert (one.input, one.output) == (other.input, other.output)
-        for figure in (*FIGURES, "float32.selective", "autocast.selective"):
+        kept = ("float32.selective", "autocast.selective", "float32.full", "autocast.full", "autocast.shared")
+        for figure in (*FIGURES, *kept, "multiplies"):
             assert attrgetter(figure)(one) == attrgetter(figure)(other), (name, figure)
         for mine, theirs in (
             (one.float32.working, other.float32.working),
