@@ -161,7 +161,7 @@ def test_a_catalogue_without_the_kind_that_is_used_is_without_effect(tmp_path: P
     [
         ("linear(10)", "sgd()", [False, True]),
         ("conv2d(10, kernel = 1), flatten()", "sgd()", [False, False]),
-        ("conv2d(10, kernel = 1), flatten()", 'python("parts:optimizer", lr = 0.1)', [True, True]),  # it may multiply matrices
+        ("conv2d(10, kernel = 1), flatten()", 'python("parts:optimizer", lr = 0.1)', [True, True]),
     ],
 )
 def test_stages_of_convolutions_have_no_workspace_of_cublas(last: str, train: str, stages: list[bool]) -> None:
