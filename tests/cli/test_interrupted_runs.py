@@ -7,8 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import job_text
 
-from dslc.launching.config_consistency import check_folder
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.jobs.prepare_run import prepare
+from dslc.launching.config_consistency import check_folder, facts_compared
 from dslc.launching.restart_detection import newest_of, starts_before
 from dslc.runs.run_folder import LOCK, claim_folder
 from dslc.runtime.hosts.rendezvous_address import RendezvousError
@@ -77,3 +81,31 @@ def test_a_launcher_writes_to_no_folder_that_others_choose(tmp_path: Path) -> No
             check_folder(str(folder), None, our_plan)
         with pytest.raises(RendezvousError, match="and --out names"):
             check_folder(str(folder), str(ours), our_plan)
+
+
+@pytest.mark.parametrize("checkpoint", [None, {"every": "2 steps"}], ids=["without checkpoints", "with checkpoints"])
+def test_hosts_compare_the_folder_that_out_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: dict[str, str] | None
+) -> None:
+    """A launcher with another `--out` takes no place in this run, and the fact is named."""
+    report = Report()
+    blocks: dict[str, dict[str, object]] = {"checkpoint": dict(checkpoint)} if checkpoint else {}
+    text = job_text(
+        model={"network": "mlp(widths = [4])"},
+        data={"source": "digits()", "batch": 8},
+        devices={"cpus": 1},
+        train={"steps": 2, "optimizer": "sgd()"},
+        **blocks,
+    )
+    (tmp_path / "made.plt").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    ready = prepare(load(str(tmp_path / "made.plt"), []), report)
+    assert ready is not None, report.found
+
+    def differing(one: str | None, other: str | None) -> list[str]:
+        ours, theirs = (dict(facts_compared(ready, out)) for out in (one, other))
+        return [fact for fact in ours if ours[fact] != theirs.get(fact)]
+
+    assert differing("run", "other") == differing(None, "run") == ["--out"]
+    assert differing("run", "run") == differing(None, None) == []
+    assert differing("run", str(tmp_path / "run")) == ([] if checkpoint else ["--out"]), "where all hosts write"

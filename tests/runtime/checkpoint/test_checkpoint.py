@@ -18,6 +18,7 @@ from helpers.made_programs import conv_model, gpt_model, images, optimizer_step,
 from safetensors.numpy import load_file
 
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.codec import to_json
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, load_model
 from dslc.runtime.model.meta_model import build_model
@@ -475,6 +476,48 @@ def test_a_manifest_is_json_without_torch(two_checkpoints: Path) -> None:
     told = json.loads((newest(two_checkpoints / "run") / "manifest.json").read_text())["manifest"]
     assert (told["step"], told["samples"], told["job"], told["plan_hash"]) == (6, 96, "made", "0")
     assert set(told["files"]) == {"__0_0.distcp", "__1_0.distcp", ".metadata"}
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("step", -5),
+        ("step", "5"),
+        ("step", True),
+        ("samples", 2**80),
+        ("seconds", -1.0),
+        ("world_size", 1.5),
+        ("next_rate", -0.1),
+        ("files", {"a.distcp": {"size": -1, "checksum": "0"}}),
+        ("goals", {"best": {"metric": "loss", "highest": False, "step": -5}}),
+        ("fit", {"batch": -16}),
+    ],
+    ids=str,
+)
+def test_a_manifest_has_numbers_that_a_training_writes(tmp_path: Path, place: str, value: object) -> None:
+    """Its checksum is right, so that nothing but the number can be the reason."""
+    fit = files.Compatibility(
+        tensors=None, optimizer="SGD", states=(), seed=-1, shuffle=True, batch=16, train_samples=64, steps_per_epoch=4
+    )
+    content: dict[str, Any] = to_json(
+        files.Manifest(
+            format=files.FORMAT, step=3, samples=48, seconds=1.5, job="made", plan_hash="0", world_size=1, fit=fit,
+            files={"a.distcp": files.File(size=1, checksum="0")},
+            goals={"best": files.Progress(metric="loss", highest=False, best=-2.0, step=2)},
+        )
+    )  # fmt: skip
+
+    def look() -> files.CheckpointCandidate:
+        text = json.dumps({"manifest": content, "checksum": files._checksum_of(content)})
+        (tmp_path / "manifest.json").write_text(text)
+        return files.look(str(tmp_path))
+
+    assert look().manifest is not None, look().reason
+    before = content[place]
+    content[place] = before | value if isinstance(value, dict) and place == "fit" else value
+    candidate = look()
+    assert candidate.manifest is None and "manifest.json cannot be read" in candidate.reason, candidate
+    assert place in candidate.reason, "the number is named"
 
 
 def test_the_link_to_the_best_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:

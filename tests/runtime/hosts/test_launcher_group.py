@@ -24,6 +24,8 @@ from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError
 from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
 from dslc.runtime.hosts.rendezvous_protocol import HostLeftError, RendezvousPlace, _as_many, wait_for_hosts
+from dslc.runtime.hosts.run_secret import RunSecret
+from dslc.runtime.launchers.torchrun import StoreEndpoint
 
 Met = Callable[..., list[Future[LauncherGroup]]]
 
@@ -470,3 +472,24 @@ def test_no_endpoint(text: str) -> None:
 def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") == ""
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+def test_torchruns_store_hands_the_secret_over(one_host: bool) -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    first, other, elsewhere = (
+        StoreEndpoint("127.0.0.1", store.port, key, one_host=one_host) for key in ("run/1", "run/1", "run/2")
+    )
+    assert other.find() is None and other.secret == b""
+    with first.open() as listening:
+        assert other.find() == listening.getsockname() and elsewhere.find() is None
+    ours, theirs, strange = (Rendezvous("", 2, {}, 1, endpoint=endpoint) for endpoint in (first, other, elsewhere))
+    assert ours.create_secret() == theirs.read_secret() == first.secret and len(first.secret) == 64
+    assert strange.read_secret() != first.secret
+    token = RunSecret(token=b"a token of all the hosts")
+    assert Rendezvous("", 2, {}, 1, endpoint=other, secret=token).read_secret() == token.token
+    store.set("run/1", "[]")
+    with pytest.raises(RendezvousError, match="another value of run/1 than a launcher writes"):
+        other.find()
