@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from dslc.runtime.hosts import elastic
-from dslc.runtime.hosts.connection import listen
+from dslc.runtime.hosts.connection import Connection, listen
 from dslc.runtime.hosts.elastic import JoinQueue, PreviousMembership, TrainingOverError, largest, meet_again
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet
 from dslc.runtime.hosts.rendezvous import Rendezvous, WaitReporter
@@ -105,6 +105,22 @@ def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
         error = waits.exception()
     assert isinstance(error, TrainingOverError) and (error.steps, error.host, error.stopped) == (7, "coordinator", True)
     assert said == [join_queue.busy]
+    join_queue.close()
+
+
+def test_a_late_host_proves_that_it_knows_the_secret(port: int) -> None:
+    """Its facts alone, which are right, let nobody in while a training goes on."""
+    keeps = coming(port, "coordinator", 1, 2)
+    join_queue = JoinQueue(keeps, listen("127.0.0.1", port))
+    join_queue.busy, join_queue.fresh = "the training goes on; this host waits for a place", False
+    for token, arrives in ((b"", False), (b"the secret of another run", False), (SECRET.token, True)):
+        late = Connection(socket.create_connection(("127.0.0.1", port)), token)
+        late.send({"kind": "join_request", "host": "late", "facts": dict(keeps.facts)})
+        while not (late.closed or join_queue.arrived):
+            late.receive()
+            join_queue.look()
+        assert [request["host"] for _, request in join_queue.arrived] == ["late"] * arrives
+        late.close()
     join_queue.close()
 
 
