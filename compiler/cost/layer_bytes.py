@@ -115,9 +115,13 @@ def sent_bytes(job: JobSpec, model: ModelGraph, layer: int) -> int:
     return node.output.bytes // (2 if low_precision(job) and (node.low or low_copy(job)) else 1)
 
 
-def layer_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation, samples: float, on_cpu: bool) -> LayerBytes:
+def layer_bytes(
+    job: JobSpec, layer: LayerNode, recompute: Recomputation, samples: float, *, on_cpu: bool, channels_last: bool
+) -> LayerBytes:
     """Returns the layer's bytes for `samples` samples."""
-    found = _without_masks(job, layer, recompute, samples, on_cpu)
+    work = _working(job, layer)
+    besides = work.channels_last if channels_last else work.on_cpu if on_cpu else ()
+    found = _without_masks(job, layer, recompute, samples, besides)
     if not layer.masks:
         return found
     masks = mask_bytes(job, layer)
@@ -141,13 +145,13 @@ def copy_bytes(job: JobSpec, layer: LayerNode) -> int:
 
 
 def _without_masks(
-    job: JobSpec, layer: LayerNode, recompute: Recomputation, samples: float, on_cpu: bool
+    job: JobSpec, layer: LayerNode, recompute: Recomputation, samples: float, besides: tuple[WorkingSet, ...]
 ) -> LayerBytes:
     work, factor, memory = _working(job, layer), samples * _scale(job), _memory(job, layer)
     shared = memory.shared if recompute.before else 0
     moments = tuple(
         WorkingSet(int(factor * (m.bytes + shared)), m.weights, m.copies, m.made)
-        for m in (*work.backward, *(work.on_cpu if on_cpu else ()))
+        for m in (*work.backward, *(besides if work.backward else ()))
     )
     saved = int(samples * saved_bytes(job, layer, recompute))
     forward = int(factor * work.forward)

@@ -28,7 +28,7 @@ from dslc.compiler.cost.schedule_cost import HeldBytes, bytes_beside
 from dslc.compiler.ir.memory import Halves
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
-from dslc.compiler.placement.sharding import low_copy, offloaded, with_copies
+from dslc.compiler.placement.sharding import channels_last, low_copy, offloaded, with_copies
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging, stages_with_whole_backward
 from dslc.dsl.record import Record, record
@@ -90,6 +90,7 @@ class RankStages:
         mine = staging.stages_of(pipeline)
         self.has_loss = mine[-1] == len(stages) - 1
         self._recomputation = recomputation(job, model)
+        self._channels_last = channels_last(layout, self._sharding, model)
         self.layers = with_copies([model.of_a_rank[n] for stage in mine for n in stages[stage]])
         self.bytes = [self._layer_bytes(layer) for layer in self.layers]
         self.moved = offloaded(job, layout)
@@ -102,8 +103,8 @@ class RankStages:
                 self.received += layout.microbatches * self._boundary_bytes(stages[cut][-1])
 
     def _layer_bytes(self, layer: LayerNode) -> LayerBytes:
-        recompute = self._recomputation[layer.name]
-        found = layer_bytes(self._job, layer, recompute, self.samples, self._layout.device == "cpu")
+        recompute, on_cpu = self._recomputation[layer.name], self._layout.device == "cpu"
+        found = layer_bytes(self._job, layer, recompute, self.samples, on_cpu=on_cpu, channels_last=self._channels_last)
         if not self._draws_again(recompute.layer):
             return found
         if not found.backward:

@@ -31,7 +31,15 @@ from dslc.compiler.model.job_steps import (
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.cross_sample_losses import compared_ranks
 from dslc.compiler.placement.exchange import ExchangePolicy
-from dslc.compiler.placement.sharding import compiles_loss, fused_on, offloaded, recomputed, searches, units
+from dslc.compiler.placement.sharding import (
+    channels_last,
+    compiles_loss,
+    fused_on,
+    offloaded,
+    recomputed,
+    searches,
+    units,
+)
 from dslc.compiler.placement.staging import Staging, boundary_tensors
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, steps_of
 from dslc.compiler.rules.analysis import Analysis
@@ -217,12 +225,8 @@ def model_step(analysis: Analysis) -> p.ModelStep:
     if isinstance(network, TransformersNetwork):
         return p.ModelStep(transformers=transformers_step(job, network, analysis.source), **own)
     assert model is not None and model.root is not None
-    image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
-    # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
-    # ones.
-    alone = analysis.layout.world_size == analysis.layout.sizes["data"]
-    channels_last = image and alone and analysis.sharding.engine in ("none", "ddp") and not _overruns(analysis)
-    return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
+    order = channels_last(analysis.layout, analysis.sharding, model)
+    return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=order, **common)
 
 
 def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
@@ -242,22 +246,6 @@ def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
         allow_missing=start.allow_missing,
         allow_unused=start.allow_unused,
         line=short_line(start.at("path")),
-    )
-
-
-def _overruns(analysis: Analysis) -> bool:
-    """True if torch, on a CPU and with channels last, would write past the memory of one of the model's convolutions.
-
-    oneDNN does so (torch 2.13, with AVX2) if two conditions hold. A kernel of one pixel has a stride, and an image has
-    fewer channels than a vector register holds numbers: 8, or 16 with AVX-512.
-    """
-    assert analysis.model is not None and analysis.model.root is not None
-    return analysis.layout.device == "cpu" and any(
-        module.kind == "Conv2d"
-        and module.arguments["kernel_size"] == 1
-        and module.arguments["stride"] > 1
-        and module.arguments["in_channels"] < 16
-        for module in analysis.model.root.walk()
     )
 
 

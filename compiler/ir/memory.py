@@ -125,7 +125,8 @@ class Working(Record):
     that it copies for one operation alone, whose input needs no gradient. `halves` is None if no operation is known one
     by one.
     A layer before all parameters that train has no moment in `backward`. `on_cpu` are moments of a backward pass that
-    CPUs have besides: oneDNN copies what a convolution takes and makes to its own memory order.
+    CPUs have besides: oneDNN copies what a convolution takes and makes to its own memory order. Where images have their
+    channels last it has those of `channels_last` instead.
     """
 
     forward: int
@@ -135,6 +136,7 @@ class Working(Record):
     halves: Halves | None = None
     cast: int = 0
     on_cpu: tuple[WorkingSet, ...] = ()
+    channels_last: tuple[WorkingSet, ...] = ()
 
 
 @record

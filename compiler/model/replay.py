@@ -37,7 +37,9 @@ class Operation:
     `constants` are the values that it takes and that need no gradient. `backward`: its result needs one. `adds`: its
     gradient is passed on unchanged. `view`: forward it takes no memory. `passing`: temporary bytes of its
     forward pass, `scratch` of its backward pass; `rounds`: the copies of its weights' gradients. `holds` are other
-    values that exist until it is done.
+    values that exist until it is done. `ordered` are more bytes of a backward pass, and `ordered_rounds` more copies,
+    if channels are last; `reorders` are the bytes that oneDNN takes if they are not, ahead of the gradient of the input
+    and beside the gradient of the weight.
     """
 
     takes: tuple[Store, ...]
@@ -55,6 +57,9 @@ class Operation:
     scratch: int = 0
     rounds: int = 0
     holds: tuple[Store, ...] = ()
+    ordered: int = 0
+    ordered_rounds: int = 0
+    reorders: tuple[int, int] = (0, 0)
 
 
 def working(operations: Sequence[Operation]) -> Working:
@@ -69,7 +74,7 @@ def working(operations: Sequence[Operation]) -> Working:
             dropping=_forward(operations, keeping=False),
             copied=sum(op.copied for op in operations),
             cast=max(op.cast for op in operations),
-            backward=_backward(operations),
+            **_backward(operations),
             halves=_halves(operations),
         )
     return found
@@ -89,6 +94,7 @@ def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
         (
             *map(place, op.takes), place(op.gives), *map(place, op.kept), len(op.takes), op.weights, op.copied,
             op.differentiates, op.adds, op.view, op.passing, op.scratch, op.rounds, op.cast, op.backward,
+            op.ordered, op.ordered_rounds, op.reorders,
             *map(place, op.constants), len(op.kept), *map(place, op.holds),
         )
         for op in operations
@@ -116,10 +122,16 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
     return most
 
 
-def _backward(operations: Sequence[Operation]) -> tuple[WorkingSet, ...]:
+def _backward(operations: Sequence[Operation]) -> dict[str, tuple[WorkingSet, ...]]:
+    """Returns the moments of a backward pass, by the names that `Working` has for them."""
     kept, weights = sum(store.bytes for op in operations for store in op.kept), 0
     gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where passed on
-    moments: list[WorkingSet] = []
+    moments: dict[str, list[WorkingSet]] = {"backward": [], "on_cpu": [], "channels_last": []}
+
+    def note(kind: str, now: WorkingSet) -> None:
+        if not any(other.exceeds(now) for other in moments[kind]):
+            moments[kind] = [*(other for other in moments[kind] if not now.exceeds(other)), now]
+
     for op in reversed(operations):
         if not op.backward:
             continue
@@ -136,13 +148,20 @@ def _backward(operations: Sequence[Operation]) -> tuple[WorkingSet, ...]:
         if op.gives in op.takes:
             gradients[id(op.gives)] = own
         there = {id(g): g[0] for g in (own, *made, *gradients.values())}
-        weights += op.weights
-        now = WorkingSet(kept + sum(there.values()) + op.scratch, op.weights, op.rounds * op.weights, weights)
-        if not any(other.exceeds(now) for other in moments):
-            moments = [other for other in moments if not now.exceeds(other)]
-            moments.append(now)
+        before, weights = weights, weights + op.weights
+        size = kept + sum(there.values()) + op.scratch
+        note("backward", WorkingSet(size, op.weights, op.rounds * op.weights, weights))
+        if op.ordered or op.ordered_rounds:
+            copies = (op.rounds + op.ordered_rounds) * op.weights
+            note("channels_last", WorkingSet(size + op.ordered, op.weights, copies, weights))
+        ahead, beside = op.reorders
+        if ahead and op.differentiates:
+            note("on_cpu", WorkingSet(size + ahead, 0, 0, before))
+        if beside and op.weights:
+            note("on_cpu", WorkingSet(size + beside, op.weights, 0, weights))
+            note("on_cpu", WorkingSet(size, op.weights, op.weights, weights))  # copied from oneDNN's order
         kept -= sum(store.bytes for store in op.kept)
-    return tuple(moments)
+    return {kind: tuple(found) for kind, found in moments.items()}
 
 
 def _halves(operations: Sequence[Operation]) -> Halves:

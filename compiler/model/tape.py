@@ -36,6 +36,9 @@ from dslc.dsl.source import Span, short_line
 Initialise = Callable[[str, Shape, str, float, float], tuple[str, float, float]]
 
 
+NO_REORDERS = ((0, 0), (0, 0))  # in fp32 and under autocast
+
+
 class LayerInputError(Exception):
     """A layer cannot take its input. Later layers have no shape, so nothing is reported for them."""
 
@@ -237,11 +240,14 @@ class Tape:
         scratch: tuple[int, int] = (0, 0),
         rounds: int = 0,
         holds: tuple[Value, ...] = (),
+        ordered: tuple[int, int] = (0, 0),
+        ordered_rounds: int = 0,
+        reorders: Sequence[tuple[int, int]] = NO_REORDERS,
     ) -> Value:
         """Records that `gives` was computed from `takes`, with everything kept since the last operation. A layer
         without parts is one operation by itself. `passing`: temporary bytes of its forward pass, `scratch` of its
         backward pass, each in fp32 and under autocast; `rounds`: the copies of its weights' gradients; `holds`: values
-        that the module's variables still hold.
+        that the module's variables still hold. `ordered`, `ordered_rounds` and `reorders` are those of an `Operation`.
         """
         parameters = self.parameters[self._weighed :]
         weights = sum(q.count for q in parameters if q.name not in self.around.frozen)
@@ -272,6 +278,9 @@ class Tape:
                     scratch=scratch[precision],
                     rounds=rounds,
                     holds=held[precision],
+                    ordered=ordered[precision],
+                    ordered_rounds=ordered_rounds,
+                    reorders=reorders[precision],
                 )
             )
         self._taken = None
@@ -330,22 +339,7 @@ class Tape:
             table = self.parameters[-1]
             self.parameters[-1] = replace(table, shape=(table.shape[0] // ranks, *table.shape[1:]))
         if len(self.float32.operations) == before and y is not x:
-            taken = self._taken or x
-            # torch's kernels on CPUs: a batch norm's gradient, and a convolution's weight gradient, are made in steps.
-            # A gradient that comes through a flattening has other strides: pooling copies all its tensors to that
-            # layout.
-            scratch = (0, 0)
-            if spec.word == "batch_norm":
-                scratch = (y.float32.bytes, y.autocast.bytes)
-            elif spec.word == "flatten" and x.pooled:
-                scratch = (8 * x.pooled + 8 * x.count, (4 if x.low else 8) * x.pooled + 8 * x.count)
-            self.operation(
-                taken,
-                gives=y,
-                view=y.float32 is taken.float32,
-                scratch=scratch,
-                rounds=2 if spec.word in ("conv1d", "conv2d") else 0,
-            )
+            self._record_module(spec, x, y)
         made, self._frame = self._frame, outer
         if not made.children or spec.word in ("attention", "gated_mlp"):
             self.parts.append(
@@ -369,6 +363,27 @@ class Tape:
         )
         return tensor_tape.exchange_output(styles, ranks, y, self.operation, on_cpu)
 
+    def _record_module(self, spec: Call, x: Value, y: Value) -> None:
+        """Records a layer without parts, which is one operation."""
+        taken = self._taken or x
+        # torch's kernels on CPUs make a batch norm's gradient, and a convolution's weight gradient, in steps. Where
+        # channels are last, a gradient that comes through a flattening has other strides: pooling copies all its
+        # tensors to that layout.
+        ordered, image = (0, 0), spec.word == "conv2d"
+        if spec.word == "flatten" and x.pooled:
+            ordered = (8 * x.pooled + 8 * x.count, (4 if x.low else 8) * x.pooled + 8 * x.count)
+        stores = ((taken.float32, y.float32), (taken.autocast, y.autocast))
+        self.operation(
+            taken,
+            gives=y,
+            view=y.float32 is taken.float32,
+            scratch=(y.float32.bytes, y.autocast.bytes) if spec.word == "batch_norm" else (0, 0),
+            rounds=2 if spec.word == "conv1d" else 0,
+            ordered=ordered,
+            ordered_rounds=2 if image else 0,
+            reorders=[_reorders(spec, *pair) for pair in stores] if image else NO_REORDERS,
+        )
+
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """Makes the children run inside parts of the attribute `name`, a Sequential."""
@@ -379,6 +394,13 @@ class Tape:
         finally:
             self._frame = outer
         outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(made.children)))
+
+
+def _reorders(spec: Any, taken: Store, given: Store) -> tuple[int, int]:
+    """Returns the bytes that oneDNN copies in the backward pass of a convolution (compiler/trace/memory.py)."""
+    size = taken.bytes
+    copied = 2 * size if spec.stride > 1 and spec.groups == 1 else max(size, given.bytes)
+    return copied, size + given.bytes
 
 
 def argument_spans(whole: Call, **renamed: str) -> dict[str, Any]:

@@ -229,3 +229,30 @@ def zero1_partition(groups: Sequence[Sequence[int]], ranks: int) -> tuple[tuple[
             totals[rank] += sizes[n]
         owners.append(tuple(chosen))
     return tuple(owners)
+
+
+def channels_last(layout: Layout, sharding: Sharding, model: ModelGraph) -> bool:
+    """True if the library's network keeps its images with their channels last."""
+    if model.root is None or len(model.input.shape) != 3:
+        return False
+    image = any(layer.kind in ("conv2d", "residual") for layer in model.layers)
+    # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
+    # ones.
+    alone = layout.world_size == layout.sizes["data"]
+    return image and alone and sharding.engine in ("none", "ddp") and not _overruns(layout, model)
+
+
+def _overruns(layout: Layout, model: ModelGraph) -> bool:
+    """True if torch, on a CPU and with channels last, would write past the memory of one of the model's convolutions.
+
+    oneDNN does so (torch 2.13, with AVX2) if two conditions hold. A kernel of one pixel has a stride, and an image has
+    fewer channels than a vector register holds numbers: 8, or 16 with AVX-512.
+    """
+    assert model.root is not None
+    return layout.device == "cpu" and any(
+        module.kind == "Conv2d"
+        and module.arguments["kernel_size"] == 1
+        and module.arguments["stride"] > 1
+        and module.arguments["in_channels"] < 16
+        for module in model.root.walk()
+    )

@@ -300,6 +300,7 @@ def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> tu
         after = (other.reorders.weight - one.reorders.weight) // (LARGE - SMALL)
         _note(on_cpu[one.layer], WorkingSet(max(0, grown + ahead), 0, 0, before))
         _note(on_cpu[one.layer], WorkingSet(max(0, grown + after), fixed, 0, made[one.layer]))
+        _note(on_cpu[one.layer], WorkingSet(max(0, grown), fixed, fixed, made[one.layer]))  # copied from oneDNN's order
     return moments, on_cpu
 
 
