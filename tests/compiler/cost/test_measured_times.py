@@ -20,7 +20,11 @@ from dslc.compiler.facts.calibration import (
     layer_signature,
     loss_signature,
 )
+from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.show.explain import explain
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
 
 JOB = job_text(
     model={"network": "gpt(layers = 4, width = 32, heads = 4, context = 16, vocab = 256)", "loss": "cross_entropy()"},
@@ -124,6 +128,17 @@ def test_stages_wait_for_one_another(tmp_path: Path) -> None:
     whole = ahead + 2 * (ahead + loss[0] + back + loss[1]) + back + 2 * LATENCY
     assert step.step_time is not None
     assert step.step_time - step.update - step.exposed == pytest.approx(whole)
+
+
+def test_a_promise_that_cannot_be_checked_names_what_lacks(tmp_path: Path) -> None:
+    (tmp_path / "here.toml").write_text(calibration_text("cpu", times(tmp_path, losses={}), "made by hand"))
+    loaded = load(str(tmp_path / "job.plt"), ["expect.step_time<=1s"])
+    assert loaded.job is not None
+    report = Report()
+    analyse(loaded.job, Facts(), report)
+    assert [(each.code, each.help) for each in report.found] == [
+        ("W0503", "the calibration lacks times of the loss `cross_entropy`")
+    ]
 
 
 @pytest.mark.parametrize(
