@@ -218,9 +218,15 @@ def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome
     )
     if group.is_coordinator:
         return *train(ready, folder, own, goes_on=group.start > 1), folder
-    if group.node in blind or is_other_folder(out, folder):
-        folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
+    folder = _member_folder(ready, folder, out, sees_folder=group.node not in blind)
     return own(ready.program, ready.places, folder), None, folder
+
+
+def _member_folder(ready: Ready, folder: str, out: str | None, *, sees_folder: bool) -> str:
+    """Returns where a host that is no coordinator writes: the coordinator's folder, or one of its own."""
+    if sees_folder and not is_other_folder(out, folder):
+        return folder
+    return make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
 
 
 def _folder(ready: Ready, group: LauncherGroup, out: str | None) -> str:
