@@ -206,7 +206,7 @@ BLOCKS = Case(network="residuals", batch=64, recompute="full", precision="bf16",
 )
 def test_recomputed_blocks_keep_inputs_in_the_dtype_that_they_have(case: Case) -> None:
     found = measure(case.text)
-    most = 0.06 if case.pipeline > 1 else 0.03  # the first stage counts the gradient of its output once more
+    most = 0.08 if case.pipeline > 1 else 0.03  # the first stage counts the gradient of its output once more
     assert abs(found.error) <= most, (found.error, found.predicted, found.at_peak, found.when)
 
 
