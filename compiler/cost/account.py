@@ -180,11 +180,11 @@ class _Account:
 
     def _engine(self, microbatch: int) -> UnshardedMemory | ShardedMemory:
         job, sharding, shards = self._job, self._sharding, self._sharding.shards
-        later = microbatch > 0
+        later, staged = microbatch > 0, self._layout.sizes["pipeline"] > 1
         if sharding.engine != "fsdp":
             held = microbatch + 1 < self._layout.microbatches
             buckets = sharding.engine in ("ddp", "zero1")
-            return UnshardedMemory(trains=self._rank.trains, buckets=buckets, earlier=later, held=held)
+            return UnshardedMemory(trains=self._rank.trains, buckets=buckets, earlier=later, held=held, staged=staged)
         unit_of, own = self._rank.units
         return ShardedMemory(
             unit_of=unit_of,
@@ -196,7 +196,7 @@ class _Account:
             stays=later,
             held=microbatch + 1 < self._layout.microbatches,
             copies=shards > 1 and self._layout.device == "cpu",
-            staged=self._layout.sizes["pipeline"] > 1,
+            staged=staged,
             rounded=sharding.exchange is not None,
             moved="parameters" in self._moved,
         )

@@ -35,7 +35,7 @@ from dslc.dsl.record import Record, record
 
 RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
 ActionKey = tuple[str, bool, bool]  # the kind, whether gradients of weights exist, and whether it is the stage's last
-Step = tuple[ScheduledAction, bool, int]  # an action, whether gradients of weights exist by then, and bytes beside it
+Step = tuple[ScheduledAction, int]  # an action, and bytes beside it
 
 
 class ActionMemory(NamedTuple):
@@ -137,10 +137,10 @@ class RankStages:
         if schedule is None:
             # All micro-batches between the first and the last are alike.
             counted = range(min(3, self._layout.microbatches))
-            actions = self._by_action((ScheduledAction(kind, 0, n), n > 0, 0) for n in counted for kind in ("F", "B"))
+            actions = self._by_action((ScheduledAction(kind, 0, n), 0) for n in counted for kind in ("F", "B"))
             return [StageMemory(layers=layers, actions=actions[stage]) for stage, layers in self._ranges.items()]
         if "activations" in self.moved:
-            actions = self._by_action((action, action.microbatch > 0, 0) for action in schedule.work(pipeline))
+            actions = self._by_action((action, 0) for action in schedule.work(pipeline))
             return [
                 StageMemory(layers=layers, splits=stage > 0, actions=actions[stage])
                 for stage, layers in self._ranges.items()
@@ -165,18 +165,15 @@ class RankStages:
         for stage in self._ranges.keys() - whole:
             between[stage] += self._between_halves(self._ranges[stage], stage + 1 == len(stages))
         kept[-1] += of_loss
-        weights = [4 * sum(self.trains[n] for n in self._ranges.get(stage, ())) for stage in range(len(stages))]
         held = HeldBytes(
             kept=kept,
             between=between,
             output=[*messages, 0],
             gradient=[0, *messages],
-            weights=weights if self._sharding.engine != "fsdp" else (),
-            whole=frozenset(whole - {0}),
         )
         actions = self._by_action(
-            (action, later, int(size) - (received[action.stage] if action.kind != "W" or action.stage in whole else 0))
-            for action, later, size in bytes_beside(schedule, pipeline, held)
+            (action, int(size) - (received[action.stage] if action.kind != "W" or action.stage in whole else 0))
+            for action, size in bytes_beside(schedule, pipeline, held)
             if action.kind != "W" or between[action.stage] or action.stage not in whole
         )
         return [
@@ -218,18 +215,15 @@ class RankStages:
         gradients.
         """
         order = list(steps)
-        actions = [action for action, _, _ in order]
+        actions = [action for action, _ in order]
         gathered: Sequence[GatheredBytes | None] = [None] * len(order)
-        gradients = [(later, 0) for _, later, _ in order]
-        final: dict[int, int] = {}
-        if self._sharding.engine == "fsdp":
+        final, sharded = last_backward(actions), self._sharding.engine == "fsdp"
+        if sharded:
             gathered = gathered_by_action(self._gathered_units(), actions)
-            final = last_backward(actions)
-            if self._staging.schedule is not None:
-                gradients = list(self._gradients_by_action(actions, final))
         most: dict[int, dict[ActionKey, dict[tuple[GatheredBytes | None, int], int]]] = {}
-        for n, ((action, _, beside), units, (later, others)) in enumerate(zip(order, gathered, gradients, strict=True)):
-            key = (action.kind, later, final.get(action.stage) == n)
+        gradients = self._gradients_by_action(actions, final)
+        for n, ((action, beside), units, (later, others)) in enumerate(zip(order, gathered, gradients, strict=True)):
+            key = (action.kind, later, sharded and final.get(action.stage) == n)
             found = most.setdefault(action.stage, {}).setdefault(key, {})
             found[units, others] = max(found.get((units, others), beside), beside)
         return {
@@ -240,8 +234,8 @@ class RankStages:
     def _gradients_by_action(
         self, actions: Sequence[ScheduledAction], final: Mapping[int, int]
     ) -> Iterator[tuple[bool, int]]:
-        """Yields for each action under `fully_shard` whether its stage has gradients of weights, and the bytes of those
-        of the other stages. A stage has them whole from its first backward pass on, and in shards after its last one.
+        """Yields for each action whether its stage has gradients of weights, and the bytes of those of other stages.
+        A stage has them whole from its first backward pass on, and in shards after its last one.
         """
         splits = {action.stage for action in actions if action.kind == "W"}
         shards = 0 if "parameters" in self.moved else 4

@@ -174,7 +174,7 @@ def peak_held(
     between = bytes_per_stage if between is None else between
     held = HeldBytes(kept=bytes_per_stage, between=between)
     return tuple(
-        max(bytes + held.microbatch_bytes(action) for action, bytes in _bytes_beside(table, rank, held))
+        max(bytes + held.microbatch_bytes(action) for action, bytes in bytes_beside(table, rank, held))
         for rank in range(table.ranks)
     )
 
@@ -184,16 +184,13 @@ class HeldBytes(Record):
     """Bytes of one micro-batch, by stage.
 
     `kept` is held from F to B or I, `between` from I to W. The `output` and the `gradient` of the input are sent to
-    another rank. They stay until the end of the step, where torch waits for the messages. `weights` are the gradients
-    of weights, which the first B or W makes, or the first I of a stage in `whole`.
+    another rank. They stay until the end of the step, where torch waits for the messages.
     """
 
     kept: Sequence[float]
     between: Sequence[float]
     output: Sequence[float] = ()
     gradient: Sequence[float] = ()
-    weights: Sequence[float] = ()
-    whole: frozenset[int] = frozenset()  # stages whose I is the whole backward pass
 
     def microbatch_bytes(self, action: ScheduledAction) -> float:
         """Returns the bytes of the micro-batch that an action works on: after F, and before the others."""
@@ -205,23 +202,7 @@ class HeldBytes(Record):
         return sizes[action.stage] if sizes else 0.0
 
 
-def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, bool, float]]:
-    """Yields the actions of a rank, whether it has gradients of weights by then (before a forward pass, or of an
-    earlier micro-batch), and what it holds beside the micro-batch of the action. Gradients of weights that this rank's
-    stages do not have yet are subtracted.
-    """
-    missing = {stage for stage, owner in enumerate(table.placement) if owner == rank}
-    for action, beside in _bytes_beside(table, rank, held):
-        stage = action.stage
-        later = stage not in missing if action.kind == "F" else action.microbatch > 0
-        if later and held.weights:
-            beside -= sum(held.weights[other] for other in missing)
-        yield action, later, beside
-        if action.kind in ("B", "W") or (action.kind == "I" and stage in held.whole):
-            missing.discard(stage)
-
-
-def _bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, float]]:
+def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, float]]:
     """Yields the actions of a rank, with the bytes of activations that it holds beside the action's own."""
     assert len(held.kept) == table.stages, "one size per stage"
     now = 0.0

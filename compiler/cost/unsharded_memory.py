@@ -27,16 +27,22 @@ class UnshardedMemory:
     buckets: bool  # DistributedDataParallel's, which stay and hold the gradients after the exchange
     earlier: bool  # gradients of earlier micro-batches exist, beside the buckets
     held: bool  # a micro-batch after which nothing is exchanged
+    staged: bool  # by a stage of a pipeline: each action begins with the gradients of its stage, beside others'
 
     communication = passing = 0
     beside = 0
 
     def __post_init__(self) -> None:
         self._all = 4 * sum(self.trains)
-        self._made = 0
+        self._made = self._others = 0
 
     def begin(self, gathered: GatheredBytes | None, layers: range, others: int) -> int:
-        """Begins an action of the stage with these layers; returns bytes of gradients."""
+        """Begins an action of the stage with these layers, beside `others`, bytes of gradients of other stages; returns
+        bytes of gradients.
+        """
+        if self.staged:
+            self._all = 4 * sum(self.trains[n] for n in layers)
+            self._made, self._others = 0, others
         return self.backward(layers.start, IDLE)
 
     def end(self) -> None:
@@ -44,18 +50,18 @@ class UnshardedMemory:
 
     def forward(self, layer: int) -> int:
         """Enters a layer; returns bytes of gradients."""
-        return self._all * (self.buckets + self.earlier)
+        return self._others + self._all * (self.buckets + self.earlier)
 
     def backward(self, layer: int, moment: WorkingSet) -> int:
         """Returns the same in a moment of the layer's backward pass."""
         # Under autocast a 16-bit copy exists besides; the weight's own copy, as large, is freed by then.
         if not self.earlier and (self.held or not self.buckets):
             self.beside = 4 * moment.copies
-            return self._all * self.buckets + self._made + 4 * moment.made
+            return self._others + self._all * self.buckets + self._made + 4 * moment.made
         # A gradient is made beside the tensor that it is copied into, or added to; those copied to buckets are freed.
         taken = self._made if self.earlier and self.buckets and not self.held else 0
         self.beside = 4 * (moment.weights + moment.copies)
-        return self._all * (self.buckets + self.earlier) - taken
+        return self._others + self._all * (self.buckets + self.earlier) - taken
 
     def leave(self, layer: int, last: bool) -> Iterator[int]:
         """Leaves a layer in the backward pass, the `last` of the action; yields bytes of gradients while a completed

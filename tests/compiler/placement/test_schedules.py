@@ -453,10 +453,12 @@ def test_the_peak_is_that_of_the_spans(schedule: ScheduleTable, data: st.DataObj
 
 
 def most_beside(schedule: ScheduleTable, rank: int, held: HeldBytes) -> dict[tuple[int, str, bool], float]:
-    """Returns the most beside each kind of action of a stage, with gradients of weights and without."""
+    """Returns the most beside each kind of action of a stage, after the first micro-batch and in it."""
     most: dict[tuple[int, str, bool], float] = {}
-    for action, later, beside in bytes_beside(schedule, rank, held):
-        key = (action.stage, action.kind, later)
+    backward = False  # a backward pass has run
+    for action, beside in bytes_beside(schedule, rank, held):
+        key = (action.stage, action.kind, backward if action.kind == "F" else action.microbatch > 0)
+        backward |= action.kind in ("B", "W")
         most[key] = max(most.get(key, beside), beside)
     return most
 
@@ -470,13 +472,6 @@ def test_less_is_held_beside_gradients() -> None:
     assert [most(table("gpipe", 2, 4, 1), rank) for rank in range(2)] == [(3.0, 2.0), (3.0, 2.0)]
     assert [most(table("1f1b", 2, 2, 1), rank) for rank in range(2)] == [(1.0, 0.0), (0.0, 0.0)]
     assert [most(table("1f1b", 2, 4, 1), rank) for rank in range(2)] == [(1.0, 1.0), (0.0, 0.0)]
-
-
-def test_gradients_of_weights_that_a_rank_does_not_have_are_subtracted() -> None:
-    schedule = table("looped_bfs", 2, 3, 2)
-    beside = most_beside(schedule, 0, HeldBytes(kept=[0.0] * 4, between=[0.0] * 4, weights=[7.0] * 4))
-    assert beside[2, "B", True] == -7.0, "stage 0 has none yet"
-    assert beside[0, "B", True] == 0.0
 
 
 def test_what_was_sent_is_held_until_the_end_of_a_step() -> None:
