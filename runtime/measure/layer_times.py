@@ -25,7 +25,6 @@ from itertools import islice, pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 
 from dslc.compiler.ir.program import CalibrateMode, JobProgram, RankPlace
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
@@ -313,6 +312,8 @@ def _units(device: torch.device, size: int) -> list[dict[str, object]]:
     """Returns the seconds that `fully_shard` adds to a forward pass, in which it gathers a unit of parameters, and to a
     backward pass for their gradients: with few bytes, and with `size` bytes of parameters.
     """
+    from torch.distributed.fsdp import fully_shard  # here: it loads sympy, which no training without it needs
+
     ranks, clock = dist.get_world_size(), _Clock(device)
     sizes = (FEW_BYTES, max(size, 2 * FEW_BYTES))
     gathered, reduced = [], []
