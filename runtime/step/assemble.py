@@ -81,7 +81,7 @@ def assemble(
             names=axis.names if axis is not None else None,
         )
     # Of a user's own step some parameters are sharded, and others whole.
-    mixed = job.own_step is not None and job.gradients.kind == "fsdp" and job.world_size > 1
+    mixed = job.own_step is not None and job.gradients.kind == "fsdp"
     agreed = several_axes(job) or job.gradients.kind == "local" or mixed
     scaler = grad_scaler(job.precision, device, engine.scale, agreed=agreed, skips=skips)
     if isinstance(exchange, GradientExchange):

@@ -90,6 +90,13 @@ def test_low_precision_is_that_of_one_process(launcher: Launcher, job: Path, pre
         agree(train_job(launcher, job, *set), found, losses=3e-2, weights=None)
 
 
+@pytest.mark.core
+def test_one_process_unscales_rows_beside_what_is_whole(launcher: Launcher, job: Path) -> None:
+    set = ("train.precision=fp16(level = O2)", 'model.network=python("own_steps:Pair", norm = false)')
+    found = train_job(launcher, job, *set)
+    assert np.isfinite(found.losses()).all() and found.losses()[-1] < found.losses()[0]
+
+
 def test_groups_are_optimizers_of_two_rates(launcher: Launcher, job: Path) -> None:
     rates = 'train.groups=[group("heads.*", lr = 0.2, weight_decay = 0.1), group("scale", lr = 0.0)]'
     found = train_job(
