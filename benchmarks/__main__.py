@@ -372,7 +372,6 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("convnet", ()),
     ("convnet", ("parallelism.microbatches=2",)),
     ("convnet", ("data.batch=256",)),
-    ("convnet", ("parallelism.zero=3",)),
 )
 
 

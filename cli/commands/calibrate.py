@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.cost.estimate import estimate
+from dslc.compiler.cost.measured_times import arithmetic
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -135,14 +136,15 @@ def _calibration(analysis: Analysis, measured: Sequence[dict[str, Any]]) -> Cali
     """Returns the times of the slowest rank."""
     assert analysis.model is not None
     job, model = analysis.job, analysis.model
-    precision = job.train.precision.word
+    assert analysis.staging is not None
+    kind = arithmetic(analysis.staging)
     sizes = [int(size) for size in measured[0]["passes"]]
     passes = {size: _slowest([rank["passes"][str(size)] for rank in measured]) for size in sizes}
     layers: dict[str, list[LayerTime]] = {}
     for layer in model.layers:
         found = [(size, passes[size].get(layer.name, [0.0, 0.0])) for size in sizes]
-        layers.setdefault(layer_signature(layer, precision), []).append(_line(found))
-    loss = loss_signature(job.model.loss.word, model.output, precision)
+        layers.setdefault(layer_signature(layer, kind), []).append(_line(found))
+    loss = loss_signature(job.model.loss.word, model.output, kind)
     collectives: dict[str, CollectiveTime] = {}
     for exchanges in zip(*([*rank["collectives"], *rank["units"]] for rank in measured), strict=True):
         one = exchanges[0]
@@ -213,11 +215,12 @@ def _table_lines(analysis: Analysis, calibration: Calibration) -> list[str]:
     """Returns the table of what was measured."""
     assert analysis.model is not None
     samples = analysis.workload.share / analysis.layout.microbatches
-    precision = analysis.job.train.precision.word
+    assert analysis.staging is not None
+    kind = arithmetic(analysis.staging)
     rows: list[Sequence[str]] = [("what", "forward", "backward")]
     runs: dict[str, list[str]] = {}
     for layer in analysis.model.layers:
-        runs.setdefault(layer_signature(layer, precision), []).append(layer.name)
+        runs.setdefault(layer_signature(layer, kind), []).append(layer.name)
     for signature, names in runs.items():
         time = calibration.layers[signature]
         what = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -17,6 +17,7 @@ from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.facts.calibration import Calibration, collective_name, layer_signature, loss_signature, update_name
 from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.placement.sharding import channels_last
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.words import plural
 
@@ -26,11 +27,11 @@ class MeasuredTimes:
 
     def __init__(self, staging: Staging, calibration: Calibration) -> None:
         self._staging, self._calibration = staging, calibration
-        self._precision = staging.job.train.precision.word
+        self._arithmetic = arithmetic(staging)
 
     def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
         """Returns seconds forward and backward of a pass over `samples`."""
-        time = self._calibration.layers[layer_signature(layer, self._precision)]
+        time = self._calibration.layers[layer_signature(layer, self._arithmetic)]
         return time.forward.seconds(samples), time.backward.seconds(samples)
 
     def loss(self, samples: float) -> tuple[float, float]:
@@ -67,6 +68,12 @@ class MeasuredTimes:
         return 0.0 if self._staging.job.data.workers else self._calibration.data * samples
 
 
+def arithmetic(staging: Staging) -> str:
+    """Returns what the times of a layer depend on besides its work: the precision, and the memory order of images."""
+    last = channels_last(staging.layout, staging.sharding, staging.model)
+    return f"{staging.job.train.precision.word}{', channels last' if last else ''}"
+
+
 def lacks(staging: Staging, costs: Iterable[RankCost]) -> str:
     """Returns what a plan needs and the calibration of its machine lacks, in words; "" if it lacks nothing."""
     return next(_lacks(staging, costs), "")
@@ -89,8 +96,7 @@ def _lacks(staging: Staging, costs: Iterable[RankCost]) -> Iterator[str]:
         yield "times of batch norms that ranks compute together"
     if job.train.compile or job.memory.recompute == "selective" or job.memory.offload:
         yield "times of a network that is compiled, recomputed in parts or offloaded"
-    precision = job.train.precision.word
-    signatures = {layer.name: layer_signature(layer, precision) for layer in staging.model.of_a_rank}
+    signatures = {layer.name: layer_signature(layer, arithmetic(staging)) for layer in staging.model.of_a_rank}
     unknown = [name for name, signature in signatures.items() if signature not in calibration.layers]
     if unknown:
         yield f"times of {plural(len(unknown), 'layer')}, of `{unknown[0]}` first"
@@ -114,4 +120,4 @@ def _name(staging: Staging, traffic: TrafficNode) -> str:
 
 
 def _loss(staging: Staging) -> str:
-    return loss_signature(staging.job.model.loss.word, staging.model.output, staging.job.train.precision.word)
+    return loss_signature(staging.job.model.loss.word, staging.model.output, arithmetic(staging))

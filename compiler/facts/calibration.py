@@ -66,16 +66,16 @@ class Calibration(Record):
     rest: float = 0.0  # seconds of a step that none of its parts accounts for
 
 
-def layer_signature(layer: LayerNode, precision: str) -> str:
+def layer_signature(layer: LayerNode, arithmetic: str) -> str:
     """Returns the name of a layer's work: its word, and a digest of what decides its time."""
     shapes = sorted(parameter.shape for parameter in layer.parameters)
-    work = (layer.input, layer.output, shapes, layer.forward_flops, layer.backward_flops, layer.float32, precision)
+    work = (layer.input, layer.output, shapes, layer.forward_flops, layer.backward_flops, layer.float32, arithmetic)
     return f"{layer.kind} {hashlib.blake2b(repr(work).encode(), digest_size=5).hexdigest()}"
 
 
-def loss_signature(loss: str, output: object, precision: str) -> str:
+def loss_signature(loss: str, output: object, arithmetic: str) -> str:
     """Returns the name of a loss on an output of one sample."""
-    return f"{loss} {hashlib.blake2b(repr((output, precision)).encode(), digest_size=5).hexdigest()}"
+    return f"{loss} {hashlib.blake2b(repr((output, arithmetic)).encode(), digest_size=5).hexdigest()}"
 
 
 def update_name(job: JobSpec) -> str:

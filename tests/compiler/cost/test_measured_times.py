@@ -11,6 +11,7 @@ from helpers.planning import compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.cost.estimate import StepEstimate
+from dslc.compiler.cost.measured_times import arithmetic
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -128,6 +129,23 @@ def test_stages_wait_for_one_another(tmp_path: Path) -> None:
     whole = ahead + 2 * (ahead + loss[0] + back + loss[1]) + back + 2 * LATENCY
     assert step.step_time is not None
     assert step.step_time - step.update - step.exposed == pytest.approx(whole)
+
+
+def test_images_in_another_memory_order_have_times_of_their_own(tmp_path: Path) -> None:
+    """Channels stay last under plain sums, and not where `fully_shard` cuts rows."""
+    text = job_text(
+        model={"network": "[conv2d(8), relu(), flatten(), linear(10)]", "loss": "cross_entropy()"},
+        data={"source": "digits()", "batch": 16},
+        devices={"cpus": 2},
+        train={"steps": 2, "optimizer": "sgd(lr = 0.1)"},
+    )
+    (tmp_path / "job.plt").write_text(text)
+    found = []
+    for zero in (0, 3):
+        staging = compiled(tmp_path / "job.plt", f"parallelism.zero={zero}").analysis.staging
+        assert staging is not None
+        found.append(arithmetic(staging))
+    assert found == ["fp32, channels last", "fp32"]
 
 
 def test_a_promise_that_cannot_be_checked_names_what_lacks(tmp_path: Path) -> None:
