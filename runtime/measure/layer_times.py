@@ -76,7 +76,7 @@ class _Clock:
         return other - one
 
 
-class _Watch:
+class _PassMarks:
     """The marks of one step: the end of each layer's forward pass, and the beginning of its backward pass."""
 
     def __init__(self, clock: _Clock) -> None:
@@ -131,7 +131,6 @@ def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: tor
     pairs = [batch.micro[0] for batch in islice(made, BATCHES)]
     spent = time.perf_counter() - begun
     shared = job.world_size > 1
-    overlap = training.overlap() if shared else 0.0
     samples = sum(len(tensors(input)[0]) for input, _ in pairs)
     found = {
         "passes": {count: training.passes(_resized(pairs[0], count)) for count in mode.samples},
@@ -140,7 +139,7 @@ def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: tor
         "data": spent / max(1, samples),
         "collectives": [_collective(job, device, *exchange) for exchange in mode.exchanges],
         "units": _units(device, max((size for _, _, size in mode.exchanges), default=0)) if shared else [],
-        "overlap": overlap,
+        "overlap": training.overlap(pairs[0]) if shared else 0.0,
     }
     del training, model
     found["step"] = _whole_step(job, place, splits, device)
@@ -191,7 +190,6 @@ class _LocalTraining:
         self._optimizer = build_optimizer(job.optimizer, model)
         self._clock = _Clock(device)
         self._updates: list[float] = []
-        self._step: Callable[[], object] = lambda: None
 
     @property
     def update_seconds(self) -> float:
@@ -204,7 +202,7 @@ class _LocalTraining:
             dist.barrier()
         begun, steps = time.monotonic(), 0
         while steps < WARM_UP + LEAST or (time.monotonic() - begun < SECONDS and steps < MOST):
-            found = self._one(*pair)
+            found = self._train_step(*pair)
             steps += 1
             if steps > WARM_UP:
                 for name, each in found.items():
@@ -218,9 +216,9 @@ class _LocalTraining:
         more = whole / sum(f + b for f, b in medians.values())
         return {name: (more * f, more * b) for name, (f, b) in medians.items()}
 
-    def _one(self, input: Structure, target: Structure) -> dict[str, tuple[float, float]]:
-        clock, watch = self._clock, _Watch(self._clock)
-        with watch.attached(self._model, self._names):
+    def _train_step(self, input: Structure, target: Structure) -> dict[str, tuple[float, float]]:
+        clock, marks = self._clock, _PassMarks(self._clock)
+        with marks.attached(self._model, self._names):
             begin = clock.mark()
             with autocast(self._job.precision, self._device):
                 output = self._model(input)
@@ -235,8 +233,7 @@ class _LocalTraining:
         updated = clock.mark()
         clock.wait()
         self._updates.append(clock.seconds_between(end, updated))
-        self._step = partial(self._one, input, target)
-        return watch.times(begin, made, ready, end)
+        return marks.times(begin, made, ready, end)
 
     def _clip(self) -> None:
         parameters = [each for each in self._model.parameters() if each.grad is not None]
@@ -245,15 +242,16 @@ class _LocalTraining:
         if self._job.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self._job.clip_value)
 
-    def overlap(self) -> float:
-        """Returns the share of a gradient exchange that passes hide which run at the same time."""
+    def overlap(self, pair: tuple[Structure, Structure]) -> float:
+        """Returns the share of a gradient exchange that the step of a batch hides which runs at the same time."""
+        step = partial(self._train_step, *pair)
         numbers = torch.zeros(sum(each.numel() for each in self._model.parameters()), device=self._device)
-        alone = _median(self._step, self._clock)
+        alone = _median(step, self._clock)
         exchange = _median(lambda: _wait(dist.all_reduce(numbers, async_op=True)), self._clock)
 
         def both() -> None:
             going = dist.all_reduce(numbers, async_op=True)
-            self._step()
+            step()
             _wait(going)
 
         together = _median(both, self._clock)
