@@ -11,24 +11,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from dslc.compiler.cost.estimate import estimate
+from dslc.compiler.cost.calibration_fit import RankMeasurement, calibration_of
 from dslc.compiler.cost.measured_times import arithmetic
-from dslc.compiler.facts.calibration import (
-    Calibration,
-    CollectiveTime,
-    LayerTime,
-    PassTime,
-    calibration_text,
-    collective_name,
-    layer_signature,
-    loss_signature,
-    update_name,
-)
+from dslc.compiler.facts.calibration import Calibration, calibration_text, layer_signature
 from dslc.compiler.facts.untrusted_files import replacing
+from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.ir.program import CalibrateMode
+from dslc.compiler.placement.staging import Staging
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import table
 from dslc.dsl.diagnostics import Report
@@ -43,13 +34,12 @@ from dslc.verification.variants import observed
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")  # of the plans on the same ranks
 _PAYLOAD = 1 << 20  # bytes, at least, of a collective that is measured
 
-Times = dict[str, list[float]]  # seconds forward and backward by layer; of the loss by ""
-
 
 def main(arguments: argparse.Namespace) -> int:
-    folder = os.path.dirname(os.path.abspath(arguments.output))
-    if not os.path.isdir(folder):
-        print(plain(f"dslc: {folder} is no folder: name the file to write with -o"), file=sys.stderr)
+    path: str = arguments.output
+    beside = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(beside):
+        print(plain(f"dslc: {beside} is no folder: name the file to write with -o"), file=sys.stderr)
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     loaded = combinations[0]
@@ -63,31 +53,32 @@ def main(arguments: argparse.Namespace) -> int:
     if ready is None:
         return JOB_AT_FAULT
     analysis = ready.compiled.analysis
-    refused = _reason_against(analysis)
-    if refused:
-        print(plain(f"dslc: {ready.program.file} cannot be calibrated: {refused}"), file=sys.stderr)
+    unsupported = _unsupported(analysis)
+    if unsupported or analysis.staging is None:
+        print(plain(f"dslc: {ready.program.file} cannot be calibrated: {unsupported}"), file=sys.stderr)
         return WRONG_USAGE
     folder = tempfile.mkdtemp(prefix="dslc-calibrate-")
     try:
         measured = _measure(ready, folder)
-        if measured is None:
-            return TRAINING_FAILED
-        calibration = _with_rest(analysis, _calibration(analysis, measured), measured)
-    finally:
+    except KeyboardInterrupt:
         shutil.rmtree(folder)
-    path = arguments.output
+        raise
+    if measured is None:
+        return TRAINING_FAILED  # with the logs in their folder, to be read
+    shutil.rmtree(folder)
+    calibration = calibration_of(analysis.staging, analysis.costs, measured, _machine(analysis.layout.processes))
     processes = plural(analysis.layout.processes, "process")
     heading = f"Written by `dslc calibrate {ready.program.file}`: seconds, with {processes} at once."
     with replacing(path) as file:
         file.write(calibration_text(analysis.layout.hardware.kind, calibration, heading))
-    print(plain_lines("\n".join(_table_lines(analysis, calibration))))
+    print(plain_lines("\n".join(_table_lines(analysis.staging, calibration))))
     print(plain(f'{path} written: `devices.catalogue = "{path}"` makes plans predict with it'))
     return GOOD
 
 
-def _reason_against(analysis: Analysis) -> str:
+def _unsupported(analysis: Analysis) -> str:
     """Returns why a job cannot be calibrated; "" if it can."""
-    if analysis.model is None or not analysis.costs:
+    if analysis.staging is None or not analysis.costs:
         return "its layers are not known"
     if analysis.layout.nodes > 1:
         return "it takes several hosts, and the times of one are measured"
@@ -101,7 +92,7 @@ def _reason_against(analysis: Analysis) -> str:
     return ""
 
 
-def _measure(ready: Ready, folder: str) -> list[dict[str, Any]] | None:
+def _measure(ready: Ready, folder: str) -> list[RankMeasurement] | None:
     """Returns what each rank measured; None if the ranks failed."""
     import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
     from dslc.runtime.measure.layer_times import NAME
@@ -128,98 +119,24 @@ def _measure(ready: Ready, folder: str) -> list[dict[str, Any]] | None:
         show_failure(outcome, what="calibration")
         return None
     with open(os.path.join(folder, NAME), encoding="utf-8") as file:
-        found: list[dict[str, Any]] = json.load(file)
-    return found
+        return [from_json(RankMeasurement, rank) for rank in json.load(file)]
 
 
-def _calibration(analysis: Analysis, measured: Sequence[dict[str, Any]]) -> Calibration:
-    """Returns the times of the slowest rank."""
-    assert analysis.model is not None
-    job, model = analysis.job, analysis.model
-    assert analysis.staging is not None
-    kind = arithmetic(analysis.staging)
-    sizes = [int(size) for size in measured[0]["passes"]]
-    passes = {size: _slowest([rank["passes"][str(size)] for rank in measured]) for size in sizes}
-    layers: dict[str, list[LayerTime]] = {}
-    for layer in model.layers:
-        found = [(size, passes[size].get(layer.name, [0.0, 0.0])) for size in sizes]
-        layers.setdefault(layer_signature(layer, kind), []).append(_line(found))
-    loss = loss_signature(job.model.loss.word, model.output, kind)
-    collectives: dict[str, CollectiveTime] = {}
-    for exchanges in zip(*([*rank["collectives"], *rank["units"]] for rank in measured), strict=True):
-        one = exchanges[0]
-        few, many = (max(rank["seconds"][at] for rank in exchanges) for at in (0, 1))
-        fixed = _of_line((one["bytes"][0], few), (one["bytes"][1], many))
-        name = collective_name(one["operation"], one["ranks"] if one["operation"] != "send" else 0)
-        collectives[name] = CollectiveTime(latency=fixed.fixed, byte=fixed.each)
+def _machine(processes: int) -> Calibration:
+    """Returns a calibration of this machine without times."""
+    import torch
+
     return Calibration(
-        machine=platform.machine(),
-        torch=_torch_version(),
-        processes=analysis.layout.processes,
-        cores=os.cpu_count() or 1,
-        layers={name: _mean(times) for name, times in layers.items()},
-        losses={loss: _line([(size, passes[size][""]) for size in sizes])},
-        updates={update_name(job): max(rank["update"] for rank in measured) / max(1, measured[0]["parameters"])},
-        collectives=collectives,
-        data=max(rank["data"] for rank in measured),
-        overlap=min(rank["overlap"] for rank in measured),
+        machine=platform.machine(), torch=torch.__version__, processes=processes, cores=os.cpu_count() or 1
     )
 
 
-def _with_rest(analysis: Analysis, calibration: Calibration, measured: Sequence[dict[str, Any]]) -> Calibration:
-    """Returns the calibration with what a step of the job took beyond its parts."""
-    assert analysis.staging is not None
-    hardware = replace(analysis.layout.hardware, calibration=calibration)
-    staging = replace(analysis.staging, layout=replace(analysis.layout, hardware=hardware))
-    predicted, whole = estimate(staging, analysis.costs).step_time, [rank["step"] for rank in measured]
-    if predicted is None or None in whole:
-        return calibration
-    return replace(calibration, rest=max(0.0, max(whole) - predicted))
-
-
-def _slowest(ranks: Sequence[Times]) -> Times:
-    """Returns the times of the rank whose passes take longest."""
-    return max(ranks, key=lambda times: sum(map(sum, times.values())))
-
-
-def _line(found: Sequence[tuple[int, Sequence[float]]]) -> LayerTime:
-    (one, first), (other, second) = found
-    forward, backward = (_of_line((one, first[way]), (other, second[way])) for way in (0, 1))
-    return LayerTime(forward=forward, backward=backward)
-
-
-def _of_line(one: tuple[float, float], other: tuple[float, float]) -> PassTime:
-    """Returns the line through two measurements; through the larger alone and zero, where the smaller took longer."""
-    (few, short), (many, long) = sorted((one, other))
-    each = max(0.0, (long - short) / (many - few))
-    fixed = long - each * many
-    return PassTime(fixed=fixed, each=each) if fixed >= 0 else PassTime(fixed=0.0, each=long / many)
-
-
-def _mean(times: Sequence[LayerTime]) -> LayerTime:
-    def mean(passes: list[PassTime]) -> PassTime:
-        return PassTime(
-            fixed=sum(each.fixed for each in passes) / len(passes), each=sum(each.each for each in passes) / len(passes)
-        )
-
-    return LayerTime(forward=mean([each.forward for each in times]), backward=mean([each.backward for each in times]))
-
-
-def _torch_version() -> str:
-    import torch
-
-    return torch.__version__
-
-
-def _table_lines(analysis: Analysis, calibration: Calibration) -> list[str]:
+def _table_lines(staging: Staging, calibration: Calibration) -> list[str]:
     """Returns the table of what was measured."""
-    assert analysis.model is not None
-    samples = analysis.workload.share / analysis.layout.microbatches
-    assert analysis.staging is not None
-    kind = arithmetic(analysis.staging)
+    samples, kind = staging.workload.share / staging.layout.microbatches, arithmetic(staging)
     rows: list[Sequence[str]] = [("what", "forward", "backward")]
     runs: dict[str, list[str]] = {}
-    for layer in analysis.model.layers:
+    for layer in staging.model.layers:
         runs.setdefault(layer_signature(layer, kind), []).append(layer.name)
     for signature, names in runs.items():
         time = calibration.layers[signature]

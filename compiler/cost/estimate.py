@@ -30,7 +30,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dslc.compiler.cost.cost import RankCost
-from dslc.compiler.cost.measured_times import MeasuredTimes, lacks
+from dslc.compiler.cost.measured_times import MeasuredTimes
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
@@ -94,9 +94,12 @@ class _Times(Protocol):
 def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> StepEstimate:
     """Returns the estimate of a step; `costs` are by pipeline coordinate."""
     layout, precision = staging.layout, staging.job.train.precision.word
-    lack = lacks(staging, costs) if layout.hardware.calibration is not None else ""
-    if layout.hardware.calibration is not None and not lack:
-        return _estimate(staging, costs, MeasuredTimes(staging, layout.hardware.calibration), "measured")
+    lack = ""
+    if layout.hardware.calibration is not None:
+        times = MeasuredTimes(staging, layout.hardware.calibration)
+        lack = times.lacks(costs)
+        if not lack:
+            return _estimate(staging, costs, times, "measured")
     if missing_figures(layout, precision):
         return StepEstimate(step_time=None, mfu=None, lacks=lack)
     source: TimeSource = "bound" if layout.hardware.efficiency == 1 else "estimated"

@@ -11,7 +11,7 @@ ranks, compiled networks and selective recomputation have no measured times.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import prod
+from itertools import chain
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.facts.calibration import Calibration, collective_name, layer_signature, loss_signature, update_name
@@ -23,19 +23,21 @@ from dslc.dsl.words import plural
 
 
 class MeasuredTimes:
-    """The times of a calibration that has all that a plan needs."""
+    """The times of a plan's parts in a calibration, if that `lacks` nothing."""
 
     def __init__(self, staging: Staging, calibration: Calibration) -> None:
         self._staging, self._calibration = staging, calibration
-        self._arithmetic = arithmetic(staging)
+        kind = arithmetic(staging)
+        self._layers = {layer.name: layer_signature(layer, kind) for layer in staging.model.of_a_rank}
+        self._loss = loss_signature(staging.job.model.loss.word, staging.model.output, kind)
 
     def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
         """Returns seconds forward and backward of a pass over `samples`."""
-        time = self._calibration.layers[layer_signature(layer, self._arithmetic)]
+        time = self._calibration.layers[self._layers[layer.name]]
         return time.forward.seconds(samples), time.backward.seconds(samples)
 
     def loss(self, samples: float) -> tuple[float, float]:
-        time = self._calibration.losses[_loss(self._staging)]
+        time = self._calibration.losses[self._loss]
         return time.forward.seconds(samples), time.backward.seconds(samples)
 
     def collective(self, traffic: TrafficNode) -> float:
@@ -49,15 +51,15 @@ class MeasuredTimes:
 
     def update(self, pipeline: int) -> float:
         """Returns the seconds of the optimizer on a rank."""
-        sharding = self._staging.sharding
+        staging, trained = self._staging, self._staging.trained
         numbers = sum(
-            prod(parameter.shape)
-            for stage in self._staging.stages_of(pipeline)
-            for layer in (self._staging.model.layers[n] for n in self._staging.stages[stage])
+            parameter.count
+            for stage in staging.stages_of(pipeline)
+            for layer in (staging.model.layers[n] for n in staging.stages[stage])
             for parameter in layer.parameters
-            if not parameter.tied_to
+            if not parameter.tied_to and parameter.name in trained
         )
-        return self._calibration.updates[update_name(self._staging.job)] * numbers / sharding.shards
+        return self._calibration.updates[update_name(staging.job)] * numbers / staging.sharding.shards
 
     @property
     def rest(self) -> float:
@@ -67,6 +69,23 @@ class MeasuredTimes:
         """Returns the seconds in which samples are made, where nothing hides it."""
         return 0.0 if self._staging.job.data.workers else self._calibration.data * samples
 
+    def lacks(self, costs: Iterable[RankCost]) -> str:
+        """Returns what the plan needs and the calibration lacks, in words; "" if it lacks nothing."""
+        return next(chain(_unmeasurable(self._staging, self._calibration), self._lacking_times(costs)), "")
+
+    def _lacking_times(self, costs: Iterable[RankCost]) -> Iterator[str]:
+        calibration, job = self._calibration, self._staging.job
+        unknown = [name for name, signature in self._layers.items() if signature not in calibration.layers]
+        if unknown:
+            yield f"times of {plural(len(unknown), 'layer')}, of `{unknown[0]}` first"
+        if self._loss not in calibration.losses:
+            yield f"times of the loss `{job.model.loss.word}`"
+        if update_name(job) not in calibration.updates:
+            yield f"times of `{update_name(job)}`"
+        for each in (traffic for cost in costs for traffic in cost.traffic):
+            if each.operation != "receive" and _name(self._staging, each) not in calibration.collectives:
+                yield f"times of {each.operation} among {each.ranks or 2} ranks"
+
 
 def arithmetic(staging: Staging) -> str:
     """Returns what the times of a layer depend on besides its work: the precision, and the memory order of images."""
@@ -74,16 +93,9 @@ def arithmetic(staging: Staging) -> str:
     return f"{staging.job.train.precision.word}{', channels last' if last else ''}"
 
 
-def lacks(staging: Staging, costs: Iterable[RankCost]) -> str:
-    """Returns what a plan needs and the calibration of its machine lacks, in words; "" if it lacks nothing."""
-    return next(_lacks(staging, costs), "")
-
-
-def _lacks(staging: Staging, costs: Iterable[RankCost]) -> Iterator[str]:
-    job, layout, calibration = staging.job, staging.layout, staging.layout.hardware.calibration
-    if calibration is None:
-        yield "no calibration"
-        return
+def _unmeasurable(staging: Staging, calibration: Calibration) -> Iterator[str]:
+    """Yields what no calibration, or not one with as many processes, has for a plan."""
+    job, layout = staging.job, staging.layout
     if layout.nodes > 1:
         yield "times between hosts"
     if layout.processes != calibration.processes:
@@ -96,19 +108,6 @@ def _lacks(staging: Staging, costs: Iterable[RankCost]) -> Iterator[str]:
         yield "times of batch norms that ranks compute together"
     if job.train.compile or job.memory.recompute == "selective" or job.memory.offload:
         yield "times of a network that is compiled, recomputed in parts or offloaded"
-    signatures = {layer.name: layer_signature(layer, arithmetic(staging)) for layer in staging.model.of_a_rank}
-    unknown = [name for name, signature in signatures.items() if signature not in calibration.layers]
-    if unknown:
-        yield f"times of {plural(len(unknown), 'layer')}, of `{unknown[0]}` first"
-    if _loss(staging) not in calibration.losses:
-        yield f"times of the loss `{job.model.loss.word}`"
-    if update_name(job) not in calibration.updates:
-        yield f"times of `{update_name(job)}`"
-    for cost in costs:
-        for each in cost.traffic:
-            name = _name(staging, each)
-            if each.operation != "receive" and name not in calibration.collectives:
-                yield f"times of {each.operation} among {each.ranks or 2} ranks"
 
 
 def _name(staging: Staging, traffic: TrafficNode) -> str:
@@ -117,7 +116,3 @@ def _name(staging: Staging, traffic: TrafficNode) -> str:
     if staging.sharding.engine == "fsdp" and traffic.axis == "data":
         operation = {"all_gather": "gather", "reduce_scatter": "reduce"}.get(operation, operation)
     return collective_name(operation, traffic.ranks)
-
-
-def _loss(staging: Staging) -> str:
-    return loss_signature(staging.job.model.loss.word, staging.model.output, arithmetic(staging))

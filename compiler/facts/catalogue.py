@@ -132,8 +132,9 @@ def _calibration(value: object, span: Span) -> Findings[Calibration | None]:
     try:
         return check_times(from_json(Calibration, value))
     except DecodeError as error:
+        reason = str(error).removeprefix("Calibration.")
         yield Diagnostic(
-            "E0422", f"`calibration` is damaged: {error}", span, help="`dslc calibrate JOB` writes it anew"
+            "E0422", f"`calibration` is damaged: {reason}", span, help="`dslc calibrate JOB` writes it anew"
         )
         return None
 

@@ -339,7 +339,7 @@ def _unknown(analysis: Analysis, promise: Promise) -> str:
     lacks = missing_figures(layout, analysis.job.train.precision.word)
     if promise.name not in ("step_time", "mfu") or not lacks:
         return "`dslc check --trace` looks into `python(…)` models"
-    if analysis.estimate is not None and analysis.estimate.lacks:
+    if promise.name == "step_time" and analysis.estimate is not None and analysis.estimate.lacks:
         return f"the calibration lacks {analysis.estimate.lacks}"
     if promise.name == "step_time" and layout.device == "cpu" and analysis.job.devices.catalogue is None:
         return "`dslc calibrate JOB -o FILE` measures it on a machine; `devices.catalogue` is then that file"

@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dslc.compiler.cost.calibration_fit import CollectiveMeasurement, RankMeasurement
+from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import CalibrateMode, JobProgram, RankPlace
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.data.batches import batches
@@ -132,20 +134,22 @@ def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: tor
     spent = time.perf_counter() - begun
     shared = job.world_size > 1
     samples = sum(len(tensors(input)[0]) for input, _ in pairs)
-    found = {
-        "passes": {count: training.passes(_resized(pairs[0], count)) for count in mode.samples},
-        "update": training.update_seconds,
-        "parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
-        "data": spent / max(1, samples),
-        "collectives": [_collective(job, device, *exchange) for exchange in mode.exchanges],
-        "units": _units(device, max((size for _, _, size in mode.exchanges), default=0)) if shared else [],
-        "overlap": training.overlap(pairs[0]) if shared else 0.0,
-    }
-    del training, model
-    found["step"] = _whole_step(job, place, splits, device)
-    every: list[dict[str, object]] = [found] * job.world_size
+    passes = tuple((count, training.passes(_resized(pairs[0], count))) for count in mode.samples)
+    overlap = training.overlap(pairs[0]) if shared else 0.0
+    update, parameters = training.update_seconds, sum(each.numel() for each in model.parameters() if each.requires_grad)
+    del training, model  # before the job's own is made
+    measured = RankMeasurement(
+        passes=passes,
+        update=update,
+        parameters=parameters,
+        data=spent / max(1, samples),
+        collectives=tuple(_collectives(job, device)) if shared else (),
+        overlap=overlap,
+        step=_whole_step(job, place, splits, device),
+    )
+    every = [to_json(measured)] * job.world_size
     if shared:
-        dist.all_gather_object(every, found)
+        dist.all_gather_object(every, to_json(measured))
     if place.rank == 0:
         path = os.path.join(run_dir, NAME)
         with naming(path), open(path, "w", encoding="utf-8") as file:
@@ -276,7 +280,16 @@ def _median(function: Callable[[], object], clock: _Clock) -> float:
     return statistics.median(seconds[2:])
 
 
-def _collective(job: JobProgram, device: torch.device, operation: str, axis: str, size: int) -> dict[str, object]:
+def _collectives(job: JobProgram, device: torch.device) -> Iterator[CollectiveMeasurement]:
+    """Yields the measurements of what plans of this job exchange."""
+    mode = job.mode
+    assert isinstance(mode, CalibrateMode)
+    for exchange in mode.exchanges:
+        yield _collective(job, device, *exchange)
+    yield from _units(device, max(size for _, _, size in mode.exchanges))
+
+
+def _collective(job: JobProgram, device: torch.device, operation: str, axis: str, size: int) -> CollectiveMeasurement:
     """Returns the seconds of a collective with few bytes and with `size` bytes of input on each rank."""
     group = mesh_of(job).group(*job.axes) if axis == "all" else mesh_of(job).group(axis)
     ranks = dist.get_world_size(group)
@@ -287,12 +300,12 @@ def _collective(job: JobProgram, device: torch.device, operation: str, axis: str
         numbers = torch.zeros(max(ranks, bytes // 4 // ranks * ranks), device=device)
         return _median(partial(_exchange, operation, numbers, ranks, group), clock)
 
-    return {
-        "operation": operation,
-        "ranks": ranks,
-        "bytes": (FEW_BYTES, many),
-        "seconds": (seconds(FEW_BYTES), seconds(many)),
-    }
+    return CollectiveMeasurement(
+        operation=operation,
+        ranks=0 if operation == "send" else ranks,
+        bytes=(FEW_BYTES, many),
+        seconds=(seconds(FEW_BYTES), seconds(many)),
+    )
 
 
 class _Weight(nn.Module):
@@ -306,26 +319,24 @@ class _Weight(nn.Module):
         return x * self.weight[0]
 
 
-def _units(device: torch.device, size: int) -> list[dict[str, object]]:
-    """Returns the seconds that `fully_shard` adds to a forward pass, in which it gathers a unit of parameters, and to a
+def _units(device: torch.device, size: int) -> Iterator[CollectiveMeasurement]:
+    """Yields the seconds that `fully_shard` adds to a forward pass, in which it gathers a unit of parameters, and to a
     backward pass for their gradients: with few bytes, and with `size` bytes of parameters.
     """
     from torch.distributed.fsdp import fully_shard  # here: it loads sympy, which no training without it needs
 
     ranks, clock = dist.get_world_size(), _Clock(device)
     sizes = (FEW_BYTES, max(size, 2 * FEW_BYTES))
-    gathered, reduced = [], []
+    added = []
     for bytes in sizes:
         plain, sharded = (_Weight(bytes // 4 // ranks * ranks, device) for _ in range(2))
         fully_shard(sharded)
         (ahead, back), (more_ahead, more_back) = (_weight_passes(module, clock) for module in (plain, sharded))
-        gathered.append(max(0.0, more_ahead - ahead))
-        reduced.append(max(0.0, more_back - back))
-    own = [bytes // ranks for bytes in sizes]  # a gather's input is a rank's own part
-    return [
-        {"operation": "gather", "ranks": ranks, "bytes": own, "seconds": gathered},
-        {"operation": "reduce", "ranks": ranks, "bytes": sizes, "seconds": reduced},
-    ]
+        added.append((max(0.0, more_ahead - ahead), max(0.0, more_back - back)))
+    gathered, reduced = zip(*added, strict=True)
+    own = (sizes[0] // ranks, sizes[1] // ranks)  # a gather's input is a rank's own part
+    yield CollectiveMeasurement(operation="gather", ranks=ranks, bytes=own, seconds=gathered)
+    yield CollectiveMeasurement(operation="reduce", ranks=ranks, bytes=sizes, seconds=reduced)
 
 
 def _weight_passes(module: nn.Module, clock: _Clock) -> tuple[float, float]:

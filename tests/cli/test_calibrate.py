@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,19 @@ def test_what_cannot_be_calibrated_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "here.toml").exists()
     run = dslc("calibrate", "made.plt", "-o", "nowhere/here.toml", cwd=tmp_path)
     assert run.returncode == 2 and "nowhere is no folder" in run.stderr
+
+
+@pytest.mark.processes
+def test_ranks_that_fail_leave_their_logs(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def loss(output, target):\n"
+        "    assert not torch.distributed.is_initialized(), 'no ranks here'\n"
+        "    return torch.nn.functional.cross_entropy(output, target, reduction='none')\n"
+    )
+    (tmp_path / "made.plt").write_text(JOB.replace("cross_entropy()", 'python("own:loss")'))
+    run = dslc("calibrate", "made.plt", "-o", "here.toml", cwd=tmp_path)
+    assert run.returncode == 3 and "calibration failed on rank" in run.stderr and "no ranks here" in run.stderr
+    log = run.stderr.partition("the whole log: ")[2].splitlines()[0]
+    assert "no ranks here" in Path(log).read_text()
+    shutil.rmtree(Path(log).parent.parent)

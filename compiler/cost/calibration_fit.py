@@ -1,0 +1,115 @@
+"""Makes a calibration of what ranks measured for `dslc calibrate`: times of passes, of a fixed part and of each sample.
+
+Model: passes were measured at two sizes of a micro-batch, collectives with few and with many bytes; a line goes through
+both. Layers with the same signature share their mean. What a whole step of the job took beyond its parts is its `rest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.estimate import estimate
+from dslc.compiler.cost.measured_times import arithmetic
+from dslc.compiler.facts.calibration import (
+    Calibration,
+    CollectiveTime,
+    LayerTime,
+    PassTime,
+    collective_name,
+    layer_signature,
+    loss_signature,
+    update_name,
+)
+from dslc.compiler.placement.staging import Staging
+from dslc.dsl.record import Record, record
+
+Passes = Mapping[str, tuple[float, float]]  # seconds forward and backward by layer; of the loss by ""
+
+
+@record
+class CollectiveMeasurement(Record):
+    """The seconds of a collective among `ranks` with few and with many bytes of input on each."""
+
+    operation: str
+    ranks: int
+    bytes: tuple[int, int]
+    seconds: tuple[float, float]
+
+
+@record
+class RankMeasurement(Record):
+    """What one rank measured. `step` is a step of the job itself; None where it was not taken."""
+
+    passes: tuple[tuple[int, Passes], ...]  # by the samples of a micro-batch
+    update: float
+    parameters: int  # that were updated
+    data: float  # seconds in which one sample is made
+    collectives: tuple[CollectiveMeasurement, ...]
+    overlap: float
+    step: float | None
+
+
+def calibration_of(
+    staging: Staging, costs: tuple[RankCost, ...], measured: Sequence[RankMeasurement], machine: Calibration
+) -> Calibration:
+    """Returns the times of the slowest rank, in the calibration `machine`, which says where they were measured."""
+    kind, model = arithmetic(staging), staging.model
+    passes = [_slowest([rank.passes[at] for rank in measured]) for at in range(2)]
+    layers: dict[str, list[LayerTime]] = {}
+    for layer in model.layers:
+        layers.setdefault(layer_signature(layer, kind), []).append(_layer_time(passes, layer.name))
+    collectives = {}
+    for exchanges in zip(*(rank.collectives for rank in measured), strict=True):
+        first = exchanges[0]
+        few, many = (max(rank.seconds[at] for rank in exchanges) for at in (0, 1))
+        line = _line_through((first.bytes[0], few), (first.bytes[1], many))
+        collectives[collective_name(first.operation, first.ranks)] = CollectiveTime(latency=line.fixed, byte=line.each)
+    calibration = replace(
+        machine,
+        layers={name: _mean(times) for name, times in layers.items()},
+        losses={loss_signature(staging.job.model.loss.word, model.output, kind): _layer_time(passes, "")},
+        updates={update_name(staging.job): max(rank.update / max(1, rank.parameters) for rank in measured)},
+        collectives=collectives,
+        data=max(rank.data for rank in measured),
+        overlap=min(rank.overlap for rank in measured),
+    )
+    return replace(calibration, rest=_rest(staging, costs, calibration, [rank.step for rank in measured]))
+
+
+def _rest(
+    staging: Staging, costs: tuple[RankCost, ...], calibration: Calibration, steps: Sequence[float | None]
+) -> float:
+    """Returns the seconds that the slowest rank's step took beyond its parts; 0 where no whole step was measured."""
+    hardware = replace(staging.layout.hardware, calibration=calibration)
+    predicted = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs).step_time
+    whole = [seconds for seconds in steps if seconds is not None]
+    return max(0.0, max(whole) - predicted) if whole and predicted is not None else 0.0
+
+
+def _slowest(ranks: Sequence[tuple[int, Passes]]) -> tuple[int, Passes]:
+    """Returns the passes of the rank that takes longest."""
+    return max(ranks, key=lambda sized: sum(map(sum, sized[1].values())))
+
+
+def _layer_time(passes: Sequence[tuple[int, Passes]], name: str) -> LayerTime:
+    one, other = ((samples, by_layer.get(name, (0.0, 0.0))) for samples, by_layer in passes)
+    forward, backward = (_line_through((one[0], one[1][way]), (other[0], other[1][way])) for way in (0, 1))
+    return LayerTime(forward=forward, backward=backward)
+
+
+def _line_through(one: tuple[int, float], other: tuple[int, float]) -> PassTime:
+    """Returns the line through two measurements; through the larger alone and zero, where it would begin below zero."""
+    (few, short), (many, long) = sorted((one, other))
+    each = max(0.0, (long - short) / (many - few))
+    fixed = long - each * many
+    return PassTime(fixed=fixed, each=each) if fixed >= 0 else PassTime(fixed=0.0, each=long / many)
+
+
+def _mean(times: Sequence[LayerTime]) -> LayerTime:
+    def mean(passes: Sequence[PassTime]) -> PassTime:
+        return PassTime(fixed=fmean(each.fixed for each in passes), each=fmean(each.each for each in passes))
+
+    return LayerTime(forward=mean([each.forward for each in times]), backward=mean([each.backward for each in times]))
