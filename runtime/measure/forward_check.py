@@ -49,7 +49,7 @@ NOTES = (
 
 
 @dataclass(frozen=True)
-class ForwardPass:
+class CalledModules:
     """The modules that a forward pass called, each with a line of the user's code, and two sums over each output."""
 
     calls: tuple[tuple[str, str], ...]
@@ -59,7 +59,7 @@ class ForwardPass:
     def path(self) -> list[str]:
         return [name for name, _ in self.calls]
 
-    def first_difference(self, other: ForwardPass) -> int | None:
+    def first_difference(self, other: CalledModules) -> int | None:
         """Returns the place of the first call that differs from another pass; None if none does."""
         for place, (one, two) in enumerate(zip(self.path, other.path, strict=False)):
             if one != two or not _is_close(self.sums[place], other.sums[place]):
@@ -125,7 +125,7 @@ class ForwardCheck:
         pairs = zip(shared[0], leaves, strict=True)
         return unflatten([own if of_0 is None else of_0.to(self._parts.device) for of_0, own in pairs], form)
 
-    def _run(self, input: Structure) -> ForwardPass:
+    def _run(self, input: Structure) -> CalledModules:
         plain, cut = self._parts.plain, piece_of(self._job)
         calls: list[tuple[str, str]] = []
         sums: list[Tensor] = []
@@ -144,7 +144,7 @@ class ForwardCheck:
                 handle.remove()
         self._after_pass()
         self._parts.engine.let_go()
-        return ForwardPass(tuple(calls), torch.stack(sums))
+        return CalledModules(tuple(calls), torch.stack(sums))
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
@@ -170,14 +170,14 @@ class ForwardCheck:
 
     # ------------------------------------------------------------------------------------------------- between ranks
 
-    def _any_differ(self, one: ForwardPass) -> bool:
+    def _any_differ(self, one: CalledModules) -> bool:
         """True if ranks of this data axis, or of one beside it, differ: passes need the ranks of all axes."""
         differ = torch.tensor(int(not self._agrees(one)), device=self._parts.device)
         if self._other_axes is not None:
             dist.all_reduce(differ, dist.ReduceOp.MAX, group=self._other_axes)
         return bool(differ)
 
-    def _agrees(self, one: ForwardPass) -> bool:
+    def _agrees(self, one: CalledModules) -> bool:
         digest = hashlib.blake2b("\n".join(one.path).encode(), digest_size=6).digest()  # exact in float64
         path = torch.tensor([int.from_bytes(digest)], dtype=torch.float64, device=self._parts.device)
         both = torch.stack((path, -path))
@@ -188,14 +188,14 @@ class ForwardCheck:
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
         return all(_is_close(high, -low) for high, low in zip(*both.cpu(), strict=True))
 
-    def _report(self, one: ForwardPass, *, steady: bool) -> None:
+    def _report(self, one: CalledModules, *, steady: bool) -> None:
         """Raises RankOrderError if two ranks differ whose own passes are alike."""
         of_all: list[Any] = [None] * dist.get_world_size(self._group)
         mine = {"rank": self._rank, "steady": steady, "calls": one.calls, "sums": one.sums.cpu()}
         dist.all_gather_object(of_all, mine, group=self._group)
         ranks = [each for each in of_all if each["steady"]]
         for other in ranks[1:]:
-            passes = [ForwardPass(each["calls"], each["sums"]) for each in (ranks[0], other)]
+            passes = [CalledModules(each["calls"], each["sums"]) for each in (ranks[0], other)]
             if (place := passes[0].first_difference(passes[1])) is not None:
                 self._fail(of_all[0]["rank"], *self._difference(place, ranks[0], other), notes=NOTES)
 

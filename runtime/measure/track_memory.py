@@ -58,7 +58,7 @@ class _Event(NamedTuple):
         return self.around.startswith("autograd::")
 
 
-class _Block:
+class _MemoryBlock:
     """Memory that was allocated in the step; another thread releases it at `until`."""
 
     __slots__ = ("around", "end", "kind", "phase", "size", "start", "until")
@@ -158,10 +158,10 @@ class Tracker:
 
     def _play(self, events: list[_Event]) -> None:  # noqa: C901 - its steps share six collections
         """Replays the allocations of a step in order: records the peak, and the gradients still there after it."""
-        blocks: list[_Block] = []
-        open_blocks: dict[int, _Block] = {}  # by address
+        blocks: list[_MemoryBlock] = []
+        open_blocks: dict[int, _MemoryBlock] = {}  # by address
         released: list[tuple[int, int]] = []  # (time, address) of what was there before the step
-        phases: dict[tuple[str, bool], list[_Block]] = {}  # memory made in the last phase of its kind
+        phases: dict[tuple[str, bool], list[_MemoryBlock]] = {}  # memory made in the last phase of its kind
         early = dict(self._gradients)  # gradients in storages that were there before the step
         for event in events:
             if event.address is None and event.phase != _UPDATED:
@@ -183,7 +183,7 @@ class Tracker:
             else:
                 released.append((event.time, event.address))
             if event.size > 0:
-                blocks.append(_Block(event))
+                blocks.append(_MemoryBlock(event))
                 open_blocks[event.address] = blocks[-1]
                 if event.phase:
                     phases.setdefault((event.phase, event.backward), []).append(blocks[-1])
