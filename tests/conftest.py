@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +16,14 @@ from instruments.durations import DurationRecorder
 from dslc.runtime.process.vision_library import let_torchvision_load
 
 let_torchvision_load()  # tests import libraries that import it
+# Whoever runs the tests in the background ignores these, and every process that a test starts and interrupts would too.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 # No test has a deadline; in CI each run draws the same examples. HYPOTHESIS_PROFILE=fresh draws others.
 settings.register_profile("same", settings(deadline=None, derandomize=True))
 settings.register_profile("fresh", settings(deadline=None))
