@@ -58,6 +58,7 @@ HEAVY = ("cattrs", "lark", "networkx", "numpy", "rich", "torch")
 
 # What the compiler predicts and the runtime does by one function, beside the records of compiler/ir.
 SHARED = {
+    "dslc.compiler.facts.calibration": "a rank records what it measured for a calibration",
     "dslc.compiler.facts.checkpoint_names": "rules look for checkpoints that the runtime names",
     "dslc.compiler.facts.file_patterns": "facts count the files that the runtime reads",
     "dslc.compiler.facts.image_files": "facts count the images that the runtime reads",

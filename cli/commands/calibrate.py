@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dslc.compiler.cost.calibration_fit import RankMeasurement, calibration_of
+from dslc.compiler.cost.calibration_fit import calibration_of
 from dslc.compiler.cost.measured_times import arithmetic
-from dslc.compiler.facts.calibration import Calibration, calibration_text, layer_signature
+from dslc.compiler.facts.calibration import Calibration, RankMeasurement, calibration_text, layer_signature
 from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.number_text import time_text

@@ -6,7 +6,7 @@ both. Layers with the same signature share their mean. What a whole step of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -17,39 +17,15 @@ from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
     LayerTime,
+    Passes,
     PassTime,
+    RankMeasurement,
     collective_name,
     layer_signature,
     loss_signature,
     update_name,
 )
 from dslc.compiler.placement.staging import Staging
-from dslc.dsl.record import Record, record
-
-Passes = Mapping[str, tuple[float, float]]  # seconds forward and backward by layer; of the loss by ""
-
-
-@record
-class CollectiveMeasurement(Record):
-    """The seconds of a collective among `ranks` with few and with many bytes of input on each."""
-
-    operation: str
-    ranks: int
-    bytes: tuple[int, int]
-    seconds: tuple[float, float]
-
-
-@record
-class RankMeasurement(Record):
-    """What one rank measured. `step` is a step of the job itself; None where it was not taken."""
-
-    passes: tuple[tuple[int, Passes], ...]  # by the samples of a micro-batch
-    update: float
-    parameters: int  # that were updated
-    data: float  # seconds in which one sample is made
-    collectives: tuple[CollectiveMeasurement, ...]
-    overlap: float
-    step: float | None
 
 
 def calibration_of(

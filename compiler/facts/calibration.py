@@ -20,6 +20,8 @@ from dslc.compiler.ir.nodes import LayerNode
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
 
+Passes = Mapping[str, tuple[float, float]]  # seconds forward and backward by layer; of the loss by ""
+
 
 @record
 class PassTime(Record):
@@ -64,6 +66,29 @@ class Calibration(Record):
     data: float = 0.0  # seconds in which one sample is made
     overlap: float = 0.0
     rest: float = 0.0  # seconds of a step that none of its parts accounts for
+
+
+@record
+class CollectiveMeasurement(Record):
+    """The seconds of a collective among `ranks` with few and with many bytes of input on each."""
+
+    operation: str
+    ranks: int
+    bytes: tuple[int, int]
+    seconds: tuple[float, float]
+
+
+@record
+class RankMeasurement(Record):
+    """What one rank measured. `step` is a step of the job itself; None where it was not taken."""
+
+    passes: tuple[tuple[int, Passes], ...]  # by the samples of a micro-batch
+    update: float
+    parameters: int  # that were updated
+    data: float  # seconds in which one sample is made
+    collectives: tuple[CollectiveMeasurement, ...]
+    overlap: float
+    step: float | None
 
 
 def layer_signature(layer: LayerNode, arithmetic: str) -> str:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.cost.calibration_fit import CollectiveMeasurement, RankMeasurement
+from dslc.compiler.facts.calibration import CollectiveMeasurement, RankMeasurement
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import CalibrateMode, JobProgram, RankPlace
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors

@@ -9,9 +9,15 @@ import pytest
 from helpers.job_texts import job_text
 from helpers.planning import compiled
 
-from dslc.compiler.cost.calibration_fit import CollectiveMeasurement, RankMeasurement, calibration_of
+from dslc.compiler.cost.calibration_fit import calibration_of
 from dslc.compiler.cost.estimate import estimate
-from dslc.compiler.facts.calibration import Calibration, PassTime, layer_signature
+from dslc.compiler.facts.calibration import (
+    Calibration,
+    CollectiveMeasurement,
+    PassTime,
+    RankMeasurement,
+    layer_signature,
+)
 from dslc.compiler.rules.analysis import Analysis
 
 JOB = job_text(
