@@ -33,6 +33,7 @@ from dslc.dsl.record import Record, record
 @record
 class PlanFacts(Record):
     """The facts that a plan rests on. `hardware` is of one device; `measured`: its memory was measured on the machine.
+    `calibration` is the digest of the times by which the plan predicts a step; "" without measured times.
     `model` is None if the user's own module was not traced, `optimizer` if it is torch's or was not tried. `by_parts`:
     the model is too large for the machine to be made whole. `files` are the files that the ranks read, with paths as on
     the graph.
@@ -46,6 +47,7 @@ class PlanFacts(Record):
     processes: int
     by_parts: bool
     files: tuple[FileFact, ...]
+    calibration: str = ""
 
 
 def facts_of(analysis: Analysis) -> PlanFacts:
@@ -61,11 +63,12 @@ def facts_of(analysis: Analysis) -> PlanFacts:
         source=_portable(analysis.source),
         model=analysis.facts.model,
         optimizer=analysis.facts.optimizer,
-        hardware=layout.hardware,
+        hardware=replace(layout.hardware, calibration=None),
         measured=bool(machine and machine.gpus and layout.device == "cuda"),
         processes=layout.processes,
         by_parts=bool(model and model.reset),
         files=tuple(sorted(files, key=lambda fact: fact.path)),
+        calibration=calibration.digest if (calibration := layout.hardware.calibration) else "",
     )
 
 
@@ -133,7 +136,10 @@ def _module(function: str, folder: str) -> Iterator[tuple[str, ResolvedPath]]:
 
 
 def differences(planned: PlanFacts, here: PlanFacts) -> Iterator[str]:
-    """Yields, in words, the facts in which this machine differs from the machine that the plan was made on."""
+    """Yields, in words, the facts in which this machine differs from the machine that the plan was made on.
+
+    Times are left out: what ranks do does not depend on predictions.
+    """
     before, now = ({fact.path: fact for fact in facts.files} for facts in (planned, here))
     for path in sorted(before.keys() | now.keys()):
         if path not in now:
@@ -146,7 +152,7 @@ def differences(planned: PlanFacts, here: PlanFacts) -> Iterator[str]:
             yield f"{path} has other contents"
     if here.measured and not planned.measured:
         here = replace(here, hardware=replace(here.hardware, memory=planned.hardware.memory))
-    ones, others = (to_json(replace(facts, files=(), measured=True)) for facts in (planned, here))
+    ones, others = (to_json(replace(facts, files=(), measured=True, calibration="")) for facts in (planned, here))
     yield from _differences(ones, others, "")
 
 

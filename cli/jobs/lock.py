@@ -32,7 +32,8 @@ FORMAT = 1
 @record
 class Lock(Record):
     """The hash of a plan, with and without the lines of the job's text, and what it follows from: digests of the job's
-    texts by their paths, `--set`s, and facts.
+    texts by their paths, `--set`s, and facts. `without_lines` covers the predicted time if the job names a catalogue:
+    each machine may predict it by a calibration of its own user.
     """
 
     format: int
@@ -66,7 +67,9 @@ def check_lock(path: str, loaded: LoadResult, analysis: Analysis, report: Report
         return
     report.add(
         "E1008",
-        f"the plan of {path} is {now.plan}, and {lock_path(path)} has {locked.plan}",
+        f"the plan of {path} is {now.plan}, and {lock_path(path)} has {locked.plan}"
+        if now.plan != locked.plan
+        else f"the time that the plan of {path} predicts is not the one in {lock_path(path)}",
         None,
         notes=first_notes(list(_causes(locked, now))),
         help=f"`dslc diff REVISION:{path} {path}` shows what differs; `dslc plan {path} --lock` accepts it",
@@ -74,15 +77,16 @@ def check_lock(path: str, loaded: LoadResult, analysis: Analysis, report: Report
 
 
 def _lock_of(loaded: LoadResult, analysis: Analysis) -> Lock:
-    graph = compile_plan(analysis).graph
+    graph, facts = compile_plan(analysis).graph, facts_of(analysis)
+    by_job = analysis.job.devices.catalogue is not None
     return Lock(
         format=FORMAT,
         dslc=__version__,
         plan=plan_hash(graph),
-        without_lines=hash_without_lines(graph),
+        without_lines=hash_without_lines(graph, estimate=by_job),
         texts=tuple((name, hashlib.sha256(text.encode()).hexdigest()) for name, text in sorted(loaded.texts.items())),
         settings=loaded.settings,
-        facts=facts_of(analysis),
+        facts=facts if by_job else replace(facts, calibration=""),
     )
 
 
@@ -111,6 +115,9 @@ def _causes(locked: Lock, now: Lock) -> Iterator[str]:
         yield f"the job: the settings were {_settings(locked)}, and are {_settings(now)}"
     for each in differences(locked.facts, replace(locked.facts, hardware=now.facts.hardware)):
         yield f"the catalogue: {each}"
+    if locked.facts.calibration != now.facts.calibration:
+        was, is_now = (each.facts.calibration or "none" for each in (locked, now))
+        yield f"the catalogue: its calibration was {was}, and is {is_now}"
     for each in differences(locked.facts, replace(now.facts, hardware=locked.facts.hardware)):
         yield f"the facts: {each}"
 

@@ -67,6 +67,12 @@ class Calibration(Record):
     overlap: float = 0.0
     rest: float = 0.0  # seconds of a step that none of its parts accounts for
 
+    @property
+    def digest(self) -> str:
+        """The name of the calibration by its content, however its file is laid out."""
+        text = json.dumps(to_json(self), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
 
 @record
 class CollectiveMeasurement(Record):

@@ -10,7 +10,7 @@ import json
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.codec import TAG, DecodeError, from_json, to_json
-from dslc.compiler.ir.records import Job, NodeRecord, Relation
+from dslc.compiler.ir.records import Estimate, Job, NodeRecord, Relation
 from dslc.dsl.record import Record, record
 
 
@@ -33,14 +33,26 @@ def store(plan: PlanGraph) -> dict[str, object]:
 
 
 def plan_hash(plan: PlanGraph) -> str:
-    """Returns the identity of a plan: the first 16 hexadecimal digits of SHA-256 over all of its graph."""
-    return _digest(store(plan))
+    """Returns the identity of a plan: the first 16 hexadecimal digits of SHA-256 over its graph without the estimate.
+
+    Hosts and resumed runs compare plans by this hash. A predicted time is nothing that ranks run, and each host may
+    predict it by a calibration of its own.
+    """
+    nodes = [
+        (name, _brief(node["record"]))
+        for name, node in plan.graph.nodes.items()
+        if not isinstance(node["record"], Estimate)
+    ]
+    return _digest(store(plan) | {"nodes": nodes})
 
 
-def hash_without_lines(plan: PlanGraph) -> str:
-    """Returns the same without the names of the job and its file, and without the lines at which it says something."""
+def hash_without_lines(plan: PlanGraph, *, estimate: bool = True) -> str:
+    """Returns a hash of the graph without the names of the job and its file, and without the lines of the job that
+    records name. `estimate`: the hash covers the predicted time.
+    """
+    excluded = (Job,) if estimate else (Job, Estimate)
     records = ((name, node["record"]) for name, node in plan.graph.nodes.items())
-    nodes = [(name, _without_lines(_brief(record))) for name, record in records if not isinstance(record, Job)]
+    nodes = [(name, _without_lines(_brief(record))) for name, record in records if not isinstance(record, excluded)]
     return _digest(store(plan) | {"nodes": nodes})
 
 

@@ -13,6 +13,7 @@ from helpers.job_texts import job_text
 
 from dslc.compiler.comparison import DERIVED, SAME_TRAINING, compare_plans
 from dslc.compiler.compile import compile_plan
+from dslc.compiler.facts.calibration import Calibration, calibration_text
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_text
@@ -195,3 +196,28 @@ def test_a_lock_names_each_cause(job: str, capsys: pytest.CaptureFixture[str]) -
     source = lock["facts"]["source"] | {"samples": 3}
     assert "note: the facts: source.samples was 3, and is 1797" in causes(facts=lock["facts"] | {"source": source})
     assert "E1007" in causes(format=2)
+
+
+def test_a_lock_names_a_changed_calibration(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A predicted time is locked if the job names the catalogue that it comes from; the hash of the plan leaves it out,
+    by which hosts and resumed runs compare plans.
+    """
+
+    def calibrate(processes: int) -> None:
+        times = Calibration(machine="made", torch="2.13", processes=processes, cores=2)
+        Path("here.toml").write_text(calibration_text("cpu", times, "made by hand"))
+
+    calibrate(3)
+    settings = ["--set", 'devices.catalogue="here.toml"']
+    assert main(["plan", job, "--lock", *settings]) == 0
+    assert main(["check", job, "--locked", *settings]) == 0
+    before = json.loads(Path("job.lock").read_text())
+    calibrate(4)
+    capsys.readouterr()
+    assert main(["check", job, "--locked", *settings]) == 1
+    shown = capsys.readouterr().err
+    assert "E1008" in shown and "the time that the plan of job.plt predicts is not the one in job.lock" in shown
+    assert f"note: the catalogue: its calibration was {before['facts']['calibration']}, and is " in shown
+    assert main(["plan", job, "--lock", *settings]) == 0
+    after = json.loads(Path("job.lock").read_text())
+    assert after["plan"] == before["plan"] and after["without_lines"] != before["without_lines"]

@@ -22,6 +22,7 @@ from dslc.compiler.facts.calibration import (
     loss_signature,
 )
 from dslc.compiler.ir.facts import Facts
+from dslc.compiler.plan_facts import differences, facts_of
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.show.explain import explain
 from dslc.dsl.diagnostics import Report
@@ -129,6 +130,15 @@ def test_stages_wait_for_one_another(tmp_path: Path) -> None:
     whole = ahead + 2 * (ahead + loss[0] + back + loss[1]) + back + 2 * LATENCY
     assert step.step_time is not None
     assert step.step_time - step.update - step.exposed == pytest.approx(whole)
+
+
+def test_a_plan_is_the_same_by_other_times(tmp_path: Path) -> None:
+    """Its facts name the times by a digest, and a plan file made by other times runs."""
+    one, step = planned(tmp_path)
+    other, later = planned(tmp_path, rest=0.5)
+    facts, others = facts_of(one.analysis), facts_of(other.analysis)
+    assert step.step_time != later.step_time and one.plan.hash == other.plan.hash
+    assert "" != facts.calibration != others.calibration and list(differences(facts, others)) == []
 
 
 def test_images_in_another_memory_order_have_times_of_their_own(tmp_path: Path) -> None:
