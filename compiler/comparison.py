@@ -316,8 +316,8 @@ def _time(one: PlanView, other: PlanView) -> Iterator[PlanDifference]:
     yield from _figures("time", "seconds", "", {step: (one.step_time, other.step_time)})
     rates = tuple(plan.data.batch / plan.step_time if plan.step_time else None for plan in (one, other))
     yield from _figures("time", "rate", "", {"samples": (rates[0], rates[1])})
-    bubbles = tuple(plan.schedule.bubble if plan.schedule else 0 for plan in (one, other))
-    yield from _figures("time", "share", "", {"MFU": (one.mfu, other.mfu), "bubble": (bubbles[0], bubbles[1])})
+    bubbles = (one.bubble or 0, other.bubble or 0)
+    yield from _figures("time", "share", "", {"MFU": (one.mfu, other.mfu), "bubble": bubbles})
 
 
 def summary(changes: Sequence[PlanDifference]) -> str:

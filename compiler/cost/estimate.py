@@ -34,7 +34,7 @@ from dslc.compiler.cost.measured_times import MeasuredTimes
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
-from dslc.compiler.ir.records import TimeSource
+from dslc.compiler.ir.records import StageTime, StepEnd, TimeSource
 from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.layout import Layout
@@ -50,7 +50,8 @@ class StepEstimate(Record):
     `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for other ranks (`waiting`),
     `exposed`, the traffic of gradients and parameters that nothing hides, the `update`, the making of `samples`, and
     the `rest` that was measured besides.
-    `lacks` says what was not measured, where a calibration does not serve.
+    `lacks` says what was not measured, where a calibration does not serve. `bubble`, `stages`, `message` and `ends` are
+    as in the plan's record.
     """
 
     step_time: float | None
@@ -65,6 +66,10 @@ class StepEstimate(Record):
     rest: float = 0.0
     links: tuple[tuple[str, int], ...] = ()  # bytes of a rank by link (`link`, `network`), the busiest rank's
     lacks: str = ""
+    bubble: float = 0.0
+    stages: tuple[StageTime, ...] = ()
+    message: float = 0.0
+    ends: tuple[StepEnd, ...] = ()
 
 
 class _Times(Protocol):
@@ -120,15 +125,19 @@ def _estimate(
     slower = [1 + inside[rank] / arithmetic[rank] if arithmetic[rank] else 1.0 for rank in placement]
     forward = [seconds * factor for seconds, factor in zip(forward, slower, strict=True)]
     backward = [seconds * factor for seconds, factor in zip(backward, slower, strict=True)]
+    message = max(_message(times, cost) for cost in costs)
     if schedule:
-        whole = timeline(schedule, forward, backward, send=max(_message(times, cost) for cost in costs)).total
+        played = timeline(schedule, forward, backward, send=message)
+        whole, bubble = played.total, played.bubble
     else:
-        whole = microbatches * (sum(forward) + sum(backward))
-    exposed = [_exposed(staging, times, cost, arithmetic[p]) for p, cost in enumerate(costs)]
-    updates = [times.update(p) for p in range(len(costs))]
-    last = max(range(len(costs)), key=lambda p: (exposed[p] + updates[p], arithmetic[p] + inside[p]))
+        whole, bubble = microbatches * (sum(forward) + sum(backward)), 0.0
+    ends = [
+        StepEnd(exposed=_exposed(staging, times, cost, arithmetic[p]), update=times.update(p))
+        for p, cost in enumerate(costs)
+    ]
+    last = max(range(len(costs)), key=lambda p: (ends[p].exposed + ends[p].update, arithmetic[p] + inside[p]))
     samples = times.data(staging.workload.share)
-    step_time = whole + exposed[last] + updates[last] + samples + times.rest
+    step_time = whole + ends[last].exposed + ends[last].update + samples + times.rest
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
     peak = layout.hardware.flops(job.train.precision.word)
@@ -139,12 +148,16 @@ def _estimate(
         arithmetic=arithmetic[busiest],
         transfers=inside[busiest],
         waiting=whole - arithmetic[busiest] - inside[busiest],
-        exposed=exposed[last],
-        update=updates[last],
+        exposed=ends[last].exposed,
+        update=ends[last].update,
         samples=samples,
         rest=times.rest,
         links=_Links(staging).bytes_by_link(costs),
         lacks=lack,
+        bubble=bubble,
+        stages=tuple(StageTime(forward=f, backward=b) for f, b in zip(forward, backward, strict=True)),
+        message=message,
+        ends=tuple(ends),
     )
 
 

@@ -230,6 +230,10 @@ def _estimate(analysis: Analysis) -> tuple[records.Estimate | None]:
             within=links["link"],
             between=links["network"],
             lacks=estimate.lacks,
+            bubble=estimate.bubble,
+            stages=estimate.stages,
+            message=estimate.message,
+            ends=estimate.ends,
         ),
     )
 

@@ -107,6 +107,13 @@ class PlanView(Record):
         return self.step.step_time if self.step else None
 
     @property
+    def bubble(self) -> float | None:
+        """Share of the passes' time in which a pipeline's ranks wait: by the predicted times, else by FLOPs."""
+        if self.schedule is None:
+            return None
+        return self.step.bubble if self.step and self.step.step_time is not None else self.schedule.bubble
+
+    @property
     def mfu(self) -> float | None:
         """Predicted model FLOPs utilization, a share of 1."""
         return self.step.mfu if self.step else None

@@ -176,9 +176,9 @@ class Schedule(Record):
     """The schedule of a pipeline, by torch's name for it in lower case (`1f1b`).
 
     `rows` is its table: a row for each pipeline coordinate, where `2F0` is stage 2's forward of micro-batch 0 and `-`
-    a slot without a pass. `equal_bubble` is the bubble with equal numbers of layers in the stages, if they can be cut
-    so. In the stages `whole_backward` the first half of a split backward pass computes all gradients. `first_trained`
-    is the first stage with a parameter that trains.
+    a slot without a pass. `bubble` is by the stages' FLOPs, and `equal_bubble` that with equal numbers of layers in the
+    stages, if they can be cut so. In the stages `whole_backward` the first half of a split backward pass computes all
+    gradients. `first_trained` is the first stage with a parameter that trains.
     """
 
     name: str
@@ -191,12 +191,30 @@ class Schedule(Record):
 
 
 @record
+class StageTime(Record):
+    """Seconds of a stage's passes over one micro-batch, the backward with its recomputation."""
+
+    forward: float
+    backward: float
+
+
+@record
+class StepEnd(Record):
+    """Seconds of a rank after its last pass: traffic of gradients and parameters that nothing hides, and the update."""
+
+    exposed: float
+    update: float
+
+
+@record
 class Estimate(Record):
     """The predicted time of a step, in seconds of the busiest rank, and the bytes that it moves by link.
 
     `arithmetic`, at `efficiency` of the peak unless it was measured; `transfers` within layers; `waiting` for other
     stages; `exposed`, the traffic of gradients and parameters that nothing hides; the `update`, the making of
-    `samples`, and the `rest` that was measured besides.
+    `samples`, and the `rest` that was measured besides. `bubble` is the share of the passes' time in which a pipeline's
+    ranks wait. Of what it is made: the times of each stage, of a `message` between two, and by pipeline coordinate the
+    end of the step.
     """
 
     step_time: float | None
@@ -212,6 +230,10 @@ class Estimate(Record):
     efficiency: float
     within: int  # bytes within a node
     between: int  # bytes between nodes
+    bubble: float
+    stages: tuple[StageTime, ...]
+    message: float
+    ends: tuple[StepEnd, ...]
     lacks: str = ""  # what a calibration lacks for this plan
 
 

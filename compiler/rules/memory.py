@@ -285,6 +285,14 @@ def _traffic(analysis: Analysis) -> int:
 # ---------------------------------------------------------------------------------------------------------- promises
 
 
+def _bubble(analysis: Analysis) -> float | None:
+    """Returns the bubble by the predicted times, else by FLOPs."""
+    estimated, pipeline = analysis.estimate, analysis.pipeline
+    if pipeline is None:
+        return None
+    return estimated.bubble if pipeline.schedule and estimated and estimated.step_time is not None else pipeline.bubble
+
+
 def promise_values(analysis: Analysis) -> dict[str, int | float | None]:
     """Returns the values that `expect` can name, in base units; None for an unknown one."""
     known = bool(analysis.costs)
@@ -293,7 +301,7 @@ def promise_values(analysis: Analysis) -> dict[str, int | float | None]:
         "devices": analysis.layout.world_size,
         "parameters": analysis.model.parameters if analysis.model else None,
         "peak_memory": _peak(analysis) if known else None,
-        "bubble": analysis.pipeline.bubble if analysis.pipeline else None,
+        "bubble": _bubble(analysis),
         "traffic": _traffic(analysis) if known else None,
         "step_time": estimated.step_time if estimated else None,
         "mfu": estimated.mfu if estimated else None,

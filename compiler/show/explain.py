@@ -418,7 +418,7 @@ def _schedule(plan: PlanView) -> list[str]:
     stages = len(schedule.rows) * schedule.virtual_stages
     lines = [
         f"{schedule.name}: {len(schedule.rows)} ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "
-        f"{plural(plan.data.microbatches, 'micro-batch')}, bubble {percent_text(schedule.bubble)}"
+        f"{plural(plan.data.microbatches, 'micro-batch')}, bubble {known_text(plan.bubble, percent_text)}"
     ]
     lines += _balance(plan, schedule)
     rows = [(str(n), _row_text(row)) for n, row in enumerate(schedule.rows)]
@@ -468,7 +468,7 @@ def _estimate(plan: PlanView) -> list[str]:
         *_spent(plan),
         ("throughput", (rate_text(plan) or UNKNOWN) + (bound if plan.step_time else "")),
         ("MFU", known_text(plan.mfu, percent_text) + (bound if plan.mfu is not None else "")),
-        ("bubble", percent_text(plan.schedule.bubble) if plan.schedule else "none"),
+        ("bubble", "none" if plan.bubble is None else percent_text(plan.bubble)),
     ]
     if plan.step_time is not None and plan.data.steps is not None:
         rows.append(("training", known_text(plan.step_time * plan.data.steps, time_text) + bound))

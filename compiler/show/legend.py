@@ -41,7 +41,7 @@ def summary(plan: PlanView) -> str:
         f"{known_text(plan.parameters, count_text)} parameters",
     ]
     if plan.schedule:
-        said.append(f"{plan.schedule.name}, bubble {percent_text(plan.schedule.bubble)}")
+        said.append(f"{plan.schedule.name}, bubble {known_text(plan.bubble, percent_text)}")
     if plan.step_time is not None:
         numbers = [f"step {time_text(plan.step_time)}", rate_text(plan)]
         if plan.mfu is not None:

@@ -1,9 +1,9 @@
 """A step over time: a row for each pipeline coordinate, a box for each forward and backward of a micro-batch.
 
-Lengths are by the stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum; bubbles
-are white, and a rank's idle share stands at the end of its row. The exchange of gradients and the update, after the
-last backward, are drawn at a fixed length. A long step is shown by its beginning and its end. Without a pipeline there
-is one row: micro-batches one after another.
+Lengths are the predicted times, where a plan has them; a time that nobody measured is left out. Else they are by the
+stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum, and the exchange of
+gradients and the update have a fixed length. Bubbles are white, and a rank's idle share stands at the end of its row. A
+long step is shown by its beginning and its end. Without a pipeline there is one row: micro-batches one after another.
 
 The strip under a row shows the activations that the rank holds at each moment, relative to the most that any rank
 holds. A micro-batch's activations at a stage are held from its forward until its backward (or the backward of the
@@ -16,10 +16,11 @@ from __future__ import annotations
 import itertools
 
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.ir.number_text import byte_text, percent_text
+from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView
+from dslc.compiler.ir.records import Estimate
 from dslc.compiler.show.canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
-from dslc.compiler.show.describe import axis_of, class_of, schedule_table, span_text
+from dslc.compiler.show.describe import axis_of, bound_text, class_of, known_text, schedule_table, span_text
 from dslc.compiler.show.legend import HEADING, heading
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
@@ -37,6 +38,7 @@ COLOURS = {  # by kind, the first two stages of a rank
     "W": ("#6cc3a8", "#bfe5d9"),
     "exchange": ("#ecb08a", "#ecb08a"),
     "update": (GREY, GREY),
+    "rest": ("#eeeeee", "#eeeeee"),
 }
 NAMES = {
     "E": "outputs ahead",
@@ -49,7 +51,7 @@ NAMES = {
 
 @record
 class ScheduleBox(Record):
-    """One box of a row, times in units of the mean forward."""
+    """One box of a row, times in seconds or, where they are by FLOPs, in units of the mean forward."""
 
     kind: str
     stage: int
@@ -77,7 +79,7 @@ def draw_schedule(plan: PlanView) -> str:
     held = [_held_activations(plan, row) for row in work]
     most = max((span.bytes for spans in held for span in spans), default=0)
     busy_until = max((row[-1].end for row in work if row), default=1.0)
-    rows = [row + _update_pieces(plan, p, row[-1].end) for p, row in enumerate(work)]
+    rows = [row + _end(plan, p, row[-1].end) for p, row in enumerate(work)]
     lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
     total = max((row[-1].end for row in rows if row), default=1.0)
     short = max(map(len, rows)) <= PIECES
@@ -96,8 +98,9 @@ def draw_schedule(plan: PlanView) -> str:
         idle = 1 - sum(piece.end - piece.start for piece in work[number]) / busy_until
         _draw_end(canvas, number, idle, held[number], LABEL + window.width + 8, top)
     y += len(shown) * PITCH
-    canvas.write("time", LABEL, y, window.width, "time", size=9.5, align="r", ink=FAINT)
-    _legend(canvas, rows, most, y + 18)
+    passed = f"{time_text(total)}{bound_text(plan)}" if _timed(plan) else "time"
+    canvas.write("time", LABEL, y, window.width, passed, size=9.5, align="r", ink=FAINT)
+    _legend(canvas, rows, most, y + 18, timed=_timed(plan) is not None)
     heading(canvas, plan, LABEL + window.width + BESIDE)
     return canvas.text()
 
@@ -142,29 +145,46 @@ def _visible_rows(rows: int) -> list[int | None]:
 def _caption(plan: PlanView) -> str:
     pieces = plural(plan.data.microbatches, "micro-batch")
     if plan.schedule:
-        bubble, stages = percent_text(plan.schedule.bubble), plural(len(plan.stages), "stage")
+        bubble, stages = known_text(plan.bubble, percent_text), plural(len(plan.stages), "stage")
         return f"{plan.schedule.name}, {pieces} of {plan.data.microbatch}, {stages}: bubble {bubble}"
     return f"{pieces} of {plan.data.microbatch}, one after another, no bubble"
 
 
+def _timed(plan: PlanView) -> Estimate | None:
+    """Returns the predicted times of a step; None where there are none, and lengths are by FLOPs."""
+    return plan.step if plan.step_time is not None else None
+
+
 def _pipeline_rows(plan: PlanView) -> list[list[ScheduleBox]]:
-    mean = sum(stage.flops for stage in plan.stages) / 3 / len(plan.stages)
-    forward = [stage.flops / 3 / mean if mean else 1.0 for stage in plan.stages]
-    time = timeline(schedule_table(plan), forward, [2 * f for f in forward])
+    forward, backward, message = _stage_times(plan)
+    time = timeline(schedule_table(plan), forward, backward, send=message)
     return [
         [ScheduleBox(kind=a.kind, stage=a.stage, text=str(a.microbatch), start=s, end=e) for a, s, e in spans]
         for spans in time.spans
     ]
 
 
+def _stage_times(plan: PlanView) -> tuple[list[float], list[float], float]:
+    """Returns each stage's time of a micro-batch, forward and backward, and that of a message."""
+    step = _timed(plan)
+    if step is not None:
+        return [stage.forward for stage in step.stages], [stage.backward for stage in step.stages], step.message
+    mean = sum(stage.flops for stage in plan.stages) / 3 / len(plan.stages)
+    forward = [stage.flops / 3 / mean if mean else 1.0 for stage in plan.stages]
+    return forward, [2 * each for each in forward], 0.0
+
+
 def _one_row(plan: PlanView) -> list[ScheduleBox]:
-    count = plan.data.microbatches
+    count, step = plan.data.microbatches, _timed(plan)
     ahead = range(count if plan.data.ahead else 0)
-    row = [ScheduleBox(kind="E", stage=0, text=str(m), start=float(m), end=m + 1.0) for m in ahead]
+    forward, backward = (step.stages[0].forward, step.stages[0].backward) if step else (1.0, 2.0)
+    if step and plan.data.ahead:
+        forward /= 2  # the times of a stage hold both of its forward passes
+    row = [ScheduleBox(kind="E", stage=0, text=str(m), start=m * forward, end=(m + 1) * forward) for m in ahead]
     for m in range(count):
-        start = len(ahead) + 3.0 * m
-        row.append(ScheduleBox(kind="F", stage=0, text=str(m), start=start, end=start + 1))
-        row.append(ScheduleBox(kind="B", stage=0, text=str(m), start=start + 1, end=start + 3))
+        start = len(ahead) * forward + m * (forward + backward)
+        row.append(ScheduleBox(kind="F", stage=0, text=str(m), start=start, end=start + forward))
+        row.append(ScheduleBox(kind="B", stage=0, text=str(m), start=start + forward, end=start + forward + backward))
     return row
 
 
@@ -186,17 +206,21 @@ def _held_activations(plan: PlanView, row: list[ScheduleBox]) -> list[HeldActiva
     return found
 
 
-def _update_pieces(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
-    """Returns the pieces after the last backward, at a fixed length."""
-    node = next((n for n in plan.ranks if n.pipeline == pipeline), None)
+def _end(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
+    """Returns the boxes after the last backward: of a predicted length, or of a fixed one."""
+    node, step = next((n for n in plan.ranks if n.pipeline == pipeline), None), _timed(plan)
     size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0
-    length = 2.5
-    pieces = [ScheduleBox(kind="update", stage=0, text="update", start=start + (length if size else 0), end=0)]
-    if size:
-        pieces.insert(0, ScheduleBox(kind="exchange", stage=0, text=byte_text(size), start=start, end=start + length))
-    last = pieces[-1]
-    pieces[-1] = ScheduleBox(kind=last.kind, stage=0, text=last.text, start=last.start, end=last.start + length)
-    return pieces
+    exposed, update = (step.ends[pipeline].exposed, step.ends[pipeline].update) if step else (2.5, 2.5)
+    boxes = []
+    if size and exposed:
+        boxes.append(ScheduleBox(kind="exchange", stage=0, text=byte_text(size), start=start, end=start + exposed))
+        start += exposed
+    if update:
+        boxes.append(ScheduleBox(kind="update", stage=0, text="update", start=start, end=start + update))
+        start += update
+    if step and step.samples + step.rest > 0:
+        boxes.append(ScheduleBox(kind="rest", stage=0, text="rest", start=start, end=start + step.samples + step.rest))
+    return boxes
 
 
 def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[ScheduleBox], y: float, window: _Window) -> None:
@@ -248,10 +272,15 @@ def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[HeldActivati
         canvas.write(f"row {number} holds", x, y + ROW + 4, BESIDE - 8, text, size=9.5)
 
 
-def _legend(canvas: Canvas, rows: list[list[ScheduleBox]], most: int, y: float) -> None:
+def _legend(canvas: Canvas, rows: list[list[ScheduleBox]], most: int, y: float, timed: bool) -> None:
     kinds = {piece.kind for row in rows for piece in row}
     split = "I" in kinds
-    names = NAMES | {"exchange": "exchange of gradients (not to scale)", "update": "update (not to scale)"}
+    scale = "" if timed else " (not to scale)"
+    names = NAMES | {
+        "exchange": f"exchange of gradients{scale}",
+        "update": f"update{scale}",
+        "rest": "samples and rest",
+    }
     x: float = LABEL
     for kind, name in names.items():
         if kind not in kinds or (kind == "I" and "B" in kinds):

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from dataclasses import replace
 from math import prod
 
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
-from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, ShareNode, TrainingNode
+from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, ShareNode, StageTime, StepEnd, TrainingNode
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.schedules import ScheduleTable, table
 
@@ -31,7 +32,21 @@ STEP = Estimate(
     efficiency=1,
     within=0,
     between=0,
+    bubble=0.0,
+    stages=(),
+    message=0.001,
+    ends=(),
 )
+
+
+def _step(stages: tuple[StageNode, ...], schedule: Schedule | None, pipeline: int) -> Estimate:
+    """The step of a plan whose stages take equally long."""
+    return replace(
+        STEP,
+        bubble=schedule.bubble if schedule else 0.0,
+        stages=tuple(StageTime(forward=0.01, backward=0.02) for _ in stages),
+        ends=tuple(StepEnd(exposed=0.05, update=0.0) for _ in range(pipeline)),
+    )
 
 
 def fact(*shape: int) -> TensorFact:
@@ -103,6 +118,7 @@ def make_plan(
     rows = table(schedule, pipeline, microbatches, virtual) if pipeline > 1 else None
     share = batch // sizes["data"]
     stages = _stages(layers, rows, share // microbatches, tensor * context)
+    actions = _schedule(rows, stages)
     return PlanView(
         job=job,
         hash=hashlib.sha256(job.encode()).hexdigest()[:16],
@@ -146,7 +162,7 @@ def make_plan(
             steps_per_epoch=1438 // batch + (1 if last else 0),
             steps=5 * (1438 // batch + (1 if last else 0)),
         ),
-        schedule=_schedule(rows, stages),
+        schedule=actions,
         training=TrainingNode(
             optimizer="sgd",
             lr=0.1,
@@ -157,7 +173,7 @@ def make_plan(
             seed=0,
         ),
         ranks=tuple(_ranks(pipeline, world // pipeline, stages, sizes, scale)),
-        step=None if kind == "cpu" else STEP,
+        step=None if kind == "cpu" else _step(stages, actions, pipeline),
     )
 
 

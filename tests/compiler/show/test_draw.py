@@ -16,9 +16,10 @@ from helpers.planning import JOBS, compiled
 from dslc.compiler.cost.schedule_cost import peak_held
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView
+from dslc.compiler.ir.records import StageTime, StepEnd
 from dslc.compiler.placement.schedules import NAMES, default_microbatches, default_virtual_stages, table
 from dslc.compiler.show.canvas import MEMORY_COLOURS, Canvas, escape, fitted
-from dslc.compiler.show.describe import devices_text
+from dslc.compiler.show.describe import axis_of, devices_text
 from dslc.compiler.show.draw import VIEWS, draw
 from dslc.compiler.show.picture import svg
 
@@ -286,6 +287,30 @@ def test_a_long_step_is_shown_by_its_beginning_and_end() -> None:
     assert len(boxes(dot)) < 800
     labels = {each["label"] for each in nodes(dot).values()}
     assert {"0", "31"} <= labels and "row 0 gap" in dot
+
+
+@pytest.mark.parametrize("made", [made_plans.digits, made_plans.four_stages])
+def test_boxes_of_a_schedule_are_as_long_as_the_predicted_times(made: Callable[[], PlanView]) -> None:
+    plan = made()
+    step = replace(
+        made_plans.STEP,
+        stages=tuple(StageTime(forward=0.01 * (n + 1), backward=0.03 * (n + 1)) for n in range(len(plan.stages))),
+        ends=(StepEnd(exposed=0.02, update=0.05),) * axis_of(plan, "pipeline").size,
+        samples=0.02,
+        rest=0.04,
+    )
+    dot = draw(replace(plan, step=step), "schedule")
+    expected = {"exchange": 0.02, "update": 0.05, "rest": 0.06}
+    seconds = {
+        name: expected.get(node["tooltip"]) or step.stages[int(stage[1])].forward * (3 if "back" in stage[0] else 1)
+        for name, node in nodes(dot).items()
+        if name.startswith("row ") and "tooltip" in node
+        for stage in re.findall(r"(\w+)(?:, stage (\d+))?", node["tooltip"])[:1]
+    }
+    lengths = {name: right - left for name, (left, _, right, _) in boxes(dot).items() if name in seconds}
+    scale = lengths["row 0.0"] / seconds["row 0.0"]
+    assert {name: length / scale for name, length in lengths.items()} == pytest.approx(seconds, rel=0.01)
+    assert "update" in {nodes(dot)[name]["tooltip"] for name in seconds} and "not to scale" not in dot
 
 
 def test_a_network_that_was_not_traced_is_drawn_as_unknown() -> None:
