@@ -10,7 +10,7 @@ from dslc.compiler.graph.plan_graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.records import Batches, Devices, Job, Placed, Process, Schedule, Stage
+from dslc.compiler.ir.records import Batches, Devices, Estimate, Job, Placed, Process, Schedule, Stage
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
@@ -43,6 +43,20 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         tensor=plan.find(p.TensorParallelStep),
         context=plan.find(p.ContextStep),
         checkpoint=plan.one(p.CheckpointStep),
+        expected=expected_phases(plan.find(Estimate)),
+    )
+
+
+def expected_phases(estimate: Estimate | None) -> p.StepPhases | None:
+    """Returns an estimate by phases of a step; None without one, and of a bound, which is no expectation."""
+    if estimate is None or estimate.step_time is None or estimate.source == "bound":
+        return None
+    return p.StepPhases(
+        data=estimate.samples,
+        passes=estimate.arithmetic + estimate.transfers + estimate.waiting,
+        exposed=estimate.exposed,
+        update=estimate.update,
+        host=estimate.rest,
     )
 
 

@@ -33,8 +33,10 @@ from dslc.runtime.loop.step_sync import StepReduction, is_evaluated, next_wait
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.order_check import OrderCheck
+from dslc.runtime.measure.phases import phase_clock
 from dslc.runtime.measure.replica_check import ReplicaCheck
 from dslc.runtime.measure.report import Measure
+from dslc.runtime.measure.slow_steps import phase_numbers, slow_step_watch
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.records import Records, note
@@ -114,7 +116,9 @@ class _TrainingRun:
             board.records = self._records.begin
         self._guard = NonFiniteGuard(job, place, parts, board, self._checkpoints)
         self._goals = Goals(job, parts.device, start.goals)
-        self._told = StepReduction(job, place, parts, board, self._guard, self._checkpoints, self._goals)
+        self._phases = phase_clock(job, place, parts)
+        self._told = StepReduction(job, place, parts, board, self._guard, self._checkpoints, self._goals, self._phases)
+        self._slow = slow_step_watch(job)
         self._order = OrderCheck(job, place, parts)
         self._replicas = ReplicaCheck(job, place, parts)
         self._measure = Measure(job, place, parts, start.step)
@@ -125,6 +129,7 @@ class _TrainingRun:
         # Samples of a user's code leave the host's random generators anywhere (random_numbers.py).
         self._noise = noise_rank(job, place.rank) if splits.train.by_process else None
         self._step, self._seen, self._began = start.step, start.samples, time.monotonic() - start.seconds
+        self._first = start.step
         self._timed = job.max_time is not None and start.seconds >= job.max_time
         board.begin(start.step)
 
@@ -135,7 +140,7 @@ class _TrainingRun:
             self._began = time.monotonic()
         last = first if self._goals.reason or self._timed else job.steps  # it had ended early when it was saved
         made = batches(job.data, self._splits, self._place, job.microbatches, first, last, self._parts.device)
-        for batch in made:
+        for batch in self._phases.batches(made):
             if self._ends_with(batch):
                 break
         return self._end()
@@ -145,12 +150,12 @@ class _TrainingRun:
         between = told.reduce if self._hooks is None else self._hooks.add_after_backward(told.reduce)
         looks = StepCallbacks(
             loss=self._order.loss(self._guard.loss),
-            between=between,
+            between=self._phases.wrap_between(between),
             norm=self._guard.norm,
             evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.add_after_backward(UNSEEN.evaluated),
             later=collectives.exclude_collectives,
         )
-        work = self._measure.wrap(_stepper(job)(job, self._place, self._parts, looks))
+        work = self._measure.wrap(self._phases.wrap(_stepper(job)(job, self._place, self._parts, looks)))
         if job.observation is None:
             return work
         parts = self._parts
@@ -174,12 +179,14 @@ class _TrainingRun:
         self._timed = told.stopped and self._board.timed
         if told.stopped and not self._timed and not self._checkpoints.on:
             return True
-        self._evaluate()
+        with self._phases.pause():
+            self._evaluate()
         ended = told.stopped or bool(self._goals.reason)
         if self._checkpoints.due(self._step, told.late or ended or self._goals.is_best(self._step)):
-            guard.state()
-            self._replicas.compare(self._step)
-            self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress, batch.marks)
+            with self._phases.pause():
+                guard.state()
+                self._replicas.compare(self._step)
+                self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress, batch.marks)
         return ended
 
     def _begin(self, epoch: int) -> float:
@@ -223,7 +230,12 @@ class _TrainingRun:
             skips = job.on_nonfinite == "skip"
             more = {"skipped": self._guard.note_skipped(self._run_dir, told.guarded)} if skips else {}
             line = {"step": self._step, "split": "train", "loss": told.loss, "lr": rate}
-            self._records.write({**line, **told.further, **more, "samples": self._seen, "seconds": self._seconds})
+            phases = phase_numbers(job, told.phases)
+            self._records.write(
+                {**line, **told.further, **more, "samples": self._seen, "seconds": self._seconds, **phases}
+            )
+            for text in self._slow.follow(self._step - self._first, told.phases):
+                note(self._run_dir, text)
 
     def _evaluate(self) -> None:
         """Evaluates the splits that the job asks for, if it does after this step, or before the first."""

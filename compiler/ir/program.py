@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, SamplerStep
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, PythonFunction, StreamStep
+from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, PythonFunction, StepPhases, StreamStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
 
@@ -28,6 +28,7 @@ __all__ = [  # names defined elsewhere
     "PictureStep",
     "PythonFunction",
     "SamplerStep",
+    "StepPhases",
     "StreamStep",
 ]
 
@@ -525,6 +526,7 @@ class JobProgram(Training):
     tensor: TensorParallelStep | None = None
     context: ContextStep | None = None
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
+    expected: StepPhases | None = None  # the predicted phases of a step; None if the plan has a bound at most
     mode: Mode = field(default_factory=TrainMode)
 
     @property

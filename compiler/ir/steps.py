@@ -72,3 +72,24 @@ class StreamStep(Record):
     window: int
     length: int = 0
     held: tuple[int, ...] = ()
+
+
+@record
+class StepPhases(Record):
+    """Seconds of the phases of a step, predicted or in the mean over some steps of a rank.
+
+    `data`: the wait for samples. `passes`: forward and backward. `exposed`: from the last gradient of this rank until
+    the ranks' gradients are there. `update`: clipping and the optimizer. `host`: all else, of which `rank_wait` is the
+    wait for other ranks where a loss is logged.
+    """
+
+    data: float = 0.0
+    passes: float = 0.0
+    exposed: float = 0.0
+    update: float = 0.0
+    host: float = 0.0
+    rank_wait: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.data + self.passes + self.exposed + self.update + self.host

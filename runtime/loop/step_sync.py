@@ -12,20 +12,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.loop.best_metric import Goals
 from dslc.runtime.loop.nonfinite import NonFiniteGuard
 from dslc.runtime.measure import collectives
+from dslc.runtime.measure.phases import PhaseClock, phases_of_ranks
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import TrainingComponents
 
 
 class StepReduction:
-    """What all ranks know of a step: whether they leave after it (`stopped`), if it is logged its mean loss and the
-    guards' sum, and whether a checkpoint is due by rank 0's clock (`late`).
+    """What all ranks know of a step: whether they leave after it (`stopped`), if it is logged its mean loss, the
+    guards' sum and the `phases` of each rank, and whether a checkpoint is due by rank 0's clock (`late`).
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class StepReduction:
         guard: NonFiniteGuard,
         checkpoints: Checkpoints,
         goals: Goals,
+        phases: PhaseClock,
     ) -> None:
-        self._job, self._place, self._parts = job, place, parts
+        self._job, self._place, self._parts, self._clock = job, place, parts, phases
         self._board, self._guard, self._checkpoints, self._goals = board, guard, checkpoints, goals
         self._samples = 1
         self.enter(0)
@@ -47,6 +49,7 @@ class StepReduction:
         self._step, self.stopped, self.late, self.guarded = step, False, False, 0
         self.loss: float | None = None
         self.further: dict[str, float] = {}
+        self.phases: list[StepPhases] = []
 
     def reduce(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
         """Exchanges it between the passes of the step and its update."""
@@ -81,10 +84,13 @@ class StepReduction:
         further = sorted(self._parts.further)  # the same names on all ranks
         told += [self._parts.further[name].to(told[0].device) * mesh_of(job).leads for name in further]
         self._parts.further.clear()
-        together = torch.stack(told)
-        if job.world_size > 1:
-            dist.all_reduce(together)
-        summed, *said = together.tolist()
+        together = torch.cat([torch.stack(told), self._clock.share(self._clock.finish_lap(), told[0])])
+        with self._clock.rank_wait():
+            if job.world_size > 1:
+                dist.all_reduce(together)
+            numbers = together.tolist()
+        summed, *said = numbers[: len(told)]
+        self.phases = phases_of_ranks(numbers[len(told) :])
         self.stopped = self._stops()  # rank 0 has answered before it took part (process/stop.py)
         self.late = bool(job.checkpoint.seconds and said.pop(0))
         self.guarded = int(said.pop(0)) if guarded is not None else 0

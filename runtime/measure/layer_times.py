@@ -32,6 +32,7 @@ from dslc.compiler.ir.program import CalibrateMode, JobProgram, RankPlace
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.samples import Splits
+from dslc.runtime.measure.device_clock import DeviceClock, Mark
 from dslc.runtime.model import documents
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.model.meta_model import build_model
@@ -50,38 +51,11 @@ FEW_BYTES = 4096  # the size of a collective that takes its latency alone
 COLLECTIVES = 12
 BATCHES = 8  # made to measure the making of samples
 
-Mark = float | torch.cuda.Event
-
-
-class _Clock:
-    """Marks moments on a device; seconds between two are read after the device has come past both."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
-
-    def mark(self) -> Mark:
-        if self._device is None:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def wait(self) -> None:
-        if self._device is not None:
-            torch.cuda.synchronize(self._device)
-
-    def seconds_between(self, one: Mark, other: Mark) -> float:
-        if isinstance(one, torch.cuda.Event):
-            assert isinstance(other, torch.cuda.Event)
-            return float(one.elapsed_time(other)) / 1000
-        assert isinstance(other, float)
-        return other - one
-
 
 class _PassMarks:
     """The marks of one step: the end of each layer's forward pass, and the beginning of its backward pass."""
 
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
         self.forward: list[tuple[str, Mark]] = []
         self.backward: list[tuple[str, Mark]] = []
@@ -162,7 +136,7 @@ def _whole_step(job: JobProgram, place: RankPlace, splits: Splits, device: torch
     """
     if job.pipeline is not None or job.own_step is not None or job.optimizer.closure:
         return None
-    step, clock, seconds = stepper(job, place, assemble(job, device)), _Clock(device), []
+    step, clock, seconds = stepper(job, place, assemble(job, device)), DeviceClock(device), []
     made = batches(job.data, splits, place, job.microbatches, 0, min(job.steps, WARM_UP + MOST), device)
     before = clock.mark()
     for batch in made:
@@ -192,7 +166,7 @@ class _LocalTraining:
         self._job, self._model, self._device, self._names = job, model, device, mode.layers
         self._loss: LossSum = loss_sum(job.loss)
         self._optimizer = build_optimizer(job.optimizer, model)
-        self._clock = _Clock(device)
+        self._clock = DeviceClock(device)
         self._updates: list[float] = []
 
     @property
@@ -267,7 +241,7 @@ def _wait(work: dist.Work | None) -> None:
         work.wait()
 
 
-def _median(function: Callable[[], object], clock: _Clock) -> float:
+def _median(function: Callable[[], object], clock: DeviceClock) -> float:
     """Returns the median seconds of a function that all ranks call at once."""
     seconds = []
     for _ in range(COLLECTIVES):
@@ -293,7 +267,7 @@ def _collective(job: JobProgram, device: torch.device, operation: str, axis: str
     """Returns the seconds of a collective with few bytes and with `size` bytes of input on each rank."""
     group = mesh_of(job).group(*job.axes) if axis == "all" else mesh_of(job).group(axis)
     ranks = dist.get_world_size(group)
-    clock = _Clock(device)
+    clock = DeviceClock(device)
     many = max(size, 2 * FEW_BYTES)
 
     def seconds(bytes: int) -> float:
@@ -325,7 +299,7 @@ def _units(device: torch.device, size: int) -> Iterator[CollectiveMeasurement]:
     """
     from torch.distributed.fsdp import fully_shard  # here: it loads sympy, which no training without it needs
 
-    ranks, clock = dist.get_world_size(), _Clock(device)
+    ranks, clock = dist.get_world_size(), DeviceClock(device)
     sizes = (FEW_BYTES, max(size, 2 * FEW_BYTES))
     added = []
     for bytes in sizes:
@@ -339,7 +313,7 @@ def _units(device: torch.device, size: int) -> Iterator[CollectiveMeasurement]:
     yield CollectiveMeasurement(operation="reduce", ranks=ranks, bytes=sizes, seconds=reduced)
 
 
-def _weight_passes(module: nn.Module, clock: _Clock) -> tuple[float, float]:
+def _weight_passes(module: nn.Module, clock: DeviceClock) -> tuple[float, float]:
     """Returns the median seconds of a forward and of a backward pass."""
     x = torch.ones(1, device=next(module.parameters()).device, requires_grad=True)
     forward, backward = [], []

@@ -10,6 +10,11 @@ Readers see whole lines. The keys of a line are `step` (from 1), `split` (`train
 other metrics, `lr` (training), `samples` (seen so far), `seconds` (since the first step began), and with `on_nonfinite
 = skip` `skipped`: the number of steps skipped since the training began or was resumed. A number that is not finite is
 `null`.
+
+A line of the training also has `seconds.data`, `.passes`, `.exposed`, `.update` and `.host`: where the time of a step
+went on rank 0, in the mean since the line before (measure/phases.py). Evaluations and checkpoints count for none.
+Without `.exposed` the engine does not tell the exchange from the work. Where ranks differ, `slowest.rank` is the rank
+that the others wait for, with the same phases of its own, `slowest.data` and so on.
 """
 
 from __future__ import annotations
@@ -25,7 +30,13 @@ from dslc.compiler.facts.untrusted_files import LINE_LIMIT, open_file, open_to_a
 
 NAME = "metrics.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
-_FACTS = ("step", "split", "samples", "seconds")
+PHASES = ("data", "passes", "exposed", "update", "host")
+_FACTS = frozenset(
+    (
+        *("step", "split", "samples", "seconds", "slowest.rank"),
+        *(f"{whose}.{phase}" for whose in ("seconds", "slowest") for phase in PHASES),
+    )
+)
 
 Record = dict[str, Any]
 
@@ -96,6 +107,12 @@ def numbers(record: Record) -> Iterator[tuple[str, float | None]]:
             yield name, value
 
 
+def phases_of(record: Record) -> dict[str, float]:
+    """Returns the seconds of a step by phase that a record has."""
+    found = {phase: record.get(f"seconds.{phase}") for phase in PHASES}
+    return {phase: seconds for phase, seconds in found.items() if seconds is not None}
+
+
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
     """Adds the file's name to an OSError: on a full disk the system gives none for a file that is open."""
@@ -149,14 +166,14 @@ def parse_record(line: bytes) -> Record:
         raise ValueError("its seconds are no number")
     if not all(name.isprintable() for name in (*told, told["split"])):
         raise ValueError("a name in it has control characters")
-    odd = next((name for name, value in numbers(told) if name != "split" and not _is_number(value)), None)
+    odd = next((name for name in told if name != "split" and not _is_number(told[name], name)), None)
     if odd is not None:
         raise ValueError(f"its `{odd}` is no number")
     return told
 
 
-def _is_number(value: object) -> bool:
-    return value is None or type(value) in (int, float)
+def _is_number(value: object, name: str) -> bool:
+    return value is None or type(value) in (int, float) or (isinstance(value, list) and name not in _FACTS)
 
 
 def note(run_dir: str, text: str, whole: str = "") -> None:
@@ -212,8 +229,9 @@ class RecordFollower:
 
 
 class TensorBoard:
-    """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`. In
-    a resumed training TensorBoard drops the earlier events of `step`, its first step, and of later ones.
+    """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`,
+    and the phases of a step as `phases/data`. In a resumed training TensorBoard drops the earlier events of `step`, its
+    first step, and of later ones.
     """
 
     def __init__(self, run_dir: str, step: int = 1) -> None:
@@ -226,6 +244,8 @@ class TensorBoard:
         for name, value in numbers(record):
             if value is not None:
                 self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
+        for phase, seconds in phases_of(record).items():
+            self._writer.add_scalar(f"phases/{phase}", seconds, record["step"])
 
     def close(self) -> None:
         self._writer.close()

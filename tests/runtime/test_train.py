@@ -105,9 +105,18 @@ def test_what_is_logged(launcher: Launcher, tmp_path: Path) -> None:
     two = train(launcher, tmp_path / "run", 2, data, steps=8, log_every=3, evaluate_every=6, tensorboard=True)
     steps = [(line["step"], line["split"]) for line in two.lines]
     assert steps == [*((1, "train"), (3, "train"), (6, "train"), (6, "validation"), (8, "train"), (8, "validation"))]
+    phases = {f"seconds.{phase}" for phase in ("data", "passes", "exposed", "update", "host")}
     for line in two.lines:
-        numbers = {"lr"} if line["split"] == "train" else {"accuracy"}
-        assert set(line) == {"step", "split", "loss", "samples", "seconds"} | numbers
+        numbers = {"lr"} | phases if line["split"] == "train" else {"accuracy"}
+        named = {name for name in line if not name.startswith("slowest.")}
+        assert named == {"step", "split", "loss", "samples", "seconds"} | numbers
+    before = 0
+    spent = []
+    for line in (line for line in two.lines if line["split"] == "train"):
+        assert all(line[phase] >= 0 for phase in phases) and line["seconds.passes"] > 0
+        spent.append((line["step"] - before) * sum(line[phase] for phase in phases))
+        before = line["step"]
+        assert sum(spent) <= line["seconds"], "the phases of all steps are no longer than the steps"
     assert [line["samples"] for line in two.lines] == [16, 48, 96, 96, 128, 128]
     seconds = [line["seconds"] for line in two.lines]
     assert seconds == sorted(seconds) and seconds[0] >= 0
@@ -120,6 +129,8 @@ def test_what_is_logged(launcher: Launcher, tmp_path: Path) -> None:
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 3, 6, 8]
     assert [event.value for event in events.Scalars("validation/loss")] == pytest.approx(two.losses("validation"))
+    recorded = [line["seconds.passes"] for line in two.lines if line["split"] == "train"]
+    assert [event.value for event in events.Scalars("phases/passes")] == pytest.approx(recorded)
 
 
 def test_evaluation_counts_every_sample_once(launcher: Launcher, tmp_path: Path) -> None:
