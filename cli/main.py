@@ -150,7 +150,8 @@ def _verify(made: argparse.ArgumentParser) -> None:
 
 def _calibrate(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
-    made.add_argument("-o", "--output", metavar="FILE", required=True, help="the catalogue to write, a .toml file")
+    help = "the catalogue to write, a .toml file (default: your own, which jobs without `devices.catalogue` use)"
+    made.add_argument("-o", "--output", metavar="FILE", help=help)
 
 
 def _evaluate(made: argparse.ArgumentParser) -> None:

@@ -91,8 +91,8 @@ def work(
             sample_keys.prepare(job.data, splits.train, device)
         compare_samples(job, place, splits, device)
         if isinstance(job.mode, CalibrateMode):
-            measure_times(job, place, splits, device, run_dir)
-            end = TrainingResult(steps=0)
+            measured = measure_times(job, place, splits, device, run_dir, board)
+            end = TrainingResult(steps=0, stopped_at=None if measured else 0)
         elif job.observation is not None and job.observation.plain:
             end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +36,10 @@ os.environ["DSLC_TRACE_CACHE"] = (
     "off"  # what is tested is traced; tests/cli/probe/test_trace_cache.py has a cache of its own
 )
 
+
+# What plans predict does not depend on calibrations of whoever runs the tests.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="dslc-configuration-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 FIRST = ("training", "programs", "cli")  # whose files are the longest, and would make a run wait at its end
 STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen")  # the events by which Python starts a process

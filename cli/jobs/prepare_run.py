@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.facts.untrusted_files import recreate_file, replacing
@@ -201,14 +201,16 @@ def launch(
     from dslc.runtime.launch import launch
 
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        return launch(program, places, folder, screen=nowhere if quiet else None, **more)
+        return launch(program, places, folder, **({"screen": nowhere if quiet else None} | more))
 
 
-def launch_quietly(program: JobProgram, places: tuple[RankPlace, ...], folder: str) -> Outcome:
-    """Launches ranks for a command's own ends, without progress on the screen. Raises KeyboardInterrupt if they are
+def launch_quietly(
+    program: JobProgram, places: tuple[RankPlace, ...], folder: str, screen: TextIO | None = None
+) -> Outcome:
+    """Launches ranks for a command's own ends, with progress on `screen` alone. Raises KeyboardInterrupt if they are
     stopped.
     """
-    outcome = launch(program, places, folder, quiet=True)
+    outcome = launch(program, places, folder, quiet=True, **({"screen": screen} if screen is not None else {}))
     if outcome.stopped_at is not None:
         raise KeyboardInterrupt
     return outcome

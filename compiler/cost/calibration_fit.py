@@ -12,7 +12,7 @@ from statistics import fmean
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import estimate
-from dslc.compiler.cost.measured_times import arithmetic
+from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -49,10 +49,11 @@ def calibration_of(
         losses={loss_signature(staging.job.model.loss.word, model.output, kind): _layer_time(passes, "")},
         updates={update_name(staging.job): max(rank.update / max(1, rank.parameters) for rank in measured)},
         collectives=collectives,
-        data=max(rank.data for rank in measured),
-        overlap=min(rank.overlap for rank in measured),
+        data={source_of(staging): max(rank.data for rank in measured)},
+        overlap={network_of(staging): min(rank.overlap for rank in measured)},
     )
-    return replace(calibration, rest=_rest(staging, costs, calibration, [rank.step for rank in measured]))
+    rest = _rest(staging, costs, calibration, [rank.step for rank in measured])
+    return replace(calibration, rest={network_of(staging): rest})
 
 
 def _rest(

@@ -12,9 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from statistics import median
 
 from dslc.compiler.cost.cost import RankCost
-from dslc.compiler.facts.calibration import Calibration, collective_name, layer_signature, loss_signature, update_name
+from dslc.compiler.facts.calibration import (
+    Calibration,
+    collective_name,
+    data_signature,
+    layer_signature,
+    loss_signature,
+    network_signature,
+    update_name,
+)
 from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.placement.sharding import channels_last
@@ -30,6 +39,7 @@ class MeasuredTimes:
         kind = arithmetic(staging)
         self._layers = {layer.name: layer_signature(layer, kind) for layer in staging.model.of_a_rank}
         self._loss = loss_signature(staging.job.model.loss.word, staging.model.output, kind)
+        self._network, self._source = network_of(staging), source_of(staging)
 
     def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
         """Returns seconds forward and backward of a pass over `samples`."""
@@ -47,7 +57,9 @@ class MeasuredTimes:
 
     @property
     def overlap(self) -> float:
-        return self._calibration.overlap
+        """The share of an exchange that is hidden; for an unknown network, the median of the known ones."""
+        shares = self._calibration.overlap
+        return shares.get(self._network, median(shares.values()) if shares else 0.0)
 
     def update(self, pipeline: int) -> float:
         """Returns the seconds of the optimizer on a rank."""
@@ -63,11 +75,11 @@ class MeasuredTimes:
 
     @property
     def rest(self) -> float:
-        return self._calibration.rest
+        return self._calibration.rest.get(self._network, 0.0)
 
     def data(self, samples: float) -> float:
         """Returns the seconds in which samples are made, where nothing hides it."""
-        return 0.0 if self._staging.job.data.workers else self._calibration.data * samples
+        return 0.0 if self._staging.job.data.workers else self._calibration.data[self._source] * samples
 
     def lacks(self, costs: Iterable[RankCost]) -> str:
         """Returns what the plan needs and the calibration lacks, in words; "" if it lacks nothing."""
@@ -80,6 +92,8 @@ class MeasuredTimes:
             yield f"times of {plural(len(unknown), 'layer')}, of `{unknown[0]}` first"
         if self._loss not in calibration.losses:
             yield f"times of the loss `{job.model.loss.word}`"
+        if not job.data.workers and self._source not in calibration.data:
+            yield f"times of the samples of `{job.data.source.word}`"
         if update_name(job) not in calibration.updates:
             yield f"times of `{update_name(job)}`"
         for each in (traffic for cost in costs for traffic in cost.traffic):
@@ -91,6 +105,18 @@ def arithmetic(staging: Staging) -> str:
     """Returns what the times of a layer depend on besides its work: the precision, and the memory order of images."""
     last = channels_last(staging.layout, staging.sharding, staging.model)
     return f"{staging.job.train.precision.word}{', channels last' if last else ''}"
+
+
+def network_of(staging: Staging) -> str:
+    """Returns the name of a job's network in a calibration."""
+    kind, model = arithmetic(staging), staging.model
+    layers = [layer_signature(layer, kind) for layer in model.layers]
+    return network_signature(layers, loss_signature(staging.job.model.loss.word, model.output, kind))
+
+
+def source_of(staging: Staging) -> str:
+    """Returns the name of the making of a job's samples in a calibration."""
+    return data_signature(staging.job, [layer.input for layer in staging.model.layers[:1]])
 
 
 def _unmeasurable(staging: Staging, calibration: Calibration) -> Iterator[str]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
 from math import inf
 
 from dslc.compiler.ir.codec import DecodeError, to_json
@@ -55,7 +55,7 @@ class CollectiveTime(Record):
 class Calibration(Record):
     """One machine's times. `overlap` is the share of a gradient exchange's time that the backward pass hides."""
 
-    machine: str
+    machine: str  # its processor
     torch: str
     processes: int  # that ran at once on a host
     cores: int  # of the host
@@ -63,9 +63,9 @@ class Calibration(Record):
     losses: Mapping[str, LayerTime] = field(default_factory=dict)  # by signature
     updates: Mapping[str, float] = field(default_factory=dict)  # seconds for each parameter, by optimizer
     collectives: Mapping[str, CollectiveTime] = field(default_factory=dict)  # by operation and ranks: `all_reduce 2`
-    data: float = 0.0  # seconds in which one sample is made
-    overlap: float = 0.0
-    rest: float = 0.0  # seconds of a step that none of its parts accounts for
+    data: Mapping[str, float] = field(default_factory=dict)  # seconds in which one sample is made, by source
+    overlap: Mapping[str, float] = field(default_factory=dict)  # by network
+    rest: Mapping[str, float] = field(default_factory=dict)  # seconds that no part of a step accounts for, by network
 
     @property
     def digest(self) -> str:
@@ -109,6 +109,20 @@ def loss_signature(loss: str, output: object, arithmetic: str) -> str:
     return f"{loss} {hashlib.blake2b(repr((output, arithmetic)).encode(), digest_size=5).hexdigest()}"
 
 
+def network_signature(layers: Iterable[str], loss: str) -> str:
+    """Returns the name of a network, by the signatures of its layers and its loss."""
+    return f"network {hashlib.blake2b(repr((sorted(layers), loss)).encode(), digest_size=5).hexdigest()}"
+
+
+def data_signature(job: JobSpec, samples: object) -> str:
+    """Returns the name of the making of a job's samples, which are of one shape: its source, and a digest of what
+    decides its time.
+    """
+    source = job.data.source
+    augmentations = [each.word for each in getattr(source, "augment", None) or ()]
+    return f"{source.word} {hashlib.blake2b(repr((samples, augmentations)).encode(), digest_size=5).hexdigest()}"
+
+
 def update_name(job: JobSpec) -> str:
     """Returns the name of a job's update: its optimizer, and whether it limits gradients before."""
     return f"{job.train.optimizer.word}{' clip' if job.train.clip is not None else ''}"
@@ -117,6 +131,20 @@ def update_name(job: JobSpec) -> str:
 def collective_name(operation: str, ranks: int) -> str:
     """Returns the name of a collective among `ranks`; of a message, which is between two, with `ranks` 0."""
     return f"{operation} {ranks or 2}"
+
+
+def merge_calibrations(older: Calibration, newer: Calibration) -> Calibration:
+    """Returns the times of both, of what both measured the newer ones. They are of one machine."""
+    return replace(
+        newer,
+        layers={**older.layers, **newer.layers},
+        losses={**older.losses, **newer.losses},
+        updates={**older.updates, **newer.updates},
+        collectives={**older.collectives, **newer.collectives},
+        data={**older.data, **newer.data},
+        overlap={**older.overlap, **newer.overlap},
+        rest={**older.rest, **newer.rest},
+    )
 
 
 def check_times(calibration: Calibration) -> Calibration:
@@ -133,9 +161,9 @@ def check_times(calibration: Calibration) -> Calibration:
         *passes,
         *collectives,
         *calibration.updates.values(),
-        calibration.data,
-        calibration.overlap,
-        calibration.rest,
+        *calibration.data.values(),
+        *calibration.overlap.values(),
+        *calibration.rest.values(),
     ]
     wrong = next((time for time in times if not 0 <= time < inf), None)
     if wrong is not None:

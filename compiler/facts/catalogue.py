@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from dslc.compiler.facts.calibration import Calibration, check_times
@@ -51,17 +52,15 @@ def read_catalogue(path: str | None, where: Span | None) -> Findings[dict[str, H
     """Returns dslc's own kinds with the kinds of the file `path`, which the job names at `where`."""
     if path is None:
         return CATALOGUE
-    import tomllib  # here: few jobs have a catalogue of their own
-
     name = path_text(path)
     try:
         text = read_bytes(path, CATALOGUE_BYTES.most).decode()
-        tables = tomllib.loads(text)
+        tables = _tables(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         yield Diagnostic("E0421", f"the catalogue `{name}` cannot be read: {reason}", where, help="a TOML file")
         return CATALOGUE
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:  # a number, or brackets, without end
+    except (ValueError, RecursionError) as error:  # no TOML, a number, or brackets, without end
         yield Diagnostic("E0421", f"the catalogue `{name}` is not TOML: {error}", where, help=_EXAMPLE)
         return CATALOGUE
     source = Source(name, text)
@@ -71,6 +70,14 @@ def read_catalogue(path: str | None, where: Span | None) -> Findings[dict[str, H
         if made is not None:
             found[kind] = made
     return found
+
+
+@lru_cache(maxsize=4)
+def _tables(text: str) -> dict[str, Any]:
+    """Returns the tables of a catalogue, which each trial of a job reads again."""
+    import tomllib  # here: few jobs have a catalogue of their own
+
+    return tomllib.loads(text)
 
 
 _EXAMPLE = '`[lab_card]` and under it `memory = "80GiB"`, `bf16 = "989TFLOPS"`, `link = "450GBps"`, …'

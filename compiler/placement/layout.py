@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dslc.compiler.facts.calibration import Calibration
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
+from dslc.compiler.facts.user_calibrations import machine_differences, with_user_calibration
 from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.axes import AXES, coordinates, crosses_nodes
 from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
@@ -119,9 +121,13 @@ def lay_out(job: JobSpec, machine: MachineFacts | None = None) -> Findings[Layou
 def _devices(
     devices: DevicesSpec, nodes: int, machine: MachineFacts | None
 ) -> Findings[tuple[tuple[int, ...], int | None, Hardware]]:
-    """Returns the named GPUs, the processes of one node and their hardware."""
+    """Returns the named GPUs, the processes of one node and their hardware, with the user's own calibration of it."""
     gpus, processes = yield from _processes(devices, machine)
     hardware = yield from _hardware(devices)
+    if devices.catalogue is None and processes is not None:
+        hardware = yield from with_user_calibration(hardware, processes)
+    elif hardware.calibration is not None and (hardware.cpu or machine is not None):
+        yield from _warn_of_other_machine(devices, hardware.calibration)
     yield from _check_backend(devices)
     if processes is not None:
         yield from _check_count(devices, nodes * processes)
@@ -232,6 +238,19 @@ def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
     if found.cpu != (devices.gpus is None):
         yield from _report_other_device(devices, found)
     return found
+
+
+def _warn_of_other_machine(devices: DevicesSpec, calibration: Calibration) -> Iterator[Diagnostic]:
+    """Warns of times that were measured on another machine; they are used, as the job says."""
+    differences = list(machine_differences(calibration))
+    if differences:
+        yield Diagnostic(
+            "W0880",
+            f"the times in `devices.catalogue` were measured on another machine: it has {differences[0]}",
+            devices.at("catalogue"),
+            notes=tuple(Note(f"it has {each}") for each in differences[1:]),
+            help="`dslc calibrate JOB` measures this one, for jobs without `devices.catalogue`",
+        )
 
 
 def _report_other_device(devices: DevicesSpec, hardware: Hardware) -> Iterator[Diagnostic]:

@@ -350,7 +350,7 @@ def _unknown(analysis: Analysis, promise: Promise) -> str:
     if promise.name == "step_time" and analysis.estimate is not None and analysis.estimate.lacks:
         return f"the calibration lacks {analysis.estimate.lacks}"
     if promise.name == "step_time" and layout.device == "cpu" and analysis.job.devices.catalogue is None:
-        return "`dslc calibrate JOB -o FILE` measures it on a machine; `devices.catalogue` is then that file"
+        return "`dslc calibrate JOB` measures it, on the machine that trains"
     figures = " and ".join(f"`{figure}`" for figure in lacks)
     if layout.hardware.kind == "gpu":
         return "name a `devices.kind` of the catalogue"

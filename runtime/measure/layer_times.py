@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 
@@ -28,20 +29,17 @@ from torch import Tensor, nn
 
 from dslc.compiler.facts.calibration import CollectiveMeasurement, RankMeasurement
 from dslc.compiler.ir.codec import to_json
-from dslc.compiler.ir.program import CalibrateMode, JobProgram, RankPlace
+from dslc.compiler.ir.program import CalibrateMode, GradientStep, JobProgram, RankPlace, RecomputeStep
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.samples import Splits
 from dslc.runtime.measure.device_clock import DeviceClock, Mark
-from dslc.runtime.model import documents
-from dslc.runtime.model.losses import LossSum, loss_sum
-from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.parallel.optimizers import build_optimizer
-from dslc.runtime.process.records import naming
+from dslc.runtime.process.records import naming, note
+from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import assemble
-from dslc.runtime.step.stepper import stepper
-from dslc.runtime.technique import batch_norm, frozen
+from dslc.runtime.step.stepper import clipped, cut_off, stepper
 from dslc.runtime.technique.precision import autocast
 
 NAME = "times.json"
@@ -92,42 +90,89 @@ class _PassMarks:
         return {name: (forward[name], backward[name]) for name in {**forward, **backward}}
 
 
-def measure_times(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str) -> None:
-    """Measures the parts of a step on this rank, and leaves them in `run_dir` (rank 0)."""
-    mode = job.mode
-    assert isinstance(mode, CalibrateMode)
-    model = build_model(job.model, device)
-    frozen.freeze(job.model, model)
-    if job.precision.level == "O2":
-        batch_norm.widen(model)
-    documents.apply(job.model.documents, model)
-    training = _LocalTraining(job, model, device)
-    made = batches(job.data, splits, place, 1, 0, BATCHES, device)
-    begun = time.perf_counter()
-    pairs = [batch.micro[0] for batch in islice(made, BATCHES)]
-    spent = time.perf_counter() - begun
-    shared = job.world_size > 1
-    samples = sum(len(tensors(input)[0]) for input, _ in pairs)
-    passes = tuple((count, training.passes(_resized(pairs[0], count))) for count in mode.samples)
-    overlap = training.overlap(pairs[0]) if shared else 0.0
-    update, parameters = training.update_seconds, sum(each.numel() for each in model.parameters() if each.requires_grad)
-    del training, model  # before the job's own is made
-    measured = RankMeasurement(
-        passes=passes,
-        update=update,
-        parameters=parameters,
-        data=spent / max(1, samples),
-        collectives=tuple(_collectives(job, device)) if shared else (),
-        overlap=overlap,
-        step=_whole_step(job, place, splits, device),
-    )
+class MeasurementStoppedError(Exception):
+    """A user asks the ranks to stop measuring."""
+
+
+class _Stages:
+    """Reports each stage of the measurements to the launcher, and ends them all at a stage if a user asks for it."""
+
+    def __init__(self, run_dir: str, place: RankPlace, board: RunControl, device: torch.device) -> None:
+        self._run_dir, self._rank, self._board, self._device = run_dir, place.rank, board, device
+
+    def begin(self, text: str) -> None:
+        """Begins a stage, which all ranks call at once. Raises MeasurementStoppedError."""
+        stops = torch.tensor(float(self._board.stop_requested), device=self._device)
+        if dist.is_initialized():
+            dist.all_reduce(stops, dist.ReduceOp.MAX)
+        if stops.item():
+            raise MeasurementStoppedError
+        if self._rank == 0:
+            note(self._run_dir, f"measuring {text}")
+
+
+def stage_count(mode: CalibrateMode) -> int:
+    """Returns the number of stages that `measure_times` reports."""
+    return len(mode.samples) + len(mode.exchanges) + 2 * bool(mode.exchanges) + 2
+
+
+def measure_times(
+    job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str, board: RunControl
+) -> bool:
+    """Measures the parts of a step on this rank, and leaves them in `run_dir` (rank 0); false if a user stops it."""
+    try:
+        measured = _measure(job, place, splits, device, _Stages(run_dir, place, board, device))
+    except MeasurementStoppedError:
+        return False
     every = [to_json(measured)] * job.world_size
-    if shared:
+    if job.world_size > 1:
         dist.all_gather_object(every, to_json(measured))
     if place.rank == 0:
         path = os.path.join(run_dir, NAME)
         with naming(path), open(path, "w", encoding="utf-8") as file:
             json.dump(every, file)
+    return True
+
+
+def _measure(
+    job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, stages: _Stages
+) -> RankMeasurement:
+    mode = job.mode
+    assert isinstance(mode, CalibrateMode)
+    stages.begin("the making of samples")
+    training = _LocalTraining(job, device)
+    made = batches(job.data, splits, place, 1, 0, BATCHES, device)
+    begun = time.perf_counter()
+    pairs = [batch.micro[0] for batch in islice(made, BATCHES)]
+    spent = time.perf_counter() - begun
+    samples = sum(len(tensors(input)[0]) for input, _ in pairs)
+    passes = []
+    for count in mode.samples:
+        stages.begin(f"passes over {count} samples")
+        passes.append((count, training.passes(_resized(pairs[0], count))))
+    overlap = 0.0
+    if mode.exchanges:
+        stages.begin("exchanges beside passes")
+        overlap = training.overlap(pairs[0])
+    update, parameters = training.update_seconds, training.parameters
+    del training  # before the job's own is made
+    collectives = []
+    for operation, axis, size in mode.exchanges:
+        stages.begin(f"{operation} over {size} bytes")
+        collectives.append(_collective(job, device, operation, axis, size))
+    if mode.exchanges:
+        stages.begin("the units of fully_shard")
+        collectives += _units(device, max(size for _, _, size in mode.exchanges))
+    stages.begin("steps of the job itself")
+    return RankMeasurement(
+        passes=tuple(passes),
+        update=update,
+        parameters=parameters,
+        data=spent / max(1, samples),
+        collectives=tuple(collectives),
+        overlap=overlap,
+        step=_whole_step(job, place, splits, device),
+    )
 
 
 def _whole_step(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device) -> float | None:
@@ -158,20 +203,31 @@ def _resized(pair: tuple[Structure, Structure], samples: int) -> tuple[Structure
 
 
 class _LocalTraining:
-    """A training of one process, by itself."""
+    """A training of each rank by itself: the data axis and the pipeline are left out. Axes that cut layers, and batch
+    norms that ranks compute together, keep their transfers, which are part of the layers' times.
+    """
 
-    def __init__(self, job: JobProgram, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, job: JobProgram, device: torch.device) -> None:
         mode = job.mode
         assert isinstance(mode, CalibrateMode)
-        self._job, self._model, self._device, self._names = job, model, device, mode.layers
-        self._loss: LossSum = loss_sum(job.loss)
-        self._optimizer = build_optimizer(job.optimizer, model)
+        recompute = job.recompute if job.recompute.kind == "selective" else RecomputeStep()
+        local = replace(job, gradients=GradientStep(kind="none"), pipeline=None, recompute=recompute)
+        components = assemble(local, device)
+        self._job, self._device, self._names = job, device, mode.layers
+        self._model, self._engine, self._loss = components.plain, components.engine, components.loss
+        self._optimizer, self._piece = components.optimizer, context_parallel.piece_of(job)
         self._clock = DeviceClock(device)
         self._updates: list[float] = []
 
     @property
     def update_seconds(self) -> float:
         return statistics.median(self._updates)
+
+    @property
+    def parameters(self) -> int:
+        """The numbers that an update changes on this rank."""
+        own = (each for each in self._model.parameters() if each.requires_grad)
+        return sum((each.to_local() if hasattr(each, "to_local") else each).numel() for each in own)
 
     def passes(self, pair: tuple[Structure, Structure]) -> dict[str, tuple[float, float]]:
         """Returns the median seconds of each layer's passes over a micro-batch, and of the loss's under ""."""
@@ -199,12 +255,13 @@ class _LocalTraining:
         with marks.attached(self._model, self._names):
             begin = clock.mark()
             with autocast(self._job.precision, self._device):
-                output = self._model(input)
+                output = self._model(self._piece(input))
                 made = clock.mark()
-                loss = self._loss(output, target) / len(tensors(target)[0])
+                loss = self._loss(output, self._piece(target)) / len(tensors(target)[0])
             ready = clock.mark()
             loss.backward()
             end = clock.mark()
+        self._engine.complete()
         self._clip()
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -216,9 +273,9 @@ class _LocalTraining:
     def _clip(self) -> None:
         parameters = [each for each in self._model.parameters() if each.grad is not None]
         if self._job.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, self._job.clip)
+            clipped(parameters, [True] * len(parameters), self._job.clip, self._engine.shards)
         if self._job.clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, self._job.clip_value)
+            cut_off(parameters, self._job.clip_value)
 
     def overlap(self, pair: tuple[Structure, Structure]) -> float:
         """Returns the share of a gradient exchange that the step of a batch hides which runs at the same time."""
@@ -252,15 +309,6 @@ def _median(function: Callable[[], object], clock: DeviceClock) -> float:
         clock.wait()
         seconds.append(clock.seconds_between(begin, end))
     return statistics.median(seconds[2:])
-
-
-def _collectives(job: JobProgram, device: torch.device) -> Iterator[CollectiveMeasurement]:
-    """Yields the measurements of what plans of this job exchange."""
-    mode = job.mode
-    assert isinstance(mode, CalibrateMode)
-    for exchange in mode.exchanges:
-        yield _collective(job, device, *exchange)
-    yield from _units(device, max(size for _, _, size in mode.exchanges))
 
 
 def _collective(job: JobProgram, device: torch.device, operation: str, axis: str, size: int) -> CollectiveMeasurement:

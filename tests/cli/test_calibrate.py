@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.commands import dslc
+from helpers.commands import DSLC, dslc
 from helpers.job_texts import job_text
+from helpers.waiting import until
+
+from dslc.compiler.facts.calibration import Calibration, calibration_text
+from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration
+from dslc.dsl.diagnostics import Report
+from dslc.runtime.process.records import NOTES
 
 JOB = job_text(
     model={"network": "[flatten(), linear(16), relu(), linear(10)]", "loss": "cross_entropy()"},
@@ -68,3 +77,41 @@ def test_ranks_that_fail_leave_their_logs(tmp_path: Path) -> None:
     log = run.stderr.partition("the whole log: ")[2].splitlines()[0]
     assert "no ranks here" in Path(log).read_text()
     shutil.rmtree(Path(log).parent.parent)
+
+
+@pytest.mark.processes
+def test_without_a_file_the_times_are_added_to_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans without a catalogue predict with them."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
+    (tmp_path / "made.plt").write_text(JOB)
+    here, path = this_machine(), Path(calibration_path("cpu", 2))
+    path.parent.mkdir(parents=True)
+    kept = Calibration(machine=here.processor, torch=here.torch, processes=2, cores=here.cores, updates={"sgd": 1e-9})
+    path.write_text(calibration_text("cpu", kept, "made by hand"))
+    run = dslc("calibrate", "made.plt", cwd=tmp_path)
+    assert run.returncode == 0 and f"{path.relative_to(tmp_path)} written" in run.stdout, run
+    merged = Report().collect(user_calibration("cpu", 2))
+    assert merged is not None and {"sgd": 1e-9}.items() < merged.updates.items() and merged.layers
+    plan = dslc("plan", "made.plt", "--summary", cwd=tmp_path)
+    assert json.loads(plan.stdout)["step"]["source"] == "measured"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stage", (pytest.param("", marks=pytest.mark.long), "passes over"))
+def test_an_interrupted_calibration_leaves_nothing(tmp_path: Path, stage: str) -> None:
+    (tmp_path / "made.plt").write_text(JOB)
+    command = [str(DSLC), "calibrate", "made.plt", "-o", "here.toml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}, **pipes)  # type: ignore[call-overload]
+    assert run.stdout.readline().startswith("measuring made.plt on 2 ranks")
+
+    def notes() -> str:
+        assert run.poll() is None
+        return "".join(path.read_text() for path in tmp_path.glob(f"dslc-calibrate-*/{NOTES}"))
+
+    if stage:
+        until(lambda: stage in notes())
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate()
+    assert run.returncode == 130 and "the calibration was interrupted: nothing is written" in errors
+    assert not [path for name in ("dslc*", "here*") for path in tmp_path.glob(name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from helpers.planning import compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.cost.estimate import StepEstimate
-from dslc.compiler.cost.measured_times import arithmetic
+from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -21,6 +22,7 @@ from dslc.compiler.facts.calibration import (
     layer_signature,
     loss_signature,
 )
+from dslc.compiler.facts.user_calibrations import calibration_path, this_machine
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.plan_facts import differences, facts_of
 from dslc.compiler.rules.analyse import analyse
@@ -42,16 +44,22 @@ LATENCY = 0.003
 
 
 def times(folder: Path, **changed: object) -> Calibration:
-    """Returns a calibration with all that the plans of JOB need: each layer takes as long."""
+    """Returns a calibration with all that the plans of JOB need: each layer takes as long. Numbers of `data`, `overlap`
+    and `rest` are those of JOB.
+    """
     (folder / "here.toml").write_text("[cpu]\n")
     (folder / "job.plt").write_text(JOB)
-    model = compiled(folder / "job.plt").analysis.model
-    assert model is not None
+    staging = compiled(folder / "job.plt").analysis.staging
+    assert staging is not None
+    model, here, network = staging.model, this_machine(), network_of(staging)
+    for name, signature in (("data", source_of(staging)), ("overlap", network), ("rest", network)):
+        if not isinstance(changed.get(name), dict):
+            changed[name] = {signature: changed.get(name, 0.0)}
     calibration = Calibration(
-        machine="made",
-        torch="2.13",
+        machine=here.processor,
+        torch=here.torch,
         processes=2,
-        cores=2,
+        cores=here.cores,
         layers={layer_signature(layer, "fp32"): LAYER for layer in model.layers},
         losses={loss_signature("cross_entropy", model.output, "fp32"): LOSS},
         updates={"adamw": UPDATE},
@@ -179,6 +187,7 @@ def test_a_promise_that_cannot_be_checked_names_what_lacks(tmp_path: Path) -> No
         ((), {"collectives": {}}, "times of all_reduce among 2 ranks"),
         ((), {"processes": 4}, "times of 2 processes at once: 4 were measured"),
         ((), {"cores": 1}, "times of 2 processes on 1 core, which take turns"),
+        ((), {"data": {}}, "times of the samples of `synthetic`"),
         (("devices.nodes=2", "devices.cpus=1"), {"processes": 1}, "times between hosts"),
         (("parallelism.gradients=fp16()",), {}, "times of `fp16`"),
         (("parallelism.tensor=2",), {}, "times of 7 layers, of `embedding` first"),
@@ -192,3 +201,53 @@ def test_what_a_calibration_lacks_is_said(
     job, step = planned(tmp_path, *settings, **changed)
     assert step.step_time is None and step.lacks == lacking
     assert f"unknown: the calibration lacks {lacking}" in explain(job.plan)
+
+
+def test_a_job_without_a_catalogue_is_predicted_by_the_users_own_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it was measured on this machine, with as many processes."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
+    by_name, named = planned(tmp_path)
+    (tmp_path / "job.plt").write_text(JOB.replace('  catalogue = "here.toml"\n', ""))
+    without = compiled(tmp_path / "job.plt")
+    assert without.plan.step is None and not facts_of(without.analysis).calibration
+    path = Path(calibration_path("cpu", 2))
+    path.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "here.toml", path)
+    job = compiled(tmp_path / "job.plt")
+    assert job.analysis.estimate == named and job.plan.hash == without.plan.hash
+    assert facts_of(job.analysis).calibration == facts_of(by_name.analysis).calibration
+    assert compiled(tmp_path / "job.plt", "devices.cpus=1").analysis.estimate != named
+    path.write_text(path.read_text().replace(f'torch = "{this_machine().torch}"', 'torch = "1.0"'))
+    assert compiled(tmp_path / "job.plt").plan.step is None
+
+
+@pytest.mark.parametrize("text, said", (("[cpu", "is not TOML"), ("[cpu.calibration]\n", "is damaged"), (None, "read")))
+def test_a_broken_calibration_of_the_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = Path(calibration_path("cpu", 2))
+    path.parent.mkdir()
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text)
+    (tmp_path / "job.plt").write_text(JOB.replace('  catalogue = "here.toml"\n', ""))
+    job, report = load(str(tmp_path / "job.plt"), []).job, Report()
+    assert job is not None and analyse(job, Facts(), report) is not None
+    (warning,) = report.found
+    assert warning.code == "W0881" and str(path) in warning.message and said in warning.message
+
+
+@pytest.mark.parametrize(
+    "changed, said", (({"machine": "abacus"}, "a processor `abacus`"), ({"torch": "1.0"}, "torch 1.0"))
+)
+def test_times_of_another_machine_are_named(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    (tmp_path / "here.toml").write_text(calibration_text("cpu", times(tmp_path, **changed), "made by hand"))
+    job, report = load(str(tmp_path / "job.plt"), []).job, Report()
+    assert job is not None
+    analysis = analyse(job, Facts(), report)
+    assert [(each.code, said in each.message) for each in report.found] == [("W0880", True)]
+    assert analysis is not None and analysis.estimate is not None and analysis.estimate.source == "measured"

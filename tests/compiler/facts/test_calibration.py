@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dslc.compiler.facts.calibration import Calibration, CollectiveTime, LayerTime, PassTime, calibration_text
+from dslc.compiler.facts.calibration import (
+    Calibration,
+    CollectiveTime,
+    LayerTime,
+    PassTime,
+    calibration_text,
+    merge_calibrations,
+)
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE
 from dslc.dsl.diagnostics import Report
@@ -21,8 +29,8 @@ TIMES = Calibration(
     losses={"cross_entropy 8d1d66bd81": BLOCK},
     updates={"adamw clip": 2e-9},
     collectives={"all_reduce 2": CollectiveTime(latency=1e-4, byte=3e-10)},
-    data=1e-5,
-    overlap=0.25,
+    data={"digits 0f": 1e-5},
+    overlap={"network 838b430ebd": 0.25},
 )
 TEXT = calibration_text("cpu", TIMES, "made by hand")
 
@@ -47,7 +55,8 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("latency = 0.0001", "latency = nan", "nan is no time"),
         ("latency = 0.0001, ", "", "latency is missing"),
         ("processes = 2", 'processes = "2"', "processes"),
-        ("overlap = 0.25", "overlap = 0.25\nspeed = 1", "speed"),
+        ('"network 838b430ebd" = 0.25', '"network 838b430ebd" = "most"', "overlap"),
+        ("cores = 4", "cores = 4\nspeed = 1", "speed"),
     ),
 )
 def test_a_damaged_calibration_is_refused_with_its_place(tmp_path: Path, before: str, after: str, said: str) -> None:
@@ -56,3 +65,11 @@ def test_a_damaged_calibration_is_refused_with_its_place(tmp_path: Path, before:
     (fault,) = report.errors
     assert fault.code == "E0422" and said in fault.message and found is None
     assert fault.span is not None and fault.span.start == TEXT.index("calibration]")
+
+
+def test_calibrations_of_a_machine_are_merged() -> None:
+    """What both measured has the newer times."""
+    newer = replace(TIMES, layers={"linear 5e": BLOCK}, updates={"adamw clip": 3e-9, "sgd": 1e-9}, overlap={})
+    merged = merge_calibrations(TIMES, newer)
+    assert set(merged.layers) == {"transformer_block 838b430ebd", "linear 5e"}
+    assert merged.updates == newer.updates and merged.overlap == TIMES.overlap

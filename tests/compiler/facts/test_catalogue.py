@@ -136,7 +136,7 @@ def test_what_is_said_of_cpus_leads_to_a_prediction(tmp_path: Path) -> None:
     assert [(d.code, d.help) for d in report.found] == [("W0503", "`link` in the table `[cpu]` of the catalogue")]
     without = CPU_JOB.replace('  catalogue = "cards.toml"\n', "")
     _, report = analysed(tmp_path, without, CARDS, "expect.step_time<=1s")
-    advice = "`dslc calibrate JOB -o FILE` measures it on a machine; `devices.catalogue` is then that file"
+    advice = "`dslc calibrate JOB` measures it, on the machine that trains"
     assert [(d.code, d.help) for d in report.found] == [("W0503", advice)]
 
 
