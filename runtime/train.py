@@ -281,7 +281,7 @@ class _TrainingRun:
             parts.exchange.close()
         self._guard.state()
         self._replicas.compare(step)
-        self._measure.leave(self._run_dir, self._checkpoints.stalls)
+        self._measure.leave(self._run_dir, self._checkpoints.stalls, list(self._phases.laps))
         if self._observer is not None:
             self._observer.leave()
         self._test()

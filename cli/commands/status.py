@@ -100,5 +100,7 @@ def _record(found: RunState) -> dict[str, object]:
         "asked": found.asked,
         "restarts": found.restarts,
         "metrics": dict(found.metrics),
+        "step_time": found.step_time or None,
+        "expected": found.expected or None,
         "submitted": asdict(job) if job is not None else None,
     }

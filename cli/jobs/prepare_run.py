@@ -266,7 +266,7 @@ def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:
     """Writes report.json of a run that was not cut off, and returns its contents."""
     from dslc.runtime.measure.report import write_report
 
-    return write_report(folder, ready.compiled.plan.to_json(), steps)
+    return write_report(folder, ready.compiled.plan.to_json(), ready.program, steps)
 
 
 def folders_of(loaded: LoadResult, combinations: Sequence[LoadResult], folder: str) -> list[tuple[str, LoadResult]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from dslc.compiler.facts.untrusted_files import open_file, parse_json, replacing
 from dslc.compiler.ir.codec import from_json
+from dslc.compiler.ir.number_text import step_text
 from dslc.runtime.process.run_status import ALIVE, RunStatus, read_status, silence
 
 NAME = "submitted.json"
@@ -167,7 +168,7 @@ class RunState(RunStatus):
         return self.state in ENDED
 
     def line(self) -> str:
-        return f"{self._words()}{self._after_restarts()}{self._numbers()}"
+        return f"{self._words()}{self._after_restarts()}{self._numbers()}{self._step_time()}"
 
     def _words(self) -> str:
         at = f"step {self.step} of {self.steps}" if self.steps else f"step {self.step}"
@@ -205,6 +206,10 @@ class RunState(RunStatus):
     def _numbers(self) -> str:
         shown = [f"{name} {value:.4g}" for name, value in self.metrics.items() if name != "lr"]
         return ", " + ", ".join(shown) if shown and self.state in ("running", "done", "stopped") else ""
+
+    def _step_time(self) -> str:
+        known = self.expected and self.step_time and self.state in ("running", "done", "stopped")
+        return f", {step_text(self.step_time, self.expected)}" if known else ""
 
 
 def _first_line(message: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -25,9 +26,13 @@ def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None
         table.add_row(_span(ranks), *line)
     times = report["step_time"]
     table.add_row("all", "time of a step", *_pair(times["predicted"], times["measured"], time_text))
+    first = report["ranks"][0]
+    for phase, figures in first["phases"].items():
+        seconds = [rank["phases"][phase]["measured"] for rank in report["ranks"]]
+        measured = statistics.median(seconds) if None not in seconds else None
+        table.add_row("all", f"of it {phase}, at the median", *_pair(figures["predicted"], measured, time_text))
     shown = console(screen)
     shown.print(table)
-    first = report["ranks"][0]
     if not first["recorded"]:
         shown.print(f"collectives are recorded from step {FIRST_STEP} on, and there were fewer")
 

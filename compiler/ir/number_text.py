@@ -45,6 +45,11 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
+def step_text(measured: float, expected: float) -> str:
+    """Formats the time of a step beside the predicted one."""
+    return f"{time_text(measured)} a step, expected {time_text(expected)}"
+
+
 def path_text(path: str) -> str:
     """Returns a path relative to the current folder, or as it is if it does not lie below that."""
     short = os.path.relpath(path)

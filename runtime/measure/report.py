@@ -8,8 +8,9 @@ Contract: report.json is written by every run that trained to its end or was sto
     version     1
     plan        the plan's hash
     steps       {planned, done}
-    step_time   {predicted, measured}, seconds; measured: the median over the logged steps after the first. It
-                excludes evaluation, and includes the delay of a checkpoint in between
+    step_time   {predicted, measured, calibrate}, seconds; measured: the median over the logged steps after the first.
+                It excludes evaluation, and includes the delay of a checkpoint in between. `calibrate` is the command
+                that measures anew what predictions rest on
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
@@ -22,6 +23,9 @@ Contract: report.json is written by every run that trained to its end or was sto
                         null without --profile. Of an optimizer with a closure: one evaluation, the first
         recorded        the steps whose collectives were recorded; the predictions are of the first of them
         steady          whether all of these had the same collectives; the first step's are shown
+        phases          {predicted, measured} of each phase of a step, seconds (slow_steps.py); measured: the median
+                        over the logged steps after the first. Where the engine does not show `exposed`, the phase
+                        is part of `passes` or `update`, predicted and measured. Predicted: of the busiest rank
         checkpoints     {saved, stall}: how many it wrote, and for how many seconds (the median) each held it up
 
 An unknown figure is null: step times of hardware without a catalogue entry, all predictions for a model that was not
@@ -47,8 +51,9 @@ from torch import Tensor
 from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.actions import Cadence
 from dslc.compiler.ir.codec import to_json
-from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
+from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMode
 from dslc.runtime.measure import collectives
+from dslc.runtime.measure.slow_steps import calibrate_command, compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.process.records import Record, naming, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
@@ -91,8 +96,10 @@ class Measure:
         tracked = _tracked(work, self._tracker)
         return collectives.recorded(tracked, self._exchanges, self._done)
 
-    def leave(self, run_dir: str, stalls: Sequence[float]) -> None:
-        """Writes the measurements; `stalls` are the seconds that each checkpoint delayed the training."""
+    def leave(self, run_dir: str, stalls: Sequence[float], laps: Sequence[StepPhases]) -> None:
+        """Writes the measurements; `stalls` are the seconds that each checkpoint delayed the training, `laps` the
+        phases of its steps.
+        """
         process = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RESIDENT_UNIT}
         if self._device.type == "cuda":
             process["allocated"] = torch.cuda.max_memory_allocated(self._device)
@@ -101,6 +108,7 @@ class Measure:
             "process": process,
             "checkpoints": {"saved": len(stalls), "stall": statistics.median(stalls) if stalls else None},
             "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
+            "phases": to_json(median_phases(laps[1:] or laps)) if laps else None,
             "exchanges": {str(step): to_json(each) for step, each in self._exchanges.items()},
         }
         path = _path(run_dir, self._rank)
@@ -141,14 +149,15 @@ def _path(run_dir: str, rank: int) -> str:
     return os.path.join(run_dir, "logs", f"rank-{rank}.json")
 
 
-def write_report(run_dir: str, plan: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Writes report.json of a run of `plan` (its JSON) that did `steps`, and returns its contents."""
+def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: int) -> dict[str, Any]:
+    """Writes report.json of a run of `plan` (its JSON) as `job` that did `steps`, and returns its contents."""
+    times = {"predicted": (plan["step"] or {}).get("step_time"), "measured": step_time(read_metrics(run_dir))}
     report = {
         "version": VERSION,
         "plan": plan["hash"],
         "steps": {"planned": plan["data"]["steps"], "done": steps},
-        "step_time": {"predicted": (plan["step"] or {}).get("step_time"), "measured": step_time(read_metrics(run_dir))},
-        "ranks": [_rank(run_dir, plan, rank) for rank in range(_world_size(plan))],
+        "step_time": {**times, "calibrate": calibrate_command(job)},
+        "ranks": [_rank(run_dir, plan, job, rank) for rank in range(_world_size(plan))],
     }
     path = os.path.join(run_dir, NAME)
     with naming(path), replacing(path) as file:
@@ -171,7 +180,7 @@ def _world_size(plan: Mapping[str, Any]) -> int:
     return int(topology["nodes"] * topology["processes"])
 
 
-def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> dict[str, Any]:
     with open(_path(run_dir, rank), encoding="utf-8") as file:
         measured = json.load(file)
     planned = next((node for node in plan["ranks"] if node["first"] <= rank <= node["last"]), None)
@@ -186,6 +195,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
             "measured": measured["memory"],
         },
         "process": measured["process"],
+        "phases": compared_phases(job, measured["phases"]),
         "checkpoints": measured["checkpoints"],
         "collectives": _side_by_side(traffic, first),
         "recorded": recorded,

@@ -121,6 +121,18 @@ def find_slow_rank(ranks: Sequence[StepPhases], ways: Sequence[bool]) -> SlowRan
     return slowest
 
 
+def compared_phases(job: JobProgram, measured: Mapping[str, float] | None) -> dict[str, dict[str, float | None]]:
+    """Returns each phase of a step, predicted and measured; `measured` as a rank has left it."""
+    within = exposed_within(job)
+    sides = job.expected, StepPhases(**measured) if measured is not None else None
+    predicted, found = (folded(each, within) if each is not None else None for each in sides)
+    shown = [phase for phase in PHASES if phase != "exposed" or not within]
+    return {
+        phase: {"predicted": getattr(predicted, phase, None), "measured": getattr(found, phase, None)}
+        for phase in shown
+    }
+
+
 def phase_numbers(job: JobProgram, ranks: Sequence[StepPhases]) -> dict[str, float]:
     """Returns the phases of rank 0, and where ranks differ the phases of the slowest, as a record has them."""
     if not ranks:

@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-from dslc.compiler.ir.number_text import path_text
-from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.ir.number_text import path_text, step_text
+from dslc.compiler.ir.program import JobProgram, StepPhases
 from dslc.runtime.process.failure import Outcome, in_words
-from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers, parse_record
+from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers, parse_record, phases_of
 from dslc.runtime.process.run_status import Heartbeat
 from dslc.runtime.process.screen import drop, readable
 from dslc.runtime.process.stop import RunControl
@@ -55,7 +55,8 @@ class Watch:
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
         self._warned, self._coordinator, self._trains = False, coordinator, job.is_training
-        self._beat = Heartbeat(run_dir, job.steps, keeps=not coordinator and self._trains)
+        expected = job.expected.total if job.expected is not None else 0.0
+        self._beat = Heartbeat(run_dir, job.steps, keeps=not coordinator and self._trains, expected=expected)
         self._left: tuple[int, float] | None = None  # before a change of hosts
         self._hosts = ""
         self._noted = 0  # bytes of the lines on the board that are shown
@@ -80,6 +81,7 @@ class Watch:
             except ValueError:
                 continue  # cut off when the disk was full, or written by another
             self._last[record["split"]] = record
+            self._beat.step_time = sum(phases_of(record).values()) or self._beat.step_time
             with self._screened():
                 self._open_display(record["step"]).record(record)
             with self._drop_on_full_disk():
@@ -228,7 +230,8 @@ class Watch:
         if self._display is None:
             units = "tokens" if self._job.loss.counts in ("tokens", "kept") else "samples"
             kind = _Bar if self._fancy else _LineDisplay
-            self._display = kind(self._job.steps, self._job.data.batch * self._board.units, units, self._screen)
+            batch = self._job.data.batch * self._board.units
+            self._display = kind(self._job.steps, batch, units, self._screen, self._job.expected)
         return self._display
 
     def _summary(self, outcome: Outcome) -> str:
@@ -259,8 +262,9 @@ class Watch:
 
 
 class _LineDisplay:
-    def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:
+    def __init__(self, steps: int, batch: int, units: str, screen: TextIO, expected: StepPhases | None = None) -> None:
         self._steps, self._batch, self._units, self._screen = steps, batch, units, screen
+        self._expected = expected
         self._at = -QUIET
         self._before: Record | None = None
 
@@ -278,7 +282,7 @@ class _LineDisplay:
             left = each * (self._steps - record["step"])
             rate = f"  {_number(self._batch / each)} {self._units}/s, {_duration(left)} left"
         self._before = record
-        self.say(f"{self._step(record)}  {numbers_text(record)}{rate}")
+        self.say(f"{self._step(record)}  {numbers_text(record)}{rate}{self._step_time(record)}")
 
     def say(self, text: str) -> None:
         print(text, file=self._screen, flush=True)
@@ -292,6 +296,11 @@ class _LineDisplay:
     def close(self, steps: int) -> None:
         """Shows nothing new."""
 
+    def _step_time(self, record: Record) -> str:
+        """Returns the time of a step beside the predicted one; "" without a prediction."""
+        phases = phases_of(record)
+        return f"  {step_text(sum(phases.values()), self._expected.total)}" if phases and self._expected else ""
+
     def _step(self, record: Record) -> str:
         return f"step {record['step']:>{len(str(self._steps))}}/{self._steps}"
 
@@ -299,11 +308,11 @@ class _LineDisplay:
 class _Bar(_LineDisplay):
     """A bar with the step, the loss, the rate and the time left; evaluations are printed above it."""
 
-    def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:
+    def __init__(self, steps: int, batch: int, units: str, screen: TextIO, expected: StepPhases | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        super().__init__(steps, batch, units, screen)
+        super().__init__(steps, batch, units, screen, expected)
         columns = (
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
@@ -321,7 +330,7 @@ class _Bar(_LineDisplay):
 
     def record(self, record: Record) -> None:
         if record["split"] == "train":
-            self._progress.update(self._task, loss=numbers_text(record))
+            self._progress.update(self._task, loss=f"{numbers_text(record)}{self._step_time(record)}")
         else:
             self.say(f"step {record['step']}  {record['split']}  {numbers_text(record)}")
 

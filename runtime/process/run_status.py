@@ -41,7 +41,8 @@ class RunStatus:
     says why it failed or ended early, `raised` whether by an exception, `lasting` whether another start would meet that
     again; `asked` what has stopped it: a signal's name, or `dslc stop`. The launcher is `process` on `host`, in `place`
     (the namespace of its number), and began at the tick `began`; it writes again within `within` seconds. `metrics` are
-    those of the last record.
+    those of the last record. `step_time` is what a step took, and `expected` what the plan predicts, in seconds; 0 if
+    unknown.
     """
 
     state: str
@@ -53,6 +54,8 @@ class RunStatus:
     asked: str = ""
     restarts: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    step_time: float = 0.0
+    expected: float = 0.0
     host: str = ""
     process: int = 0
     place: str = ""
@@ -77,7 +80,8 @@ def read_status(run_dir: str) -> RunStatus | None:
         status = from_json(RunStatus, {name: told[name] for name in RunStatus.__dataclass_fields__ if name in told})
     except (OSError, ValueError, TypeError):
         return None
-    counts = status.step, status.steps, status.restarts, status.process, status.within
+    times = status.within, status.step_time, status.expected
+    counts = status.step, status.steps, status.restarts, status.process, *times
     return status if status.state in STATES and all(count >= 0 for count in counts) else None
 
 
@@ -152,13 +156,17 @@ def broke_off(run_dir: str, message: str) -> None:
 
 
 class Heartbeat:
-    """The launcher's part: signs of life, and the end. `keeps` is false on a host that leaves this to another."""
+    """The launcher's part: signs of life, and the end. `keeps` is false on a host that leaves this to another.
 
-    def __init__(self, run_dir: str, steps: int, *, keeps: bool = True) -> None:
+    `expected` is the predicted time of a step, and `step_time` the measured one, in seconds.
+    """
+
+    def __init__(self, run_dir: str, steps: int, *, keeps: bool = True, expected: float = 0.0) -> None:
         self._run_dir, self.keeps = run_dir, keeps
         before = read_status(run_dir) if keeps else None
         restarts = before.restarts if before is not None and before.state == "starting" else 0
-        self._last = RunStatus(state="starting", steps=steps, restarts=restarts, within=_START)
+        self.step_time = 0.0
+        self._last = RunStatus(state="starting", steps=steps, restarts=restarts, within=_START, expected=expected)
         self._at = time.monotonic()
 
     def look(self, step: int, metrics: Mapping[str, float | None]) -> bool:
@@ -197,9 +205,9 @@ class Heartbeat:
         self.say(replace(told, asked=asked, metrics=_plain(metrics)))
 
     def say(self, status: RunStatus) -> None:
-        self._last, self._at = status, time.monotonic()
+        self._last, self._at = replace(status, step_time=self.step_time), time.monotonic()
         if self.keeps:
-            write_status(self._run_dir, status)
+            write_status(self._run_dir, self._last)
 
 
 def _plain(metrics: Mapping[str, float | None]) -> dict[str, float]:

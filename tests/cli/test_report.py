@@ -31,6 +31,10 @@ def test_every_run_reports_and_profile_adds_what_was_measured(tmp_path: Path) ->
     plan = json.loads((tmp_path / "plain" / "plan.json").read_text())
     assert plain["plan"] == plan["hash"] and plain["steps"] == {"planned": 12, "done": 12}
     assert plain["step_time"]["measured"] > 0
+    assert plain["step_time"]["calibrate"] == f"dslc calibrate {DIGITS} -o FILE"
+    for rank in plain["ranks"]:
+        assert list(rank["phases"]) == ["data", "passes", "exposed", "update", "host"]
+        assert all(each["measured"] >= 0 and each["predicted"] is None for each in rank["phases"].values())
     assert [rank["rank"] for rank in plain["ranks"]] == [0, 1]
     for rank in plain["ranks"]:
         assert rank["memory"]["measured"] is None and rank["process"]["resident"] > rank["memory"]["predicted"]["peak"]
@@ -74,7 +78,14 @@ def test_ranks_that_differ_have_lines_of_their_own() -> None:
         counted = {"count": count, "bytes": 8}
         exchange = {"operation": "all_reduce", "predicted": {"count": 2, "bytes": 8}, "measured": counted}
         memory = {"predicted": None, "measured": None}
-        return {"rank": number, "memory": memory, "collectives": [exchange], "recorded": [4], "steady": True}
+        return {
+            "rank": number,
+            "memory": memory,
+            "collectives": [exchange],
+            "recorded": [4],
+            "steady": True,
+            "phases": {},
+        }
 
     screen = io.StringIO()
     ranks = [rank(0, 2), rank(1, 3), rank(2, 2), rank(3, 2)]
@@ -102,6 +113,7 @@ def test_a_table_in_a_pipe_is_not_cut() -> None:
             ],
             "recorded": [4],
             "steady": True,
+            "phases": {},
         }
         for number in range(40)
     ]

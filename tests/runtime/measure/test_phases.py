@@ -14,6 +14,7 @@ from helpers.launcher import Launcher
 from helpers.made_programs import images, program
 from helpers.trained import ready, train
 
+from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import StepPhases
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure.device_clock import DeviceClock
@@ -21,6 +22,7 @@ from dslc.runtime.measure.phases import PhaseClock, comparisons, exposed_within,
 from dslc.runtime.measure.slow_steps import (
     STEPS,
     SlowStepWatch,
+    compared_phases,
     find_slow_rank,
     folded,
     phase_at_fault,
@@ -197,6 +199,12 @@ def test_what_the_engines_show(tmp_path: Path) -> None:
     assert not shows_exposed(sharded) and exposed_within(sharded) == "passes" and comparisons(sharded) == (False,)
     assert "seconds.exposed" not in phase_numbers(sharded, [step(), step()])
     assert exposed_within(replace(two, gradients=replace(two.gradients, kind="zero1"))) == "update"
+    measured, expected = to_json(step()), step(update=0.02)
+    told = compared_phases(replace(sharded, expected=expected), measured)
+    assert list(told) == ["data", "passes", "update", "host"], "the exchange is part of the passes"
+    assert told["passes"] == {"predicted": pytest.approx(0.08), "measured": pytest.approx(0.08)}
+    assert told["update"] == {"predicted": 0.02, "measured": 0.01}
+    assert compared_phases(two, None)["exposed"] == {"predicted": None, "measured": None}
     assert phase_numbers(two, [step(exposed=0.06), step(passes=0.12)])["slowest.rank"] == 1
     assert "slowest.rank" not in phase_numbers(two, [step(), step()])
 
@@ -237,5 +245,6 @@ def test_a_run_names_the_slow_rank_and_its_phase(launcher: Launcher, tmp_path: P
     where = f"rank 1 on {socket.gethostname()} is slower than the others: data loading takes "
     assert lines[0].startswith(where) and lines[0].endswith(": raise data.workers")
     assert lines[1].startswith("slower than expected, ") and ": data loading takes " in lines[1]
+    assert " a step, expected 2 ms" in run.shown
     last = run.lines[-1]
     assert last["slowest.rank"] == 1 and last["slowest.data"] > last["seconds.data"]
