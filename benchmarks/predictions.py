@@ -124,7 +124,7 @@ def analysed(row: Row) -> Analysis:
 def _facts(job: str) -> Facts:
     loaded = load(os.path.join(JOBS, f"{job}.plt"), [])
     assert loaded.job is not None
-    return collect_facts(loaded.job, Report(), trace=True, run=False)
+    return Report().collect(collect_facts(loaded.job, trace=True, run=False))
 
 
 def tokens(row: Row, found: Analysis, efficiency: float) -> float:

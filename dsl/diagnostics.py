@@ -78,16 +78,22 @@ def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
     return any(diagnostic.severity == "error" for diagnostic in diagnostics)
 
 
-def judge(findings: Findings[T]) -> Findings[tuple[T, bool]]:
-    """Yields what a check yields; returns its value, and True if no diagnostic is an error."""
-    sound = True
+def recorded(findings: Findings[T]) -> Findings[tuple[T, list[Diagnostic]]]:
+    """Yields what a check yields; returns its value, and the diagnostics."""
+    found: list[Diagnostic] = []
     while True:
         try:
             diagnostic = next(findings)
         except StopIteration as end:
-            return end.value, sound
-        sound = sound and diagnostic.severity != "error"
+            return end.value, found
+        found.append(diagnostic)
         yield diagnostic
+
+
+def judge(findings: Findings[T]) -> Findings[tuple[T, bool]]:
+    """Yields what a check yields; returns its value, and True if no diagnostic is an error."""
+    value, found = yield from recorded(findings)
+    return value, not has_errors(found)
 
 
 def passes(diagnostics: Iterable[Diagnostic]) -> Findings[bool]:

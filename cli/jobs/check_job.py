@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from dslc.compiler.cost.reuse import READING, Reuse
@@ -106,9 +106,9 @@ def _inspect(
     reuse.spent += READING
     nodes = job.devices.nodes
     counts = nodes.last - nodes.first + 1 if isinstance(nodes, Range) else 1
-    if not _few(job, loaded.looks * counts, report):
+    if not report.accepts(_check_looks(job, loaded.looks * counts)):
         return {}
-    facts = collect_facts(job, report, trace=(trace or run) and not report.errors, run=run)
+    facts = report.collect(collect_facts(job, trace=(trace or run) and not report.errors, run=run))
     if not isinstance(nodes, Range):
         analysis = analyse(job, facts, report, loaded.broken, reuse=reuse)
         return {} if analysis is None else {analysis.layout.nodes: analysis}
@@ -118,17 +118,15 @@ def _inspect(
     return found
 
 
-def _few(job: JobSpec, looks: int, report: Report) -> bool:
-    """True if each count of nodes of an elastic job, in each combination of the sweep, can be analysed in time."""
-    if looks <= LOOKS.most:
-        return True
-    report.add(
-        LOOKS.code,
-        f"an elastic job is checked for each count of its nodes, in each combination of its sweep: {looks:,} times",
-        job.devices.at("nodes"),
-        help=f"{LOOKS.most} are the most: a shorter range",
-    )
-    return False
+def _check_looks(job: JobSpec, looks: int) -> Iterator[Diagnostic]:
+    """Finds an elastic job that takes too long to analyse for each count of nodes, in each combination of the sweep."""
+    if looks > LOOKS.most:
+        yield Diagnostic(
+            LOOKS.code,
+            f"an elastic job is checked for each count of its nodes, in each combination of its sweep: {looks:,} times",
+            job.devices.at("nodes"),
+            help=f"{LOOKS.most} are the most: a shorter range",
+        )
 
 
 def tell_of_work(seen: str, job: JobSpec, report: Report) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dslc.compiler.facts.sources import context_of, each_source, mixture_facts, source_facts, source_key
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
-from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.diagnostics import Diagnostic, Findings
 from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet, PictureSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
@@ -16,7 +17,7 @@ from dslc.probe.child import in_child
 from dslc.probe.gpus import choose_free, gpus_here
 
 
-def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
+def collect_facts(job: JobSpec, *, trace: bool, run: bool) -> Findings[Facts]:
     """Returns the facts that the job does not state: of its data, of the user's own functions (only with `trace`), of
     this machine.
     """
@@ -27,27 +28,26 @@ def collect_facts(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Fa
     else:
         source = _with_library_facts(job.data.source, source, fetch=run)
     for alone, _ in each_source(job, source):
-        _look_for_torchvision(alone, report)
+        yield from _look_for_torchvision(alone)
     facts = Facts(source=source)
     if trace:
         from dslc.probe.trace_facts import trace_facts  # here, as most checks call no functions
 
-        facts = trace_facts(job, source, report, run=run)
+        facts = yield from trace_facts(job, source, run=run)
     return replace(facts, machine=_machine(job.devices.gpus)) if run else facts
 
 
-def _look_for_torchvision(job: JobSpec, report: Report) -> None:
-    """Reports that torchvision is not installed: a warning, as another machine may have it."""
+def _look_for_torchvision(job: JobSpec) -> Iterator[Diagnostic]:
+    """Says that torchvision is not installed: a warning, as another machine may have it."""
     source = job.data.source
     if isinstance(source, PictureSource) and source.augment and importlib.util.find_spec("torchvision") is None:
-        said = Diagnostic(
-            code="E0803",
+        yield Diagnostic(
+            code="W0803",
             message="`augment` needs the library `torchvision`, which is not installed",
             span=source.at("augment"),
             help="`pip install 'dslc[torchvision]'`; torch for CPUs alone is best beside torchvision for CPUs alone, "
             "from the same index",
         )
-        report.extend([said.as_warning()])
 
 
 def _with_library_facts(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:

@@ -7,7 +7,7 @@ file of numbers is read, and a function is called once.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sample_numbers import count_of
@@ -16,7 +16,7 @@ from dslc.compiler.facts.sources import each_source
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.data.images import picture_step
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, Findings
 from dslc.dsl.language.calls import PictureSource, PythonSource, PythonTransform
 from dslc.dsl.language.registry import Call
 from dslc.dsl.language.samplers import ByLength, PythonNumbers, Weighted
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 SIDE = 1.25  # sides of the images that are tried, over those of the network's input
 
 
-def try_images(trial: Trial) -> None:
+def try_images(trial: Trial) -> Findings[None]:
     """Makes the transforms of each source in a child, and sends an image of random numbers through them."""
     for alone, facts in each_source(trial.job, trial.source):
-        _try_images(trial, alone.data.source, facts)
+        yield from _try_images(trial, alone.data.source, facts)
 
 
-def _try_images(trial: Trial, source: Call, facts: SourceFacts) -> None:
-    report, step = trial.report, picture_step(source, facts)
-    if report.errors or step is None or not isinstance(source, PictureSource):
+def _try_images(trial: Trial, source: Call, facts: SourceFacts) -> Findings[None]:
+    step = picture_step(source, facts)
+    if not trial.sound or step is None or not isinstance(source, PictureSource):
         return
     if not (step.augment or step.erase or step.transform):
         return
@@ -59,28 +59,28 @@ def _try_images(trial: Trial, source: Call, facts: SourceFacts) -> None:
 
     own = source.transform
     if isinstance(own, PythonTransform):
-        tried = used(trial, own, "transform", lambda _: work())
+        tried = yield from used(trial, own, "transform", lambda _: work())
     elif importlib.util.find_spec("torchvision") is None:
         return
     else:
         answer = in_child(work)
         tried = answer.get("made")
         if tried is None:
-            report.add("E0335", f"torchvision does not take this: {answer['error']}", source.at("augment"))
+            yield Diagnostic("E0335", f"torchvision does not take this: {answer['error']}", source.at("augment"))
     if tried is not None:
-        _compare(source, tuple(step.shape), tried, report)
+        yield from _compare(source, tuple(step.shape), tried)
 
 
-def _compare(source: PictureSource, wanted: tuple[int, ...], tried: dict[str, Json], report: Report) -> None:
+def _compare(source: PictureSource, wanted: tuple[int, ...], tried: dict[str, Json]) -> Iterator[Diagnostic]:
     place = source.at("transform" if source.transform is not None else "augment")
     made = tuple(tried["shape"])
     if made != wanted:
         crop = f"`RandomResizedCrop({wanted[-1]})` or `CenterCrop({wanted[-1]})` in it"
         said = f"gives a picture of shape {_shape_text(made)}, and the network is given {_shape_text(wanted)}"
-        report.add("E0336", f"`{_name(source)}` {said}", place, help=crop)
+        yield Diagnostic("E0336", f"`{_name(source)}` {said}", place, help=crop)
     elif tried["normalizes"]:
         chosen = "is normalised twice" if source.normalize else "is normalised in training alone"
-        report.add(
+        yield Diagnostic(
             "W0335",
             f"`{_name(source)}` normalises, and `normalize` of the source is of all pictures: each {chosen}",
             place,
@@ -108,18 +108,18 @@ def _picture(shape: tuple[int, ...], *, exact: bool) -> Image:
     return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
 
 
-def try_sampler(trial: Trial) -> None:
-    """Reports weights that cannot be drawn by, and functions that fail. Lengths are tried on the first sample of a
-    user's data set.
+def try_sampler(trial: Trial) -> Findings[None]:
+    """Tries the numbers of a sampler, which may fail or be such that nothing can be drawn by them. Lengths are tried on
+    the first sample of a user's data set.
     """
     sampler = trial.job.data.sampler
     if isinstance(sampler, ByLength) and isinstance(sampler.length, PythonNumbers):
-        _try_length(trial, sampler.length)
+        yield from _try_length(trial, sampler.length)
     elif isinstance(sampler, Weighted):
-        _try_weights(trial, sampler)
+        yield from _try_weights(trial, sampler)
 
 
-def _try_weights(trial: Trial, sampler: Weighted) -> None:
+def _try_weights(trial: Trial, sampler: Weighted) -> Findings[None]:
     samples, step = trial.source.samples, trial.steps.sampler
     assert step is not None
 
@@ -134,14 +134,14 @@ def _try_weights(trial: Trial, sampler: Weighted) -> None:
 
     name = f"`{sampler.weights.function}`" if isinstance(sampler.weights, PythonNumbers) else "the file of weights"
     if isinstance(sampler.weights, PythonNumbers):
-        fault = used(trial, sampler.weights, "sampler", lambda _: look())
+        fault = yield from used(trial, sampler.weights, "sampler", lambda _: look())
     elif not _is_readable(sampler.weights):
         return  # the rules say so
     else:
         answer = in_child(look)
         fault = answer.get("made", answer.get("error"))
     if fault:
-        trial.report.add(
+        yield Diagnostic(
             "E0318",
             f"{name} does not fit: {fault.removeprefix(f'{step.line}: ')}",
             sampler.at("weights"),
@@ -158,7 +158,7 @@ def _is_readable(path: str) -> bool:
     return True
 
 
-def _try_length(trial: Trial, call: PythonNumbers) -> None:
+def _try_length(trial: Trial, call: PythonNumbers) -> Findings[None]:
     own = trial.job.data.source
     if not isinstance(own, PythonSource):
         return
@@ -171,4 +171,4 @@ def _try_length(trial: Trial, call: PythonNumbers) -> None:
         begin_sample(trial.job.train.seed, "train", 0, 0)
         return float(length(samples[0]))
 
-    used(trial, call, "sampler", use)
+    yield from used(trial, call, "sampler", use)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import PythonFunction
+from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.calls import PythonSource
 from dslc.probe.child import in_child
 from dslc.probe.trial import Trial
@@ -108,11 +109,10 @@ def _leaves(sample: object) -> list[str]:
     return contents
 
 
-def compare_twice(trial: Trial, call: PythonSource, ranks: int, hashes: bool) -> None:
-    """Reports a data set that is another in each process. `ranks` is their number; `hashes`: each of them has hashes of
+def compare_twice(trial: Trial, call: PythonSource, ranks: int, hashes: bool) -> Iterator[Diagnostic]:
+    """Finds a data set that is another in each process. `ranks` is their number; `hashes`: each of them has hashes of
     its own, as where something else than this command starts them.
     """
-    report = trial.report
     why, sample, line = _difference(trial.function(call), trial.job.train.seed)
     if not why:
         return
@@ -125,9 +125,9 @@ def compare_twice(trial: Trial, call: PythonSource, ranks: int, hashes: bool) ->
             else "a training that resumes goes on with other data, and what was held out may be trained on"
         )
         what = "the data set is another each time it is made" if why == "entropy" else _ORDER[why]
-        report.add(code, f"{what}: {sample} differs, and {so}", call.at("function"), label=label, help=_HELP[why])
+        yield Diagnostic(code, f"{what}: {sample} differs, and {so}", call.at("function"), label=label, help=_HELP[why])
         return
-    report.add(
+    yield Diagnostic(
         "W0657",
         f"{_ORDER[why]}: {sample} differs, and a training that resumes, or runs on another host, has other data",
         call.at("function"),

@@ -15,7 +15,7 @@ from dslc.compiler.facts.sources import mixture_facts
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.placement.layout import lay_out
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Findings, Report, judge
 from dslc.dsl.language.calls import Mixture, NetworkLoss, PythonCollate, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
@@ -39,25 +39,28 @@ if TYPE_CHECKING:
     from dslc.compiler.trace.structures import UserValue
 
 
-def trace_facts(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
+def trace_facts(job: JobSpec, source: SourceFacts, *, run: bool) -> Findings[Facts]:
     """Returns the facts, with what calling the user's functions tells; `source` are those without."""
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(job=job, facts=Facts(source=source), files=Files(folder), report=report, run=run)
+        trial = Trial(job=job, facts=Facts(source=source), files=Files(folder), run=run)
         for probe in PROBES:
-            trial = probe(trial) or trial
+            after, sound = yield from judge(probe(trial))
+            trial = replace(after or trial, sound=trial.sound and sound)
         return trial.facts
 
 
-def trace_sources(trial: Trial) -> Trial:
+def trace_sources(trial: Trial) -> Findings[Trial]:
     """Adds the facts that the samples of a user's source tell, or of each source of a mixture."""
     source = trial.job.data.source
     if not isinstance(source, Mixture):
-        return trial.with_facts(source=_trace_source(trial, source, trial.source))
-    pairs = zip(source.sources, trial.source.parts, strict=True)
-    return trial.with_facts(source=mixture_facts([_trace_source(trial, call, facts) for call, facts in pairs]))
+        return trial.with_facts(source=(yield from _trace_source(trial, source, trial.source)))
+    parts = []
+    for call, facts in zip(source.sources, trial.source.parts, strict=True):
+        parts.append((yield from _trace_source(trial, call, facts)))
+    return trial.with_facts(source=mixture_facts(parts))
 
 
-def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> SourceFacts:
+def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> Findings[SourceFacts]:
     if not isinstance(call, PythonSource):
         return source
 
@@ -80,24 +83,25 @@ def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> SourceFacts:
             )
         )
 
-    made = used(trial, call, "source", use)
+    made = yield from used(trial, call, "source", use)
     if made and made.get("shards") is None:
         layout = Report().collect(lay_out(job))
         ranks = layout.world_size if layout is not None else 1
         others = layout is not None and (layout.nodes > 1 or job.launch.with_.word != "local")
-        compare_twice(trial, call, ranks, others)
+        yield from compare_twice(trial, call, ranks, others)
     return from_json(SourceFacts, made) if made else source
 
 
-def make_batches(trial: Trial) -> Trial:
+def make_batches(trial: Trial) -> Findings[Trial]:
     """Adds the batches for a user's loss and metrics, which are like the network's outputs."""
+    yield from ()
     return replace(
         trial, batches=trial_batches(trial.job, trial.facts, trial.files.sample_outputs, trial.files.outputs)
     )
 
 
-# A probe gets the facts of all before it; it returns None if it only reports.
-PROBES: tuple[Callable[[Trial], Trial | None], ...] = (
+# A probe gets the facts of all before it, and returns the trial with those that it adds; None if it adds none.
+PROBES: tuple[Callable[[Trial], Findings[Trial | None]], ...] = (
     trace_sources,
     try_images,
     trace_network,

@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
@@ -25,7 +25,7 @@ from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
 from dslc.compiler.rules.model.adapters import targets_any
 from dslc.compiler.rules.model.name_patterns import unmatched_patterns
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Report, judge, recorded
 from dslc.dsl.language.calls import NetworkLoss, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
@@ -35,9 +35,9 @@ from dslc.probe.dependency_recorder import digest_of, users_modules
 from dslc.probe.leaked_resources import counted_once
 from dslc.probe.network_trial import RealBatch, modules_in_evaluation, try_network, undone
 from dslc.probe.trace_cache import TraceCache
-from dslc.probe.trial import Trial
-from dslc.probe.unchecked_parts import tell_of_network
-from dslc.probe.user_code_trials import tell_what_is_left, used
+from dslc.probe.trial import Trial, missing_library
+from dslc.probe.unchecked_parts import uncalled_network
+from dslc.probe.user_code_trials import check_what_is_left, used
 from dslc.runtime.process.user_code import HANDED_OVER
 
 if TYPE_CHECKING:
@@ -63,19 +63,19 @@ class TraceAxes(TypedDict):
     frozen: tuple[str, ...]
 
 
-def trace_network(trial: Trial) -> Trial | None:
+def trace_network(trial: Trial) -> Findings[Trial | None]:
     """Adds the facts of the network, which is called if its samples are known."""
     job, network, source = trial.job, trial.job.model.network, trial.source
     if not isinstance(network, PythonNetwork | TransformersNetwork) or not _has_configuration(network, job.folder):
         return None
     if job.model.adapter is not None and importlib.util.find_spec("peft") is None:
-        trial.report_missing_library("peft", job.model.adapter.span)
+        yield missing_library("peft", job.model.adapter.span)
         return None
-    model = (
+    model, sound = yield from judge(
         _traced_model(trial, network) if isinstance(network, PythonNetwork) else _traced_transformers(trial, network)
     )
-    if not trial.run and source.input is None and source.structures is None and not trial.report.errors:
-        tell_of_network(job, source, trial.report)
+    if not trial.run and source.input is None and source.structures is None and trial.sound and sound:
+        yield uncalled_network(job, source)
     uncalled = isinstance(network, PythonNetwork) and not _is_called(trial)
     return trial.with_facts(made=model) if uncalled else trial.with_facts(model=model)
 
@@ -94,7 +94,7 @@ def _has_configuration(network: PythonNetwork | TransformersNetwork, folder: str
     return file is None or os.path.exists(file)
 
 
-def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
+def _traced_model(trial: Trial, call: PythonNetwork) -> Findings[ModelFacts | None]:
     def use(make: Callable[..., UserValue]) -> object:
         from dslc.compiler.trace.devices import named_gpus
         from dslc.compiler.trace.instantiate import facts_of_made
@@ -103,22 +103,22 @@ def _traced_model(trial: Trial, call: PythonNetwork) -> ModelFacts | None:
         with named_gpus(trial.job):
             return to_json(_trace_module(trial, adapted, real) if _is_called(trial) else facts_of_made(adapted))
 
-    named, report = trial.function(call), trial.report
+    named = trial.function(call)
     by_value = named.function.partition(":")[0] in HANDED_OVER
     kept = TraceCache(None if by_value else _cache_key(trial, to_json(replace(named, line=""))), named.folder)
     if (facts := kept.load()) is not None:
         return facts
-    found = len(report.found)
     real = RealBatch(trial)
 
     def watched(work: Callable[[], object]) -> Callable[[], object]:
         return kept.watched(work, real.load_batch)
 
-    made = used(trial, call, "model", lambda make: _or_fault(lambda: use(make)), watched)
-    if made and _tell_of_fault(trial.job, made["facts"], report):
+    made, found = yield from recorded(used(trial, call, "model", lambda make: _or_fault(lambda: use(make)), watched))
+    if made and (faults := list(_faults(trial.job, made["facts"]))):
+        yield from faults
         return None
     facts = from_json(ModelFacts, made["facts"]) if made else None
-    if made and len(report.found) == found:
+    if made and not found:
         kept.store(made, facts)
     return facts
 
@@ -335,8 +335,8 @@ def _with_read_hook(known: Callable[[torch.Tensor], bool]) -> contextlib.Abstrac
     return transformers_model.treat_as_known(known)
 
 
-def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFacts | None:
-    """Builds the model without memory in a child, and reports the library's errors in its configuration. Before a `run`
+def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings[ModelFacts | None]:
+    """Builds the model without memory in a child, and yields the library's errors in its configuration. Before a `run`
     on CPUs this process imports the library, for the child and for the ranks that are forked from it later. On GPUs
     that could keep them from CUDA (runtime/launch.py).
     """
@@ -344,7 +344,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
     job, source, step = trial.job, trial.source, trial.steps.network
     assert isinstance(step, TransformersStep)
     if importlib.util.find_spec("transformers") is None:
-        trial.report_missing_library("transformers", network.span)
+        yield missing_library("transformers", network.span)
         return None
     if trial.run and job.devices.gpus is None:
         from dslc.runtime.model.transformers_model import preload
@@ -386,16 +386,17 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> ModelFac
     import_torch_for_children()
     real = RealBatch(trial)
     answer = in_child(kept.watched(lambda: _or_fault(work), real.load_batch))
-    tell_what_is_left(f"`{network.path}`", answer, network.at("path"), trial.report)
+    yield from check_what_is_left(f"`{network.path}`", answer, network.at("path"))
     if "made" in answer:
         made = answer["made"]
-        if _tell_of_fault(job, made["facts"], trial.report):
+        if faults := list(_faults(job, made["facts"])):
+            yield from faults
             return None
         facts = from_json(ModelFacts, made["facts"]) if made["facts"] else None
         if not answer["left"]:
             kept.store(made, facts)
         return facts
-    trial.report.add(
+    yield Diagnostic(
         "E0805",
         f"`{network.path}` cannot be used as a model: {answer['error']}",
         network.at(answer["argument"] or "path"),
@@ -443,7 +444,7 @@ def _transposed(module: nn.Module) -> tuple[str, ...]:
 
 
 def _or_fault(work: Callable[[], object]) -> object:
-    """Returns what `work` returns, or the fault of the adapter, for `_tell_of_fault`."""
+    """Returns what `work` returns, or the fault of the adapter, for `_faults`."""
     from dslc.runtime.model.adapters import AdapterError
 
     try:
@@ -452,27 +453,24 @@ def _or_fault(work: Callable[[], object]) -> object:
         return {_FAULT: str(error), "argument": error.argument, "dense": list(error.dense)[:_MOST]}
 
 
-def _tell_of_fault(job: JobSpec, made: Json, report: Report) -> bool:
-    """Reports the fault that a child found; returns False if there is none."""
+def _faults(job: JobSpec, made: Json) -> Iterator[Diagnostic]:
+    """Yields the fault of the adapter that a child found."""
     adapter = job.model.adapter
     if not isinstance(made, dict) or _FAULT not in made or adapter is None:
-        return False
-    if made["dense"]:
-        ends = dict.fromkeys(name.rpartition(".")[2] for name in made["dense"])
-        report.extend(
-            unmatched_patterns(
-                "0727",
-                "`model.adapter.targets`: no dense layer is called @",
-                adapter.at("targets"),
-                adapter.targets,
-                [*ends, *made["dense"]],
-                what="its dense layers",
-                is_of=targets_any,
-            )
-        )
-        return True
-    report.add("E0727", made[_FAULT], adapter.at(made["argument"]), help=_REMEDIES[made["argument"]])
-    return True
+        return
+    if not made["dense"]:
+        yield Diagnostic("E0727", made[_FAULT], adapter.at(made["argument"]), help=_REMEDIES[made["argument"]])
+        return
+    ends = dict.fromkeys(name.rpartition(".")[2] for name in made["dense"])
+    yield from unmatched_patterns(
+        "0727",
+        "`model.adapter.targets`: no dense layer is called @",
+        adapter.at("targets"),
+        adapter.targets,
+        [*ends, *made["dense"]],
+        what="its dense layers",
+        is_of=targets_any,
+    )
 
 
 _REMEDIES = {
@@ -481,8 +479,8 @@ _REMEDIES = {
 }
 
 
-def open_weights(trial: Trial) -> Trial | None:
-    """Adds the tensors of the job's weights if only torch can read them; reports files that it cannot read."""
+def open_weights(trial: Trial) -> Findings[Trial | None]:
+    """Adds the tensors of the job's weights if only torch can read them; yields what it cannot read."""
     start = trial.job.model.start
     if start is None:
         return None
@@ -504,7 +502,7 @@ def open_weights(trial: Trial) -> Trial | None:
     if "made" in answer:
         entries = {name: TensorEntry(dtype=dtype, shape=tuple(shape)) for name, dtype, shape in answer["made"]}
         return trial.with_facts(weights=entries)
-    trial.report.add(
+    yield Diagnostic(
         "W0712",
         f"{files.path} cannot be read as weights: {answer['error']}",
         start.at("path"),

@@ -10,7 +10,7 @@ from typing import Any
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.steps import PythonFunction
 from dslc.compiler.model.job_steps import JobSteps, job_steps, locate_paths, python_function
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
@@ -30,14 +30,14 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A probe reports to `report`, and returns the trial with the facts that it adds. `run`: the ranks are forked from
-    this process later. `batches` are what a user's loss and metrics are tried with.
+    """What a probe is handed. `sound`: no probe has yielded an error so far. `run`: the ranks are forked from this
+    process later. `batches` are what a user's loss and metrics are tried with.
     """
 
     job: JobSpec
     facts: Facts
     files: Files
-    report: Report
+    sound: bool = True
     run: bool = False
     batches: TrialBatches = field(default_factory=TrialBatches)
 
@@ -57,5 +57,7 @@ class Trial:
     def with_facts(self, **facts: Any) -> Trial:
         return replace(self, facts=replace(self.facts, **facts))
 
-    def report_missing_library(self, name: str, span: Span | None) -> None:
-        self.report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
+
+def missing_library(name: str, span: Span | None) -> Diagnostic:
+    """Returns the diagnostic of a library that is not installed."""
+    return Diagnostic("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")

@@ -1,7 +1,7 @@
 """Names the parts of a job that `dslc check` could not check, so that "good" never claims more than was seen.
 
 Model: a check without `--trace` calls no user function, and missing data leaves facts unknown. `unseen` names them in
-the words that follow "is good"; `tell_of_network` and `tell_of_checkpoint` report the warning W0439 if the user asked
+the words that follow "is good"; `uncalled_network` and `uncompared_parts` give the warning W0439 if the user asked
 for just that check (`--trace`, `--resume`).
 """
 
@@ -14,7 +14,7 @@ from dslc.compiler.facts.weights_file import Unreadable, files_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import PythonLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
@@ -84,31 +84,31 @@ def _only_torch_reads(path: str) -> bool:
         return False
 
 
-def tell_of_network(job: JobSpec, source: SourceFacts, report: Report) -> None:
-    """Reports W0439 for a network that was made but could not be called."""
-    report.add(
+def uncalled_network(job: JobSpec, source: SourceFacts) -> Diagnostic:
+    """Returns W0439 for a network that was made but could not be called."""
+    return Diagnostic(
         "W0439",
         "the network was made, but not called: the shape of a sample is not known while the data is missing",
         job.model.at("network"),
-        notes=[Note(message="the data", span=job.data.at("source"))],
+        notes=(Note(message="the data", span=job.data.at("source")),),
         help=source.help,
     )
 
 
-def tell_of_checkpoint(analysis: Analysis, name: str, report: Report) -> None:
-    """Reports W0439 for parts of a checkpoint that were not compared with the job."""
+def uncompared_parts(analysis: Analysis, name: str) -> Iterator[Diagnostic]:
+    """Yields W0439 for parts of a checkpoint that were not compared with the job."""
     job = analysis.job
     if analysis.model is None:
         own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
         own = own and not (analysis.source.input is None and analysis.source.structures is None)
-        report.add(
+        yield Diagnostic(
             "W0439",
             f"the tensors of {name} are not compared with the network",
             job.model.at("network"),
             help="`--trace` calls the function that makes it, and compares them" if own else "",
         )
     if analysis.workload.train is None:
-        report.add(
+        yield Diagnostic(
             "W0439",
             f"the number of samples of {name} is not compared: that of the data is not known",
             job.data.at("source"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.rules.training.goals import check_names
 from dslc.compiler.rules.training.metrics import takes_classes
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report
 from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.lr_schedules import PythonSchedule
@@ -30,7 +30,7 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import article, plural, shorten_list
 from dslc.probe.child import ChildAnswer, Json, first_line, import_torch_for_children, in_child, where_in_the_users_code
 from dslc.probe.sample_outputs import Pair, read_outputs, spread
-from dslc.probe.trial import Trial
+from dslc.probe.trial import Trial, missing_library
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.process.frame_ownership import is_users
 from dslc.runtime.process.user_code import load_function
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from dslc.compiler.trace.structures import UserValue
 
 
-def try_loss(trial: Trial) -> Trial | None:
+def try_loss(trial: Trial) -> Findings[Trial | None]:
     """Finds a user's loss and, if its input is known and not large, calls it. Adds whether it counts by itself."""
-    job, call, report = trial.job, trial.job.model.loss, trial.report
+    job, call = trial.job, trial.job.model.loss
     if not isinstance(call, PythonLoss):
         return None
     layout = Report().collect(lay_out(job))
@@ -78,9 +78,9 @@ def try_loss(trial: Trial) -> Trial | None:
         with as_rank_0(ranks), named_gpus(job):
             return trial.batches.first_accepted("train", attempt) or (False, False)
 
-    answer = used(trial, call, "loss", use, absent=trial.batches.absent)
+    answer = yield from used(trial, call, "loss", use, absent=trial.batches.absent)
     if isinstance(answer, dict) and "cpu" in answer:
-        report.add(
+        yield Diagnostic(
             "E0681",
             f"the loss computes with a tensor on the CPU beside those on the GPU ({answer['cpu']})",
             job.model.at("loss"),
@@ -88,11 +88,11 @@ def try_loss(trial: Trial) -> Trial | None:
         )
         return None
     if isinstance(answer, dict):
-        _report_loss_state(call, answer["names"], answer["moves"], report)
+        yield _loss_state(call, answer["names"], answer["moves"])
         return None
     counts, mixes = answer or (False, False)
     if mixes:
-        report.add(
+        yield Diagnostic(
             "W0625",
             f"the loss of a sample depends on the others of its batch, and a batch is cut into {pieces} pieces: the "
             "training is not that of one process",
@@ -103,8 +103,8 @@ def try_loss(trial: Trial) -> Trial | None:
     return trial.with_facts(source=replace(trial.source, loss_counts=True)) if counts else None
 
 
-def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, report: Report) -> None:
-    """Reports a loss with parameters of its own that would train, or with tensors that its calls change."""
+def _loss_state(call: PythonLoss, names: Sequence[str], moves: bool) -> Diagnostic:
+    """Returns the diagnostic of a loss that has parameters of its own, or tensors that its calls change."""
     shown = shorten_list([f"`{name}`" for name in names])
     if moves:
         message = (
@@ -113,7 +113,7 @@ def _report_loss_state(call: PythonLoss, names: Sequence[str], moves: bool, repo
     else:
         message = f"has {plural(len(names), 'parameter')} of its own: {shown}. Only those of the network are trained"
     fixed = "" if moves else "; what is not to train has `requires_grad_(False)`"
-    report.add(
+    return Diagnostic(
         "E0661" if moves else "E0660",
         f"the loss `{call.function}` {message}",
         call.at("function"),
@@ -144,16 +144,16 @@ def _refuse_class(function: Callable[..., UserValue], call: PythonLoss) -> None:
     )
 
 
-def try_metrics(trial: Trial) -> None:
+def try_metrics(trial: Trial) -> Findings[None]:
     """Makes a user's metrics, and looks for the library of others."""
     for call, step in zip(trial.job.evaluate.metrics, trial.steps.metrics, strict=True):
         if isinstance(call, PythonMetric):
-            _try_metric(trial, call, step)
+            yield from _try_metric(trial, call, step)
         elif isinstance(call, TorchMetric):
-            _look_for_torchmetrics(trial, call, step)
+            yield from _look_for_torchmetrics(trial, call, step)
 
 
-def _try_metric(trial: Trial, call: PythonMetric, step: MetricStep) -> None:
+def _try_metric(trial: Trial, call: PythonMetric, step: MetricStep) -> Findings[None]:
     """Makes a user's metric. If its input is known and not large, tries whether its states add up over ranks, and
     whether it gives the numbers of the goals.
     """
@@ -173,28 +173,28 @@ def _try_metric(trial: Trial, call: PythonMetric, step: MetricStep) -> None:
                 remedy="a class of yours whose `update(output, target)` hands the tensors it needs to a metric",
             ) from error
 
-    numbers = used(trial, call, "metric", use, absent=trial.batches.absent)
+    numbers = yield from used(trial, call, "metric", use, absent=trial.batches.absent)
     if numbers is not None:
-        trial.report.extend(check_names(trial.job, call, numbers))
+        yield from check_names(trial.job, call, numbers)
 
 
-def _look_for_torchmetrics(trial: Trial, metric: TorchMetric, step: MetricStep) -> None:
-    """Reports that the library cannot be used. Before a `run` this process imports it, for the ranks that are forked
+def _look_for_torchmetrics(trial: Trial, metric: TorchMetric, step: MetricStep) -> Iterator[Diagnostic]:
+    """Says whether the library can be used. Before a `run` this process imports it, for the ranks that are forked
     from it later.
     """
     if importlib.util.find_spec("torchmetrics") is None:
-        trial.report_missing_library("torchmetrics", metric.span)
+        yield missing_library("torchmetrics", metric.span)
     elif trial.run:
         from dslc.runtime.loop.stateful_metrics import preload
 
         try:
             preload([step])
         except VisionLibraryError as error:
-            trial.report.add("E0803", f"`torchmetrics` cannot be used: {error}", metric.span, help=error.remedy)
+            yield Diagnostic("E0803", f"`torchmetrics` cannot be used: {error}", metric.span, help=error.remedy)
 
 
-def try_targets(trial: Trial) -> None:
-    """Reports metrics over classes beside a user's loss, if a few samples have a target that is no class and counts."""
+def try_targets(trial: Trial) -> Findings[None]:
+    """Finds metrics over classes beside a user's loss, if a few samples have a target that is no class and counts."""
     job, file, step = trial.job, trial.batches.file, trial.steps.loss
     metrics = [metric for metric in job.evaluate.metrics if takes_classes(metric)]
     if not file or not isinstance(job.model.loss, PythonLoss) or not metrics:
@@ -217,24 +217,24 @@ def try_targets(trial: Trial) -> None:
         return
     target, classes = answer["made"]
     for metric in metrics:
-        trial.report.add(
+        yield Diagnostic(
             "E0691",
             f"`{metric.word}` counts all targets, and a sample has the target {target}, where the network scores "
             f"{plural(classes, 'class')}",
             metric.span or job.evaluate.at("metrics"),
-            notes=[Note(message="the loss is yours", span=job.model.at("loss"))],
+            notes=(Note(message="the loss is yours", span=job.model.at("loss")),),
             help=f'`python("{job.model.loss.function}", ignore = {target})` leaves {target} out of metrics as well',
         )
 
 
-def try_step(trial: Trial) -> None:
+def try_step(trial: Trial) -> Findings[None]:
     """Does a user's own step once, with a batch of two samples, if the data tells what one is: again, if its parts are
     to be sharded, with parameters that are there only while a part is called.
     """
     job, source, call, steps = trial.job, trial.source, trial.job.train.step, trial.steps
     if not isinstance(call, PythonStep) or not isinstance(steps.network, PythonFunction):
         return
-    network, report, layout = steps.network, trial.report, Report().collect(lay_out(job))
+    network, layout = steps.network, Report().collect(lay_out(job))
     ranks = layout.world_size if layout is not None else 1
     shards = layout is not None and sharding_of(job, layout).engine == "fsdp"
 
@@ -259,18 +259,18 @@ def try_step(trial: Trial) -> None:
                 told["where"] = where_in_the_users_code(error) or first_line(error)
         return told
 
-    found = used(trial, call, "step", use) or {}
+    found = (yield from used(trial, call, "step", use)) or {}
     if "where" in found:
-        report.add(
+        yield Diagnostic(
             "E0624",
             "a part of the network is used otherwise than by calling it, and its parameters are gathered only then: "
             f"{found['where']}",
             job.parallelism.at("zero"),
-            notes=[Note(message="the step", span=job.train.at("step"))],
+            notes=(Note(message="the step", span=job.train.at("step")),),
             help="call the part itself, so that its `forward` uses its parameters; or `zero = 1`",
         )
     if found.get("draws") and ranks > 1:
-        report.add(
+        yield Diagnostic(
             "W0624",
             f"the step draws random numbers, which are others on each of {ranks} ranks than in one process",
             job.train.at("step"),
@@ -278,7 +278,7 @@ def try_step(trial: Trial) -> None:
         )
 
 
-def try_schedule(trial: Trial) -> None:
+def try_schedule(trial: Trial) -> Findings[None]:
     """Asks a user's schedule for the factors of some steps, twice."""
     call, steps = trial.job.train.lr_schedule, trial.job.train.steps or 1000
     if not isinstance(call, PythonSchedule):
@@ -292,10 +292,10 @@ def try_schedule(trial: Trial) -> None:
             if factor(step) != factor(step):
                 raise ValueError(f"it gives another factor when it is asked for step {step} again")
 
-    used(trial, call, "schedule", use)
+    yield from used(trial, call, "schedule", use)
 
 
-def try_optimizer(trial: Trial) -> Trial | None:
+def try_optimizer(trial: Trial) -> Findings[Trial | None]:
     """Measures the state of a user's optimizer on the parameters that train, if they are known, and tries how its
     updates may be divided. Adds nothing if it cannot be used.
     """
@@ -327,13 +327,13 @@ def try_optimizer(trial: Trial) -> Trial | None:
                     return first_line(error)
             raise
 
-    found = used(trial, call, "optimizer", use)
+    found = yield from used(trial, call, "optimizer", use)
     if isinstance(found, str):
-        trial.report.add(
+        yield Diagnostic(
             "E0690",
             f"`no_decay` divides the parameters into two groups, which `{call.function}` does not take: {found}",
             job.train.at("no_decay"),
-            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            notes=(Note(message="the optimizer", span=job.train.at("optimizer")),),
             help="leave `no_decay` out; or an optimizer whose `params` may be groups, as those of `torch.optim` are",
         )
         return None
@@ -349,7 +349,7 @@ def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tup
     return [(model.names.all_names(q.name), q.shape) for q in everything if q.name in names]
 
 
-def try_followers(trial: Trial) -> None:
+def try_followers(trial: Trial) -> Findings[None]:
     """Looks at the methods of hooks and loggers, which are not made: that may begin something."""
     job = trial.job
     for call, what in [*((each, "hook") for each in job.train.hooks), *((each, "logger") for each in job.log.loggers)]:
@@ -360,7 +360,7 @@ def try_followers(trial: Trial) -> None:
 
             (hooks.try_hook if what == "hook" else hooks.try_logger)(named)
 
-        used(trial, call, what, use)
+        yield from used(trial, call, what, use)
 
 
 def used(
@@ -371,12 +371,12 @@ def used(
     watched: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
     *,
     absent: str = "",
-) -> Json:
-    """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
-    exception. `watched` wraps the work, if given. `absent` is the reason why it was tried on invented numbers, which it
-    may rightly refuse.
+) -> Findings[Json]:
+    """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; yields an
+    exception's diagnostic. `watched` wraps the work, if given. `absent` is the reason why it was tried on invented
+    numbers, which it may rightly refuse.
     """
-    named, report = trial.function(call), trial.report
+    named = trial.function(call)
 
     def work() -> object:
         import torch
@@ -386,11 +386,11 @@ def used(
 
     import_torch_for_children()
     answer = in_child(watched(work) if watched else work)
-    tell_what_is_left(f"`{call.function}`", answer, call.at("function"), report)
+    yield from check_what_is_left(f"`{call.function}`", answer, call.at("function"))
     if "made" in answer:
         return answer["made"]
     if absent and not answer["absent"]:
-        report.add(
+        yield Diagnostic(
             "W0650",
             f"`{call.function}` fails on invented numbers ({answer['error']}), and could not be tried on others, as "
             f"{absent}",
@@ -399,7 +399,7 @@ def used(
             help="`dslc run --try` trains the first steps, on the outputs that the network gives",
         )
         return None
-    report.add(
+    yield Diagnostic(
         "E0802",
         f"`{call.function}` cannot be used as {article(what)}: {answer['error']}",
         call.at("function"),
@@ -437,10 +437,10 @@ def _remedy(call: PythonCall, what: str, answer: ChildAnswer) -> str:
     return _WANTED[what]
 
 
-def tell_what_is_left(what: str, answer: ChildAnswer, where: Span | None, report: Report) -> None:
+def check_what_is_left(what: str, answer: ChildAnswer, where: Span | None) -> Iterator[Diagnostic]:
     left = answer.get("left")
     if left:
-        report.add(
+        yield Diagnostic(
             "W0438",
             f"{what} leaves {left} running, which `dslc` has ended",
             where,

@@ -22,7 +22,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
-from dslc.probe.unchecked_parts import tell_of_checkpoint
+from dslc.probe.unchecked_parts import uncompared_parts
 from dslc.runs.checkpoints import tensors_of
 from dslc.runtime.checkpoint.files import (
     Manifest,
@@ -61,7 +61,7 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
         if not found.damage and not found.misfits:
             report.extend(each.as_warning() for other in seen for each in _reasons(other, analysis))
             assert found.manifest is not None
-            tell_of_checkpoint(analysis, path_text(path), report)
+            report.extend(uncompared_parts(analysis, path_text(path)))
             return f"it would resume after step {found.manifest.step:,}, from {path_text(path)}"
         seen.append(found)
     whole = [each for each in seen if not each.damage]

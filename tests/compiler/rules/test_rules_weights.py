@@ -93,8 +93,8 @@ def test_files_of_torch_are_opened_in_a_run(tmp_path: Path) -> None:
     report = Report()
     for path, expected in ((good, []), (bad, ["E0713"]), (code, [])):
         job = make_job(model=ModelSpec(network=NETWORK, loss=c.CrossEntropy(), weights=str(path)))
-        trial = Trial(job=job, facts=Facts(), files=Files(""), report=report)
-        assert [d.code for d in told(path, (open_weights(trial) or trial).facts)] == expected
+        trial = Trial(job=job, facts=Facts(), files=Files(""))
+        assert [d.code for d in told(path, (report.collect(open_weights(trial)) or trial).facts)] == expected
     assert [d.code for d in report] == ["W0712"] and "code.bin cannot be read as weights" in report.found[0].message
 
 

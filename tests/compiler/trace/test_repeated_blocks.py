@@ -29,7 +29,6 @@ from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
 from dslc.compiler.trace.run import TracedModule
 from dslc.compiler.trace.trace_model import trace_model
-from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.job import JobSpec
 from dslc.probe.trace_network import with_seams
@@ -226,7 +225,7 @@ def cut_both(make: Callable[[], nn.Module], job: JobSpec, fact: TensorFact = TOK
             return made[-1]
 
         found = trace_model(keep, fact, skipped=skipped, **given)
-        trial = Trial(job=job, facts=Facts(source=SourceFacts(input=fact)), files=Files(""), report=Report())
+        trial = Trial(job=job, facts=Facts(source=SourceFacts(input=fact)), files=Files(""))
         facts.append(with_seams(trial, made[-1], found, fact, skipped))
         assert (skipped.middle is not None) == skipped.wanted
     assert facts[0] == facts[1]
