@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
 
 
@@ -30,10 +32,17 @@ class Compiled(Record):
 
     def program(self) -> p.JobProgram:
         job = self.analysis.job
-        return replace(locate_paths(emit(self.graph, self.plan.hash), job.folder), file=job.source.name)
+        program = locate_paths(emit(self.graph, self.plan.hash), job.folder)
+        return replace(program, file=job.source.name, calibrate=calibrate_command(job))
 
     def places(self) -> tuple[p.RankPlace, ...]:
         return places(self.graph)
+
+
+def calibrate_command(job: JobSpec) -> str:
+    """Returns the command that measures anew what the predicted times of a job rest on."""
+    output = " -o FILE" if job.devices.catalogue is not None else ""  # else into the user's own folder
+    return f"dslc calibrate {shlex.quote(job.source.name)}{output}"
 
 
 def compile_plan(analysis: Analysis) -> Compiled:

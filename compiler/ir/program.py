@@ -527,6 +527,7 @@ class JobProgram(Training):
     context: ContextStep | None = None
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     expected: StepPhases | None = None  # the predicted phases of a step; None if the plan has a bound at most
+    calibrate: str = ""  # the command that measures anew what predicted times rest on
     mode: Mode = field(default_factory=TrainMode)
 
     @property

@@ -7,15 +7,16 @@ samples counts as far as the device idles meanwhile.
 
 What a phase holds depends on the engine:
 
-    ddp, zero1      `exposed` lasts from the last gradient of this rank until all buckets are exchanged. Under zero1 the
-                    broadcast of updated parameters is part of `update`.
-    fsdp, tensor,   Exchanges are part of `passes`: the engine waits within them, and no mark can tell the waits from
-    pipeline,       the work without synchronising. So are those of a compiled network, and of one whose steps find out
-    context         which parameters they use.
-    local           Exchanges of momenta or weights are part of `update`.
-    train.step, an optimizer with a closure: `passes` holds the updates too.
+    ddp, zero1   `exposed` lasts from the last gradient of this rank until all buckets are exchanged. Under zero1 the
+                 broadcast of updated parameters is part of `update`.
+    fsdp,        Exchanges are part of `passes`: the engine waits within them, and no mark can tell the waits from the
+    pipeline,    work without synchronising. So are those of a compiled network, and of one whose steps find out which
+    tensor       parameters they use. What layers exchange on the context axis always is.
+    local        Exchanges of momenta or weights are part of `update`.
 
-Contract: a step takes some readings of the clock more, and one call of a hook. Ranks exchange phases where they
+Of a `train.step` of the user's, and of an optimizer with a closure, `passes` holds the updates too.
+
+Contract: a step takes six readings of the clock more, and one call of a hook: 3 us. Ranks exchange phases where they
 exchange the loss of a logged step, in the same all-reduce.
 
 Limits: evaluations and checkpoints count for no phase.

@@ -53,7 +53,7 @@ from dslc.compiler.ir.actions import Cadence
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMode
 from dslc.runtime.measure import collectives
-from dslc.runtime.measure.slow_steps import calibrate_command, compared_phases, median_phases
+from dslc.runtime.measure.slow_steps import compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.process.records import Record, naming, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
@@ -156,7 +156,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         "version": VERSION,
         "plan": plan["hash"],
         "steps": {"planned": plan["data"]["steps"], "done": steps},
-        "step_time": {**times, "calibrate": calibrate_command(job)},
+        "step_time": {**times, "calibrate": job.calibrate},
         "ranks": [_rank(run_dir, plan, job, rank) for rank in range(_world_size(plan))],
     }
     path = os.path.join(run_dir, NAME)

@@ -207,11 +207,6 @@ def usual_slow_rank(rows: Sequence[SlowRank | None]) -> SlowRank | None:
     return SlowRank(rank=usual[0], phase=usual[1], **medians)
 
 
-def calibrate_command(job: JobProgram) -> str:
-    """Returns the command that measures anew what the plan predicts."""
-    return f"dslc calibrate {job.file} -o FILE"
-
-
 def slow_step_watch(job: JobProgram) -> SlowStepWatch:
     """Returns the watch of a run. All ranks call it."""
     return SlowStepWatch(
@@ -219,5 +214,5 @@ def slow_step_watch(job: JobProgram) -> SlowStepWatch:
         within=exposed_within(job),
         ways=comparisons(job),
         hosts=host_names(job),
-        calibrate=calibrate_command(job),
+        calibrate=job.calibrate,
     )

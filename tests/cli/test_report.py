@@ -31,7 +31,7 @@ def test_every_run_reports_and_profile_adds_what_was_measured(tmp_path: Path) ->
     plan = json.loads((tmp_path / "plain" / "plan.json").read_text())
     assert plain["plan"] == plan["hash"] and plain["steps"] == {"planned": 12, "done": 12}
     assert plain["step_time"]["measured"] > 0
-    assert plain["step_time"]["calibrate"] == f"dslc calibrate {DIGITS} -o FILE"
+    assert plain["step_time"]["calibrate"] == f"dslc calibrate {DIGITS}"
     for rank in plain["ranks"]:
         assert list(rank["phases"]) == ["data", "passes", "exposed", "update", "host"]
         assert all(each["measured"] >= 0 and each["predicted"] is None for each in rank["phases"].values())

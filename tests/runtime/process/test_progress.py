@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.made_programs import images, program
@@ -25,7 +26,7 @@ class Screen(io.StringIO):
         return self._terminal
 
 
-def shown(tmp_path: Path, screen: Screen, outcome: Outcome, **changed: StepPhases) -> str:
+def shown(tmp_path: Path, screen: Screen, outcome: Outcome, **changed: Any) -> str:
     """Returns the display of eight steps with an evaluation."""
     board = RunControl(2)
     watch = Watch(program(2, images(tmp_path), **changed), str(tmp_path), board, screen)
