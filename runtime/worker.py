@@ -91,8 +91,13 @@ def work(
             sample_keys.prepare(job.data, splits.train, device)
         compare_samples(job, place, splits, device)
         if isinstance(job.mode, CalibrateMode):
-            measured = measure_times(job, place, splits, device, run_dir, board)
-            end = TrainingResult(steps=0, stopped_at=None if measured else 0)
+            measured_training = measure_times(job, place, splits, device, run_dir, board)
+            if measured_training is None:
+                end = TrainingResult(steps=0, stopped_at=0)
+            else:
+                parts = assemble(measured_training, device, functools.partial(note, run_dir), splits.train)
+                random_numbers.begin(job.seed, noise_rank(job, place.rank))
+                end = train(measured_training, place, parts, splits, board, run_dir)
         elif job.observation is not None and job.observation.plain:
             end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dslc.compiler.cost.calibration_fit import calibration_of
-from dslc.compiler.cost.measured_times import arithmetic
+from dslc.compiler.cost.measured_times import CUTTING, arithmetic
 from dslc.compiler.facts.calibration import (
     Calibration,
     RankMeasurement,
@@ -23,6 +23,7 @@ from dslc.compiler.facts.calibration import (
 )
 from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.ir.program import CalibrateMode
@@ -75,7 +76,9 @@ def main(arguments: argparse.Namespace) -> int:
     if measured is None:
         return TRAINING_FAILED  # with the logs in their folder, to be read
     shutil.rmtree(folder)
-    calibration = calibration_of(analysis.staging, analysis.costs, measured, _machine(analysis.layout.processes))
+    ranks, step = measured
+    machine = _machine(analysis.layout.processes)
+    calibration = calibration_of(analysis.staging, analysis.costs, ranks, step, machine)
     print(plain_lines("\n".join(_table_lines(analysis.staging, calibration))))
     if path is None:
         print(plain(_keep(analysis, calibration, ready.program.file)))
@@ -112,20 +115,19 @@ def _unsupported(analysis: Analysis) -> str:
         return "the kind of its GPUs is not known: `--set devices.kind=h100`, or whichever it is, names it"
     if analysis.layout.nodes > 1:
         return "it takes several hosts, and the times of one are measured"
-    sizes = analysis.layout.sizes
-    if sizes["tensor"] * sizes["context"] > 1:
-        return "the tensor and the context axis cut its layers, whose parts are not measured yet"
-    if analysis.sharding.exchange is not None:
+    if analysis.sharding.exchange is not None and analysis.sharding.exchange.agrees is not Payload.GRADIENTS:
         return f"the times of `{analysis.sharding.exchange.kind}` are not measured yet"
     if analysis.job.train.compile:
         return "the parts of a compiled network are not measured yet"
     return ""
 
 
-def _measure(ready: Ready, folder: str) -> list[RankMeasurement] | None:
-    """Returns what each rank measured; None if the ranks failed."""
+def _measure(ready: Ready, folder: str) -> tuple[list[RankMeasurement], float | None] | None:
+    """Returns what each rank measured, and the time of a step of the job itself; None if the ranks failed."""
     import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
     from dslc.runtime.measure.layer_times import NAME, stage_count
+    from dslc.runtime.measure.report import step_time
+    from dslc.runtime.process.records import read_metrics
 
     analysis = ready.compiled.analysis
     assert analysis.model is not None
@@ -135,7 +137,7 @@ def _measure(ready: Ready, folder: str) -> list[RankMeasurement] | None:
         (each.operation, each.axis): max(_PAYLOAD, each.bytes // each.count)
         for cost in analysis.costs
         for each in cost.traffic
-        if each.operation != "receive"
+        if each.operation != "receive" and each.axis not in CUTTING
     }
     mode = CalibrateMode(
         layers=tuple(layer.name for layer in analysis.model.layers if layer.name),
@@ -151,7 +153,7 @@ def _measure(ready: Ready, folder: str) -> list[RankMeasurement] | None:
         show_failure(outcome, what="calibration")
         return None
     with open(os.path.join(folder, NAME), encoding="utf-8") as file:
-        return [from_json(RankMeasurement, rank) for rank in json.load(file)]
+        return [from_json(RankMeasurement, rank) for rank in json.load(file)], step_time(read_metrics(folder))
 
 
 def _machine(processes: int) -> Calibration:
@@ -188,7 +190,7 @@ def _table_lines(staging: Staging, calibration: Calibration) -> list[str]:
     samples, kind = staging.workload.share / staging.layout.microbatches, arithmetic(staging)
     rows: list[Sequence[str]] = [("what", "forward", "backward")]
     runs: dict[str, list[str]] = {}
-    for layer in staging.model.layers:
+    for layer in staging.model.of_a_rank:
         runs.setdefault(layer_signature(layer, kind), []).append(layer.name)
     for signature, names in runs.items():
         time = calibration.layers[signature]

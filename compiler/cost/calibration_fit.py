@@ -12,7 +12,7 @@ from statistics import fmean
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import estimate
-from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of
+from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of, update_of
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -23,19 +23,24 @@ from dslc.compiler.facts.calibration import (
     collective_name,
     layer_signature,
     loss_signature,
-    update_name,
 )
 from dslc.compiler.placement.staging import Staging
 
 
 def calibration_of(
-    staging: Staging, costs: tuple[RankCost, ...], measured: Sequence[RankMeasurement], machine: Calibration
+    staging: Staging,
+    costs: tuple[RankCost, ...],
+    measured: Sequence[RankMeasurement],
+    step: float | None,
+    machine: Calibration,
 ) -> Calibration:
-    """Returns the times of the slowest rank, in the calibration `machine`, which says where they were measured."""
+    """Returns the times of the slowest rank, in the calibration `machine`, which says where they were measured. `step`
+    is the time of the job's own step, if it was measured.
+    """
     kind, model = arithmetic(staging), staging.model
     passes = [_slowest([rank.passes[at] for rank in measured]) for at in range(2)]
     layers: dict[str, list[LayerTime]] = {}
-    for layer in model.layers:
+    for layer in model.of_a_rank:
         layers.setdefault(layer_signature(layer, kind), []).append(_layer_time(passes, layer.name))
     collectives = {}
     for exchanges in zip(*(rank.collectives for rank in measured), strict=True):
@@ -47,23 +52,41 @@ def calibration_of(
         machine,
         layers={name: _mean(times) for name, times in layers.items()},
         losses={loss_signature(staging.job.model.loss.word, model.output, kind): _layer_time(passes, "")},
-        updates={update_name(staging.job): max(rank.update / max(1, rank.parameters) for rank in measured)},
+        updates={update_of(staging): max(rank.update / max(1, rank.parameters) for rank in measured)},
         collectives=collectives,
         data={source_of(staging): max(rank.data for rank in measured)},
         overlap={network_of(staging): min(rank.overlap for rank in measured)},
     )
-    rest = _rest(staging, costs, calibration, [rank.step for rank in measured])
-    return replace(calibration, rest={network_of(staging): rest})
+    return _fitted(staging, costs, calibration, step)
 
 
-def _rest(
-    staging: Staging, costs: tuple[RankCost, ...], calibration: Calibration, steps: Sequence[float | None]
-) -> float:
-    """Returns the seconds that the slowest rank's step took beyond its parts; 0 where no whole step was measured."""
+def _fitted(staging: Staging, costs: tuple[RankCost, ...], calibration: Calibration, step: float | None) -> Calibration:
+    """Returns the calibration by which the job's own step takes as long as it did.
+
+    What the step took beyond its parts is its `rest`. A step that took less than its parts shows that these were
+    measured beside other work: the layers' times are scaled down, to half of them at most.
+    """
+    calibration = replace(calibration, rest={network_of(staging): 0.0})
     hardware = replace(staging.layout.hardware, calibration=calibration)
-    predicted = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs).step_time
-    whole = [seconds for seconds in steps if seconds is not None]
-    return max(0.0, max(whole) - predicted) if whole and predicted is not None else 0.0
+    predicted = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
+    if step is None or predicted.step_time is None:
+        return calibration
+    beyond = step - predicted.step_time
+    if beyond >= 0 or not predicted.arithmetic:
+        return replace(calibration, rest={network_of(staging): max(0.0, beyond)})
+    factor = max(0.5, 1 + beyond / predicted.arithmetic)
+    return replace(
+        calibration,
+        layers={name: _scaled(time, factor) for name, time in calibration.layers.items()},
+        losses={name: _scaled(time, factor) for name, time in calibration.losses.items()},
+    )
+
+
+def _scaled(time: LayerTime, factor: float) -> LayerTime:
+    forward, backward = (
+        PassTime(fixed=factor * each.fixed, each=factor * each.each) for each in (time.forward, time.backward)
+    )
+    return LayerTime(forward=forward, backward=backward)
 
 
 def _slowest(ranks: Sequence[tuple[int, Passes]]) -> tuple[int, Passes]:

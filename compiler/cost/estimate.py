@@ -8,7 +8,8 @@ speeds of the catalogue.
   reaches its peak.
 - Transfers within a layer (tensor and context axes) are in line: nothing can be done meanwhile.
 - Stages: the schedule is played through with each stage's own times, and messages take their time on the way
-  (`schedule_cost.timeline`). The ranks' idle time is the bubble.
+  (`schedule_cost.timeline`). The ranks' idle time is the bubble. Where processes take turns on a core, a waiting rank
+  leaves it to others: these are faster then, until the cores have all the work that they can do.
 - Gradients and parameters over the data axis overlap with arithmetic: with the whole step's if they go with each
   micro-batch, else with one micro-batch's. The step waits for the excess. So does an exchange of weights that begins
   before the passes; any other of weights or momenta is waited for. One that takes place every few steps costs each its
@@ -27,6 +28,7 @@ figure, as it does for CPUs without the user's own catalogue (`missing_figures`)
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Protocol
 
 from dslc.compiler.cost.cost import RankCost
@@ -92,6 +94,10 @@ class _Times(Protocol):
     def data(self, samples: float) -> float: ...
 
     @property
+    def crowd(self) -> float:
+        """The processes that take turns on a core, while each was measured."""
+
+    @property
     def rest(self) -> float:
         """The seconds of a step that none of its parts accounts for."""
 
@@ -128,6 +134,14 @@ def _estimate(
     message = max(_message(times, cost) for cost in costs)
     if schedule:
         played = timeline(schedule, forward, backward, send=message)
+        if (
+            times.crowd > 1
+        ):  # a rank that waits leaves its core to others, which are then faster than they were measured
+            faster = max(1 / times.crowd, fmean(arithmetic) / played.total)
+            forward, backward, arithmetic = (
+                [faster * each for each in part] for part in (forward, backward, arithmetic)
+            )
+            played = timeline(schedule, forward, backward, send=message)
         whole, bubble = played.total, played.bubble
     else:
         whole, bubble = microbatches * (sum(forward) + sum(backward)), 0.0
@@ -225,6 +239,7 @@ class _CatalogueTimes:
     """Times at the catalogue's speeds: a bound, unless it says which share of the peak products reach."""
 
     overlap = 1.0
+    crowd = 1.0
     rest = 0.0
 
     def __init__(self, staging: Staging) -> None:

@@ -4,8 +4,10 @@ Model: a stage's pass takes the sum of its layers' passes over a micro-batch, an
 collective takes its latency, and a time for each byte. An update takes a time for each parameter whose state a rank
 keeps.
 
-Limits: one host, with a core for each process. Layers cut by the tensor or the context axis, batch norms over several
-ranks, compiled networks and selective recomputation have no measured times.
+The tensor and the context axis, batch norms over several ranks and selective recomputation make other layers, which are
+measured with their transfers.
+
+Limits: one host. Compiled networks have no measured times.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from dslc.compiler.placement.sharding import channels_last
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.words import plural
 
+CUTTING = ("tensor", "context")  # axes whose transfers are a part of the layers' times
+
 
 class MeasuredTimes:
     """The times of a plan's parts in a calibration, if that `lacks` nothing."""
@@ -52,6 +56,8 @@ class MeasuredTimes:
 
     def collective(self, traffic: TrafficNode) -> float:
         """Returns the seconds of a step, in the mean over later steps."""
+        if traffic.axis in CUTTING:
+            return 0.0  # a part of the layers' times
         time = self._calibration.collectives.get(_name(self._staging, traffic))
         return traffic.when.share * (time.latency * traffic.count + time.byte * traffic.bytes) if time else 0.0
 
@@ -67,11 +73,17 @@ class MeasuredTimes:
         numbers = sum(
             parameter.count
             for stage in staging.stages_of(pipeline)
-            for layer in (staging.model.layers[n] for n in staging.stages[stage])
+            for layer in (staging.model.of_a_rank[n] for n in staging.stages[stage])
             for parameter in layer.parameters
             if not parameter.tied_to and parameter.name in trained
         )
-        return self._calibration.updates[update_name(staging.job)] * numbers / staging.sharding.shards
+        return self._calibration.updates[update_of(staging)] * numbers / staging.sharding.shards
+
+    @property
+    def crowd(self) -> float:
+        """The processes that take turns on a core."""
+        layout = self._staging.layout
+        return max(1.0, layout.processes / self._calibration.cores) if layout.device == "cpu" else 1.0
 
     @property
     def rest(self) -> float:
@@ -94,24 +106,44 @@ class MeasuredTimes:
             yield f"times of the loss `{job.model.loss.word}`"
         if not job.data.workers and self._source not in calibration.data:
             yield f"times of the samples of `{job.data.source.word}`"
-        if update_name(job) not in calibration.updates:
-            yield f"times of `{update_name(job)}`"
-        for each in (traffic for cost in costs for traffic in cost.traffic):
+        if update_of(self._staging) not in calibration.updates:
+            yield f"times of `{update_of(self._staging)}`"
+        for each in (traffic for cost in costs for traffic in cost.traffic if traffic.axis not in CUTTING):
             if each.operation != "receive" and _name(self._staging, each) not in calibration.collectives:
                 yield f"times of {each.operation} among {each.ranks or 2} ranks"
 
 
 def arithmetic(staging: Staging) -> str:
-    """Returns what the times of a layer depend on besides its work: the precision, and the memory order of images."""
-    last = channels_last(staging.layout, staging.sharding, staging.model)
-    return f"{staging.job.train.precision.word}{', channels last' if last else ''}"
+    """Returns what the times of a layer depend on besides its work: the precision, the memory order of images, the axes
+    that cut it, whose transfers are a part of its times, batch norms over several ranks, what is recomputed within it.
+    """
+    job, sizes = staging.job, staging.layout.sizes
+    conditions = {
+        "channels last": channels_last(staging.layout, staging.sharding, staging.model),
+        f"tensor {sizes['tensor']}{' sequence' * job.parallelism.sequence}": sizes["tensor"] > 1,
+        f"context {sizes['context']}": sizes["context"] > 1,
+        "synchronised": _shares_batch_norms(staging),
+        "selective": job.memory.recompute == "selective",
+    }
+    return ", ".join([job.train.precision.word, *(name for name, holds in conditions.items() if holds)])
+
+
+def update_of(staging: Staging) -> str:
+    """Returns the name of a job's update in a calibration: of parameters that the tensor axis cuts it takes longer."""
+    return f"{update_name(staging.job)}{' of cut parameters' * (staging.layout.sizes['tensor'] > 1)}"
+
+
+def _shares_batch_norms(staging: Staging) -> bool:
+    model = staging.model
+    return model.batch_norm and not model.unsynced_batch_norm and staging.layout.world_size > 1
 
 
 def network_of(staging: Staging) -> str:
     """Returns the name of a job's network in a calibration."""
     kind, model = arithmetic(staging), staging.model
-    layers = [layer_signature(layer, kind) for layer in model.layers]
-    return network_signature(layers, loss_signature(staging.job.model.loss.word, model.output, kind))
+    layers = [layer_signature(layer, kind) for layer in model.of_a_rank]
+    exchange = staging.sharding.exchange.kind if staging.sharding.exchange is not None else ""
+    return network_signature(layers, loss_signature(staging.job.model.loss.word, model.output, kind), exchange)
 
 
 def source_of(staging: Staging) -> str:
@@ -126,14 +158,10 @@ def _unmeasurable(staging: Staging, calibration: Calibration) -> Iterator[str]:
         yield "times between hosts"
     if layout.processes != calibration.processes:
         yield f"times of {layout.processes} processes at once: {calibration.processes} were measured"
-    if staging.sharding.exchange is not None:
+    if staging.sharding.exchange is not None and network_of(staging) not in calibration.rest:
         yield f"times of `{staging.sharding.exchange.kind}`"
-    if layout.device == "cpu" and layout.processes > calibration.cores:
-        yield f"times of {layout.processes} processes on {plural(calibration.cores, 'core')}, which take turns"
-    if staging.model.batch_norm and not staging.model.unsynced_batch_norm and layout.world_size > 1:
-        yield "times of batch norms that ranks compute together"
-    if job.train.compile or job.memory.recompute == "selective" or job.memory.offload:
-        yield "times of a network that is compiled, recomputed in parts or offloaded"
+    if job.train.compile or job.memory.offload:
+        yield "times of a network that is compiled or offloaded"
 
 
 def _name(staging: Staging, traffic: TrafficNode) -> str:

@@ -86,7 +86,7 @@ class CollectiveMeasurement(Record):
 
 @record
 class RankMeasurement(Record):
-    """What one rank measured. `step` is a step of the job itself; None where it was not taken."""
+    """What one rank measured."""
 
     passes: tuple[tuple[int, Passes], ...]  # by the samples of a micro-batch
     update: float
@@ -94,7 +94,6 @@ class RankMeasurement(Record):
     data: float  # seconds in which one sample is made
     collectives: tuple[CollectiveMeasurement, ...]
     overlap: float
-    step: float | None
 
 
 def layer_signature(layer: LayerNode, arithmetic: str) -> str:
@@ -109,9 +108,12 @@ def loss_signature(loss: str, output: object, arithmetic: str) -> str:
     return f"{loss} {hashlib.blake2b(repr((output, arithmetic)).encode(), digest_size=5).hexdigest()}"
 
 
-def network_signature(layers: Iterable[str], loss: str) -> str:
-    """Returns the name of a network, by the signatures of its layers and its loss."""
-    return f"network {hashlib.blake2b(repr((sorted(layers), loss)).encode(), digest_size=5).hexdigest()}"
+def network_signature(layers: Iterable[str], loss: str, exchange: str) -> str:
+    """Returns the name of a network, by the signatures of its layers and its loss, with its gradient exchange if ranks
+    compute more in it than sums.
+    """
+    digest = hashlib.blake2b(repr((sorted(layers), loss)).encode(), digest_size=5).hexdigest()
+    return f"network {digest} {exchange}".strip()
 
 
 def data_signature(job: JobSpec, samples: object) -> str:

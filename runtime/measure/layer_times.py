@@ -17,7 +17,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.facts.calibration import CollectiveMeasurement, RankMeasurement
-from dslc.compiler.ir.codec import to_json
-from dslc.compiler.ir.program import CalibrateMode, GradientStep, JobProgram, RankPlace, RecomputeStep
+from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.program import CalibrateMode, GradientStep, JobProgram, RankPlace, RecomputeStep, TrainMode
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.samples import Splits
@@ -39,7 +39,7 @@ from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import naming, note
 from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import assemble
-from dslc.runtime.step.stepper import clipped, cut_off, stepper
+from dslc.runtime.step.stepper import clipped, cut_off
 from dslc.runtime.technique.precision import autocast
 
 NAME = "times.json"
@@ -47,6 +47,7 @@ WARM_UP, LEAST, MOST = 3, 6, 60  # steps
 SECONDS = 1.5  # for which the steps of one size go on, between LEAST and MOST of them
 FEW_BYTES = 4096  # the size of a collective that takes its latency alone
 COLLECTIVES = 12
+TRAINING_SECONDS, LEAST_STEPS = 3.0, 20  # of the training that follows, of MOST steps at most
 BATCHES = 8  # made to measure the making of samples
 
 
@@ -113,25 +114,27 @@ class _Stages:
 
 def stage_count(mode: CalibrateMode) -> int:
     """Returns the number of stages that `measure_times` reports."""
-    return len(mode.samples) + len(mode.exchanges) + 2 * bool(mode.exchanges) + 2
+    return len(mode.samples) + len(mode.exchanges) + 2 * bool(mode.exchanges) + 1
 
 
 def measure_times(
     job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str, board: RunControl
-) -> bool:
-    """Measures the parts of a step on this rank, and leaves them in `run_dir` (rank 0); false if a user stops it."""
+) -> JobProgram | None:
+    """Measures the parts of a step on this rank, and leaves them in `run_dir` (rank 0). Returns the training that
+    follows, for the time of a whole step; None if a user stops the measurements.
+    """
     try:
         measured = _measure(job, place, splits, device, _Stages(run_dir, place, board, device))
     except MeasurementStoppedError:
-        return False
-    every = [to_json(measured)] * job.world_size
+        return None
+    ranks = [to_json(measured)] * job.world_size
     if job.world_size > 1:
-        dist.all_gather_object(every, to_json(measured))
+        dist.all_gather_object(ranks, to_json(measured))
     if place.rank == 0:
         path = os.path.join(run_dir, NAME)
         with naming(path), open(path, "w", encoding="utf-8") as file:
-            json.dump(every, file)
-    return True
+            json.dump(ranks, file)
+    return _measured_training(job, [from_json(RankMeasurement, each) for each in ranks])
 
 
 def _measure(
@@ -163,7 +166,6 @@ def _measure(
     if mode.exchanges:
         stages.begin("the units of fully_shard")
         collectives += _units(device, max(size for _, _, size in mode.exchanges))
-    stages.begin("steps of the job itself")
     return RankMeasurement(
         passes=tuple(passes),
         update=update,
@@ -171,26 +173,27 @@ def _measure(
         data=spent / max(1, samples),
         collectives=tuple(collectives),
         overlap=overlap,
-        step=_whole_step(job, place, splits, device),
     )
 
 
-def _whole_step(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device) -> float | None:
-    """Returns the median seconds of a step of the job itself; None under a pipeline, and where the user's code or an
-    optimizer calls the passes.
-    """
-    if job.pipeline is not None or job.own_step is not None or job.optimizer.closure:
-        return None
-    step, clock, seconds = stepper(job, place, assemble(job, device)), DeviceClock(device), []
-    made = batches(job.data, splits, place, job.microbatches, 0, min(job.steps, WARM_UP + MOST), device)
-    before = clock.mark()
-    for batch in made:
-        step(batch)
-        now = clock.mark()
-        clock.wait()
-        seconds.append(clock.seconds_between(before, now))
-        before = now
-    return statistics.median(seconds[WARM_UP:] or seconds)
+def _measured_training(job: JobProgram, ranks: Sequence[RankMeasurement]) -> JobProgram:
+    """Returns the training of the job for some seconds, without evaluations and the user's hooks and loggers."""
+    step = job.microbatches * max(sum(map(sum, rank.passes[0][1].values())) for rank in ranks)
+    steps = round(min(max(TRAINING_SECONDS / step, LEAST_STEPS), MOST))
+    return replace(
+        job,
+        mode=TrainMode(),
+        steps=steps,
+        log_every=steps // 5,
+        data=replace(job.data, validation_samples=0, test_samples=0),
+        evaluate_start=False,
+        evaluate_training=False,
+        early_stopping=None,
+        tensorboard=False,
+        hooks=(),
+        loggers=(),
+        restarts=0,
+    )
 
 
 def _resized(pair: tuple[Structure, Structure], samples: int) -> tuple[Structure, Structure]:

@@ -17,6 +17,7 @@ from helpers.waiting import until
 from dslc.compiler.facts.calibration import Calibration, calibration_text
 from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration
 from dslc.dsl.diagnostics import Report
+from dslc.main import main
 from dslc.runtime.process.records import NOTES
 
 JOB = job_text(
@@ -25,6 +26,10 @@ JOB = job_text(
     devices={"cpus": 2},
     train={"steps": 4, "optimizer": "adamw(lr = 0.001)", "clip": 1.0},
 )
+GPT = JOB.replace(
+    "[flatten(), linear(16), relu(), linear(10)]",
+    "gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256)",
+).replace("digits()", "synthetic(samples = 640, vocab = 256)")
 HERE = 'devices.catalogue="here.toml"'
 
 
@@ -49,17 +54,40 @@ def test_plans_predict_with_what_ranks_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_cannot_be_calibrated_is_said(tmp_path: Path) -> None:
-    gpt = JOB.replace(
-        "[flatten(), linear(16), relu(), linear(10)]",
-        "gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256)",
-    ).replace("digits()", "synthetic(samples = 640, vocab = 256)")
-    (tmp_path / "made.plt").write_text(gpt)
-    run = dslc("calibrate", "made.plt", "-o", "here.toml", "--set", "parallelism.tensor=2", cwd=tmp_path)
-    assert run.returncode == 2 and "cannot be calibrated: the tensor and the context axis cut" in run.stderr
-    assert not (tmp_path / "here.toml").exists()
-    run = dslc("calibrate", "made.plt", "-o", "nowhere/here.toml", cwd=tmp_path)
-    assert run.returncode == 2 and "nowhere is no folder" in run.stderr
+@pytest.mark.parametrize(
+    "settings",
+    (
+        ("parallelism.tensor=2",),
+        pytest.param(("parallelism.context=2",), marks=pytest.mark.long),
+        pytest.param(("memory.recompute=selective", "parallelism.gradients=fp16()"), marks=pytest.mark.long),
+        pytest.param(("parallelism.pipeline=2", "parallelism.microbatches=4"), marks=pytest.mark.long),
+    ),
+)
+def test_a_plan_that_changes_layers_is_calibrated_as_it_is(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    (tmp_path / "made.plt").write_text(GPT)
+    flags = [word for each in settings for word in ("--set", each)]
+    run = dslc("calibrate", "made.plt", "-o", "here.toml", *flags, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    step = json.loads(dslc("plan", "made.plt", "--summary", *flags, "--set", HERE, cwd=tmp_path).stdout)["step"]
+    assert step["source"] == "measured" and step["transfers"] == 0, step
+
+
+@pytest.mark.parametrize(
+    "setting, said",
+    (
+        ("parallelism.gradients=local_sgd(period=2)", "the times of `local_sgd` are not measured yet"),
+        ("train.compile=true", "the parts of a compiled network are not measured yet"),
+    ),
+)
+def test_what_cannot_be_calibrated_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], setting: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("made.plt").write_text(GPT)
+    assert main(["calibrate", "made.plt", "-o", "here.toml", "--set", "train.clip=none", "--set", setting]) == 2
+    assert f"cannot be calibrated: {said}" in capsys.readouterr().err and not Path("here.toml").exists()
+    assert main(["calibrate", "made.plt", "-o", "nowhere/here.toml"]) == 2
+    assert "nowhere is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.processes

@@ -55,13 +55,12 @@ def measurement(slower: float = 1.0) -> RankMeasurement:
             for each in OPERATIONS
         ),
         overlap=0.25 / slower,
-        step=100.0 * slower,
     )
 
 
 def test_lines_go_through_the_slowest_ranks_times(analysis: Analysis) -> None:
     assert analysis.staging is not None
-    found = calibration_of(analysis.staging, analysis.costs, [measurement(), measurement(2.0)], MACHINE)
+    found = calibration_of(analysis.staging, analysis.costs, [measurement(), measurement(2.0)], None, MACHINE)
     flat, first, *_ = analysis.staging.model.layers
     of_flat, of_first = (found.layers[layer_signature(layer, "fp32")] for layer in (flat, first))
     assert (of_flat.forward, of_flat.backward) == (PassTime(fixed=0, each=0.125), PassTime(fixed=0, each=0))
@@ -73,7 +72,7 @@ def test_lines_go_through_the_slowest_ranks_times(analysis: Analysis) -> None:
 
 def test_layers_that_are_alike_share_their_mean(analysis: Analysis) -> None:
     assert analysis.staging is not None
-    found = calibration_of(analysis.staging, analysis.costs, [measurement(), measurement()], MACHINE)
+    found = calibration_of(analysis.staging, analysis.costs, [measurement(), measurement()], None, MACHINE)
     _, first, second, third = analysis.staging.model.layers
     names = [layer_signature(layer, "fp32") for layer in (first, second, third)]
     assert names[0] != names[1] == names[2]
@@ -84,19 +83,30 @@ def test_what_a_step_took_beyond_its_parts_is_its_rest(analysis: Analysis) -> No
     """So the job itself is predicted as it was measured."""
     staging, costs = analysis.staging, analysis.costs
     assert staging is not None
-    found = calibration_of(staging, costs, [measurement(), measurement()], MACHINE)
+    found = calibration_of(staging, costs, [measurement(), measurement()], 100.0, MACHINE)
     hardware = replace(staging.layout.hardware, calibration=found)
     again = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
     assert again.source == "measured" and 0 < max(found.rest.values()) < 100
     assert again.step_time == pytest.approx(100.0)
-    unknown = [replace(measurement(), step=None)] * 2
-    assert list(calibration_of(staging, costs, unknown, MACHINE).rest.values()) == [0]
+    unknown = calibration_of(staging, costs, [measurement(), measurement()], None, MACHINE)
+    assert list(unknown.rest.values()) == [0]
+
+
+def test_a_step_that_took_less_than_its_parts_scales_them_down(analysis: Analysis) -> None:
+    staging, costs = analysis.staging, analysis.costs
+    assert staging is not None
+    parts, found = (calibration_of(staging, costs, [measurement()] * 2, step, MACHINE) for step in (None, 20.0))
+    name = layer_signature(staging.model.layers[1], "fp32")
+    assert 0.5 < found.layers[name].forward.each / parts.layers[name].forward.each < 1
+    hardware = replace(staging.layout.hardware, calibration=found)
+    again = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
+    assert again.step_time == pytest.approx(20.0) and list(found.rest.values()) == [0]
 
 
 def test_a_line_that_would_begin_below_zero_begins_at_zero(analysis: Analysis) -> None:
     assert analysis.staging is not None
     one = measurement()
     steep = tuple(replace(each, seconds=(0.1, 0.9)) for each in one.collectives)
-    found = calibration_of(analysis.staging, analysis.costs, [replace(one, collectives=steep)] * 2, MACHINE)
+    found = calibration_of(analysis.staging, analysis.costs, [replace(one, collectives=steep)] * 2, None, MACHINE)
     line = found.collectives["all_reduce 2"]
     assert line.latency == 0 and line.byte == pytest.approx(3e-4)

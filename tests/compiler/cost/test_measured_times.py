@@ -12,7 +12,7 @@ from helpers.planning import compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.cost.estimate import StepEstimate
-from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of
+from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of, update_of
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -149,6 +149,36 @@ def test_a_plan_is_the_same_by_other_times(tmp_path: Path) -> None:
     assert "" != facts.calibration != others.calibration and list(differences(facts, others)) == []
 
 
+@pytest.mark.parametrize("axis", ("tensor", "context"))
+def test_axes_that_cut_layers_make_others_whose_times_have_their_transfers(tmp_path: Path, axis: str) -> None:
+    setting = f"parallelism.{axis}=2"
+    _, without = planned(tmp_path, setting)
+    assert without.lacks == "times of 8 layers, of `embedding` first"
+    staging = compiled(tmp_path / "job.plt", setting).analysis.staging
+    assert staging is not None
+    kind, network = arithmetic(staging), network_of(staging)
+    loss = loss_signature("cross_entropy", staging.model.output, kind)
+    layers = {layer_signature(layer, kind): LAYER for layer in staging.model.of_a_rank}
+    known = {"layers": layers, "losses": {loss: LOSS}, "updates": {update_of(staging): UPDATE}}
+    _, step = planned(tmp_path, setting, **known, rest={network: 0.25})
+    whole = LAYERS * (LAYER.forward.seconds(16) + LAYER.backward.seconds(16))
+    assert step.arithmetic == pytest.approx(whole + LOSS.forward.seconds(16) + LOSS.backward.seconds(16))
+    assert (step.transfers, step.rest) == (0, 0.25) and step.source == "measured"
+
+
+def test_stages_that_take_turns_on_cores_leave_them_to_others(tmp_path: Path) -> None:
+    """Two processes on one core were measured at half its speed; together they keep it busy, if the schedule allows."""
+    settings = ("parallelism.pipeline=2", "parallelism.stages=[4, 4]")
+    for microbatches, schedule in ((2, "gpipe"), (16, "1f1b")):
+        more = (f"parallelism.microbatches={microbatches}", f"parallelism.schedule={schedule}")
+        _, apart = planned(tmp_path, *settings, *more)
+        _, step = planned(tmp_path, *settings, *more, cores=1)
+        busy = (apart.step_time or 0) - apart.exposed - apart.update - apart.waiting
+        mean = busy - (LOSS.forward.seconds(16) + LOSS.backward.seconds(16)) / 2  # the last stage has the loss
+        assert step.step_time is not None
+        assert mean <= step.step_time - step.exposed - step.update < mean + 4 * 2 * microbatches * LATENCY
+
+
 def test_images_in_another_memory_order_have_times_of_their_own(tmp_path: Path) -> None:
     """Channels stay last under plain sums, and not where `fully_shard` cuts rows."""
     text = job_text(
@@ -186,12 +216,12 @@ def test_a_promise_that_cannot_be_checked_names_what_lacks(tmp_path: Path) -> No
         (("train.clip=1.0",), {}, "times of `adamw clip`"),
         ((), {"collectives": {}}, "times of all_reduce among 2 ranks"),
         ((), {"processes": 4}, "times of 2 processes at once: 4 were measured"),
-        ((), {"cores": 1}, "times of 2 processes on 1 core, which take turns"),
         ((), {"data": {}}, "times of the samples of `synthetic`"),
         (("devices.nodes=2", "devices.cpus=1"), {"processes": 1}, "times between hosts"),
         (("parallelism.gradients=fp16()",), {}, "times of `fp16`"),
-        (("parallelism.tensor=2",), {}, "times of 7 layers, of `embedding` first"),
-        (("memory.recompute=selective",), {}, "times of a network that is compiled, recomputed in parts or offloaded"),
+        (("parallelism.tensor=2",), {}, "times of 8 layers, of `embedding` first"),
+        (("memory.recompute=selective",), {}, "times of 8 layers, of `embedding` first"),
+        (("train.compile=true",), {}, "times of a network that is compiled or offloaded"),
         (("train.precision=bf16",), {}, "times of 8 layers, of `embedding` first"),
     ),
 )
