@@ -117,6 +117,13 @@ def bench_convnet(pairs: int) -> None:
     show(compare(name, lambda: step_of_dslc("convnet", "sync=true"), by_hand, pairs=max(6, pairs // 5), unit="ms"))
 
 
+def bench_phases(pairs: int) -> None:
+    """Compares steps with and without the record of their phases, ten for each pair."""
+    for what in ("gpt", "convnet"):
+        flags = ("--nproc-per-node", "2", "-m", "benchmarks.phases", what, "--pairs", str(10 * pairs))
+        print(finish([os.path.join(BIN, "torchrun"), *flags]).strip(), flush=True)
+
+
 def bench_zero(pairs: int) -> None:
     """Runs a third of the other benchmarks' steps, so that thirty pairs of each end within the hour."""
     steps = 21
@@ -460,6 +467,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "agents": bench_agents,
     "gpt": bench_gpt,
     "convnet": bench_convnet,
+    "phases": bench_phases,
     "zero": bench_zero,
     "pipeline": bench_pipeline,
     "tensor": bench_tensor,
