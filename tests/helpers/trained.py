@@ -53,6 +53,11 @@ class Trained:
         return {(line["split"], line["step"]): line for line in self.lines}
 
 
+def without_times(line: Record) -> Record:
+    """Returns a record without what depends on the machine: times, and which rank was the slowest."""
+    return {name: value for name, value in line.items() if not name.startswith(("seconds", "slowest."))}
+
+
 @cache
 def load_what_traces() -> None:
     """Loads what tracing needs into this process, once, and not into each child that traces: 3 s each."""
