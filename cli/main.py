@@ -108,6 +108,9 @@ def _plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--summary", action="store_true", help="print what the text shows as JSON, for machines")
     made.add_argument("--rank", metavar="N", type=int, help="show what one rank will do")
     made.add_argument("--after", metavar="PASS", help="print the plan graph after this pass of the compiler")
+    made.add_argument(
+        "--why", action="store_true", help="of a job with `auto`: compare the chosen plan with its runners-up"
+    )
     made.add_argument("--lock", action="store_true", help="write the plan's hash and its causes to the job's .lock")
     made.add_argument("--origins", action="store_true", help="show which file or --set gave each value")
     _trace_argument(made)
@@ -152,6 +155,13 @@ def _calibrate(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
     help = "the catalogue to write, a .toml file (default: your own, which jobs without `devices.catalogue` use)"
     made.add_argument("-o", "--output", metavar="FILE", help=help)
+
+
+def _choose(made: argparse.ArgumentParser) -> None:
+    _job_arguments(made)
+    made.add_argument("--json", action="store_true", help="print an object with all plans, for machines")
+    made.add_argument("-o", "--output", metavar="FILE", help="write the job with the chosen plan, a .plt file")
+    _trace_argument(made)
 
 
 def _evaluate(made: argparse.ArgumentParser) -> None:
@@ -278,6 +288,11 @@ _COMMANDS = {
         "measure the parts of a job's step on this machine, from which plans predict the time of a step",
         "dslc calibrate gpt_cpu.plt -o here.toml",
         _calibrate,
+    ),
+    "choose": (
+        "search the plans of a job: show those that no other beats in both time and memory, and the one for `auto`",
+        "dslc choose gpt.plt --set memory.limit=40GiB -o chosen.plt",
+        _choose,
     ),
     "evaluate": (
         "compute the metrics of a checkpoint over the whole validation split",

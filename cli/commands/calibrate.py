@@ -32,6 +32,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import table
 from dslc.dsl.bounds import CATALOGUE
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.auto_fields import without_auto
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
@@ -55,7 +56,7 @@ def main(arguments: argparse.Namespace) -> int:
     if len(combinations) > 1:
         print("the job sweeps over several trainings, the first of which is measured", file=sys.stderr)
     if loaded.job is not None and not loaded.report.errors:
-        loaded = replace(loaded, job=observed(loaded.job))
+        loaded = replace(loaded, job=observed(without_auto(loaded.job)))
     report = Report()
     ready = prepare(loaded, report)
     show(report)

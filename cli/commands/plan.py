@@ -14,18 +14,21 @@ from dslc.compiler.graph.passes import PASSES
 from dslc.compiler.graph.plan_text import plan_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.choice.choice_text import HEAD, RIGHT, chosen_line, count_line, why_rows
 from dslc.compiler.rules.training.custom_optimizer import tell_of_memory
-from dslc.compiler.show.explain import explain, explain_rank
+from dslc.compiler.show.explain import explain, explain_rank, table
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import inspect, show
+from dslc.jobs.choose_plan import chosen_text, with_choice
 from dslc.jobs.lock import lock_path, write_lock
 from dslc.jobs.plan_file_input import is_plan_file, job_of, open_plan
 from dslc.jobs.prepare_run import file_of
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 T = TypeVar("T")
+_RUNNERS_UP = 10
 
 
 def plan_of(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]]:
@@ -42,7 +45,9 @@ def plan_of(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]]
     if analysis is not None:
         report.extend(tell_of_memory(analysis.job, analysis.facts.optimizer))
     compiled = compile_plan(_require(report, analysis))
-    return compiled.plan, lambda: file_of(compiled, loaded).text()
+    if chosen := chosen_text(analysis):
+        print(plain(f"{chosen}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
+    return compiled.plan, lambda: file_of(compiled, with_choice(loaded, compiled.analysis)).text()
 
 
 def _require(report: Report, found: T | None) -> T:
@@ -63,6 +68,8 @@ def main(arguments: argparse.Namespace) -> int:
         _print_origins(arguments)
     elif arguments.after is not None:
         _print_after_pass(arguments)
+    elif arguments.why:
+        _print_reasons(arguments)
     elif arguments.lock:
         _lock(arguments)
     else:
@@ -100,6 +107,19 @@ def _print_after_pass(arguments: argparse.Namespace) -> None:
         raise CommandFailedError(plain(f"there is no pass `{arguments.after}`: the passes are {', '.join(names)}"))
     _, analysis = _analyse(arguments, f"--after {arguments.after}")
     sys.stdout.write(plain_lines(plan_text(build_graph(analysis, after=arguments.after))))
+
+
+def _print_reasons(arguments: argparse.Namespace) -> None:
+    """Prints the chosen plan beside its runners-up."""
+    _, analysis = _analyse(arguments, "--why")
+    if analysis.choice is None:
+        raise CommandFailedError(
+            plain(f"{arguments.job} leaves nothing to the compiler: `dslc choose` compares its plan with others")
+        )
+    rows = why_rows(analysis.choice, _RUNNERS_UP)
+    lines = [chosen_line(analysis.choice), count_line(analysis.choice), ""]
+    lines += [f"  {line}" for line in table(rows, RIGHT, (*HEAD, "why"))]
+    print(plain_lines("\n".join(lines)))
 
 
 def _lock(arguments: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain
 from dslc.dsl.show import render
 from dslc.jobs.check_job import is_over_limit, presented, show
+from dslc.jobs.choose_plan import chosen_text
 from dslc.jobs.launcher_environment import NOT_STARTED, command
 from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
 from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
@@ -66,6 +67,8 @@ def main(arguments: argparse.Namespace) -> int:
     if isinstance(call, SSH) and not rendezvous and not arguments.trial:
         return _start_by_ssh(call, arguments, [each for each in ready if each is not None])
     runs = [resume_after_restart(each) for each in ready if each is not None]
+    if not places or places[0].speaks:
+        _print_choices(runs)
     if arguments.trial:
         return _try_each(runs)
     if was_stopped_by_user(runs[0], arguments.out):
@@ -82,6 +85,13 @@ def main(arguments: argparse.Namespace) -> int:
     again = ["dslc", "run", arguments.job, *(word for each in arguments.settings for word in ("--set", each))]
     again += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
     return run_sweep(loaded, runs, folder, runner, again)
+
+
+def _print_choices(runs: Sequence[Ready]) -> None:
+    """Prints what was chosen for each training that leaves fields to the compiler."""
+    for each in runs:
+        if chosen := chosen_text(each.compiled.analysis):
+            print(plain(chosen))
 
 
 def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[Ready]) -> int:

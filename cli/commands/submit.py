@@ -20,6 +20,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain
 from dslc.jobs.check_job import inspect_for_run, is_over_limit, show
+from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.plan_file_input import is_plan_file
 from dslc.jobs.prepare_run import Ready, folders_of, place_ranks, write_run_directory
 from dslc.launching.run_state import Submission, write_submission
@@ -98,7 +99,7 @@ def _ready(loaded: LoadResult, report: Report) -> Ready | None:
     if report.errors or not counts:
         return None
     compiled = compile_plan(counts[min(counts)])  # of an elastic job: the fewest nodes have the most to do each
-    return place_ranks(loaded, compiled, TrainMode())
+    return place_ranks(with_choice(loaded, compiled.analysis), compiled, TrainMode())
 
 
 def _check(runs: Sequence[Ready], report: Report) -> None:

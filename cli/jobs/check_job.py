@@ -13,10 +13,12 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.elastic import analyse_counts
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, TooManyErrors
+from dslc.dsl.language.auto_fields import auto_fields, without_auto
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.show import render
+from dslc.jobs.choose_plan import choose_fields
 from dslc.probe.collect_facts import collect_facts
 
 
@@ -108,10 +110,19 @@ def _inspect(
     counts = nodes.last - nodes.first + 1 if isinstance(nodes, Range) else 1
     if not report.accepts(_check_looks(job, loaded.looks * counts)):
         return {}
-    facts = report.collect(collect_facts(job, trace=(trace or run) and not report.errors, run=run))
+    calls = (trace or run) and not report.errors
+    facts = report.collect(collect_facts(without_auto(job), trace=calls, run=run))
+    choice = None
+    if auto_fields(job) and not report.errors:
+        told = Report()
+        job, facts, choice = choose_fields(job, facts, told, reuse, trace=calls, run=run)
+        report.extend(told.found)
+        if told.errors:
+            return {}
+    job = without_auto(job)
     if not isinstance(nodes, Range):
         analysis = analyse(job, facts, report, loaded.broken, reuse=reuse)
-        return {} if analysis is None else {analysis.layout.nodes: analysis}
+        return {} if analysis is None else {analysis.layout.nodes: replace(analysis, choice=choice)}
     found, looked_at = report.collect(analyse_counts(job, facts, loaded.broken, reuse, all_of_them=run))
     if looked_at < counts:
         tell_of_work(f"{looked_at} of {counts} counts of nodes were", job, report)

@@ -25,6 +25,7 @@ from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect_for_run
+from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.launcher_environment import counts_there, world_for
 from dslc.jobs.preflight import check_needs
 from dslc.runs.run_folder import claim_folder
@@ -85,7 +86,7 @@ def prepare(
     world = detect_launcher(analysis, report, around, elastic=elastic)
     if report.errors:
         return None
-    ready = place_ranks(loaded, compile_plan(analysis), TrainMode(profile=profile))
+    ready = place_ranks(with_choice(loaded, analysis), compile_plan(analysis), TrainMode(profile=profile))
     return dataclasses.replace(ready, world=world, counts=counts if elastic and world is None else {})
 
 

@@ -48,9 +48,10 @@ def analyse(
     broken: Collection[str] = (),
     *,
     limits: bool = True,
+    remedies: bool = True,
     reuse: Reuse | None = None,
 ) -> Analysis | None:
-    """Runs every rule; without `limits`, those on memory and promises are left out.
+    """Runs every rule; without `limits`, those on memory and promises are left out, without `remedies` they try none.
 
     Returns None if the job has too many mistakes for an analysis; they are in the report either way.
 
@@ -63,7 +64,7 @@ def analyse(
     if not _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") or _check(known, report):
         analysis = report.collect(_analysis(known, reuse))
     if analysis is not None and not broken and limits:
-        report.extend(_check_limits(analysis, reuse))
+        report.extend(_check_limits(analysis, reuse, remedies=remedies))
     report.extend(check_supported(job))
     return analysis
 
@@ -104,8 +105,12 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
     )
 
 
-def _check_limits(analysis: Analysis, reuse: Reuse) -> Iterator[Diagnostic]:
+def _check_limits(analysis: Analysis, reuse: Reuse, *, remedies: bool) -> Iterator[Diagnostic]:
     """Checks the account of a job against its network, its memory and its promises."""
+    if not remedies:
+        yield from check_memory(analysis, _NoTrials())
+        yield from check_promises(analysis, _NoTrials())
+        return
     if analysis.staging is not None and analysis.estimate is not None:
         yield from check_network(analysis.staging, analysis.costs, analysis.estimate)
     layers = len(analysis.model.layers) if analysis.model else 1
@@ -160,6 +165,15 @@ def _check(known: KnownFacts, report: Report) -> bool:
         uncalled = report.collect(opaque(network, known.job.model, known.source))
     report.extend(check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled)))
     return shared
+
+
+class _NoTrials:
+    """Tries no remedies, where many plans of a job are analysed."""
+
+    all = False
+
+    def __call__(self, job: JobSpec) -> tuple[Analysis | None, frozenset[str]]:
+        return None, frozenset()
 
 
 class _Trials:

@@ -15,6 +15,7 @@ from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, sharding_of
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload
+from dslc.compiler.rules.choice.plan_choice import PlanChoice
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
 
@@ -43,6 +44,7 @@ class Analysis(Record):
     estimate: StepEstimate | None
     staging: Staging | None  # None without a model
     facts: Facts = field(default_factory=Facts)  # those that were gathered
+    choice: PlanChoice | None = None  # of a job that leaves fields to the compiler
 
     @cached_property
     def sharding(self) -> Sharding:

@@ -271,7 +271,5 @@ def check_supported(job: JobSpec) -> Iterator[Diagnostic]:
 
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     """Yields (feature, span, the feature that runs instead)."""
-    if job.parallelism.auto:
-        yield "`parallelism = auto`", job.parallelism.span, "name the axes: `data = …`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), _MPI

@@ -26,6 +26,7 @@ from dslc.dsl.language.registry import (
     Range,
     Str,
     arg,
+    auto_or,
     block,
     calls,
     either,
@@ -183,23 +184,28 @@ class ParallelismSpec(Block):
     """The split of the work over the devices."""
 
     whole: ClassVar = "auto"
+    searched: ClassVar = (
+        "data", "pipeline", "tensor", "context", "zero", "replicas", "microbatches", "schedule", "virtual_stages",
+    )  # fmt: skip
     auto: bool = arg(Bool(), "the compiler chooses the whole block; written `parallelism = auto`", default=False)
-    data: int | None = arg(_COUNT, "ranks that share a global batch", default=None, shown="what remains")
-    pipeline: int = arg(_COUNT, "stages in sequence, each on ranks of its own", default=1)
-    tensor: int = arg(_COUNT, "ranks that share each layer", default=1)
-    context: int = arg(_COUNT, "ranks that share each sequence", default=1)
+    data: int | None = arg(auto_or(_COUNT), "ranks that share a global batch", default=None, shown="what remains")
+    pipeline: int = arg(auto_or(_COUNT), "stages in sequence, each on ranks of its own", default=1)
+    tensor: int = arg(auto_or(_COUNT), "ranks that share each layer", default=1)
+    context: int = arg(auto_or(_COUNT), "ranks that share each sequence", default=1)
     zero: int = arg(
-        Int(min=0, max=3), "over `data`: 1, optimizer state sharded; 2, and gradients; 3, and parameters", default=0
+        auto_or(Int(min=0, max=3)),
+        "over `data`: 1, optimizer state sharded; 2, and gradients; 3, and parameters",
+        default=0,
     )
-    replicas: int = arg(_COUNT, "full copies kept inside the data axis", default=1)
+    replicas: int = arg(auto_or(_COUNT), "full copies kept inside the data axis", default=1)
     microbatches: int | None = arg(
-        _COUNT,
+        auto_or(_COUNT),
         "pieces in which a data rank works through its share of a global batch",
         default=None,
         shown="1, or by the schedule",
     )
-    schedule: str = arg(word(*SCHEDULES), "the order of micro-batches in a pipeline", default="1f1b")
-    virtual_stages: int | None = arg(_COUNT, "stages for each rank", default=None, shown="by the schedule")
+    schedule: str = arg(auto_or(word(*SCHEDULES)), "the order of micro-batches in a pipeline", default="1f1b")
+    virtual_stages: int | None = arg(auto_or(_COUNT), "stages for each rank", default=None, shown="by the schedule")
     stages: str | tuple[int, ...] = arg(
         either(word("balanced"), ListOf(_COUNT, min_length=1)),
         "where the model is cut, or layer counts",
@@ -226,11 +232,16 @@ class ParallelismSpec(Block):
 class MemorySpec(Block):
     """Memory: what is kept, recomputed, or moved to the host."""
 
+    whole: ClassVar = "auto"
+    searched: ClassVar = ("recompute", "offload")
+    auto: bool = arg(Bool(), "the compiler chooses the whole block; written `memory = auto`", default=False)
     recompute: str | Call = arg(
-        either(word("none", "full", "selective"), calls("recompute")), "activations computed again", default="none"
+        auto_or(either(word("none", "full", "selective"), calls("recompute"))),
+        "activations computed again",
+        default="none",
     )
     offload: tuple[str, ...] = arg(
-        ListOf(word("optimizer", "parameters", "activations"), single=True),
+        auto_or(ListOf(word("optimizer", "parameters", "activations"), single=True)),
         "what is kept in the host's memory",
         default=(),
         shown="[]",

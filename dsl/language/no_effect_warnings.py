@@ -46,7 +46,7 @@ def _field_warnings(block: Block, names: tuple[str, ...], why: str, help: str = 
 
 def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
-    if parallelism.pipeline == 1 and "parallelism.pipeline" not in broken and not parallelism.auto:
+    if parallelism.pipeline == 1 and "parallelism.pipeline" not in broken and not parallelism.is_auto("pipeline"):
         yield from _field_warnings(
             parallelism, ("schedule", "virtual_stages", "stages"), "the job has no pipeline",
             "set `parallelism.pipeline`, or remove it",
@@ -55,7 +55,7 @@ def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def without_tensor(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
-    if parallelism.tensor == 1 and "parallelism.tensor" not in broken and not parallelism.auto:
+    if parallelism.tensor == 1 and "parallelism.tensor" not in broken and not parallelism.is_auto("tensor"):
         yield from _field_warnings(
             parallelism, ("sequence", "tensor_plan"), "the job has no tensor axis",
             "set `parallelism.tensor`, or remove it",
@@ -77,7 +77,7 @@ def plan_or_sequence(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def without_zero(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
-    if parallelism.zero == 0 and "parallelism.zero" not in broken and not parallelism.auto:
+    if parallelism.zero == 0 and "parallelism.zero" not in broken and not parallelism.is_auto("zero"):
         yield from _field_warnings(
             parallelism, ("replicas",), "nothing is sharded over the data axis", "set `parallelism.zero`, or remove it"
         )

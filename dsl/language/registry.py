@@ -29,6 +29,7 @@ from dslc.dsl.source import Span
 
 Dimension = Literal["bytes", "time", "steps", "epochs", "ratio", "bandwidth", "flops"]
 T = TypeVar("T")
+AUTO = "auto"  # the value of a field that is left to the compiler
 
 
 # ---------------------------------------------------------------------------------------------------- values
@@ -191,6 +192,13 @@ def calls(*categories: str) -> CallOf:
     return CallOf(categories)
 
 
+def auto_or(kind: Kind) -> Either | Word:
+    """Returns the kind of a field whose value may be left to the compiler."""
+    if isinstance(kind, Word):
+        return word(*kind.choices, AUTO)
+    return either(*(kind.kinds if isinstance(kind, Either) else (kind,)), word(AUTO))
+
+
 def either(*kinds: Kind, words: str = "") -> Either:
     return Either(kinds, words)
 
@@ -239,9 +247,19 @@ class Node(Record):
 
 @record
 class Block(Node):
-    """`whole` is the word that sets the block as a whole (`parallelism = auto`), and the field that it makes true."""
+    """`whole` is the word that sets the block as a whole (`parallelism = auto`), and the field that it makes true.
+
+    `searched` are fields that may be `auto`, which leaves them to the compiler. `auto_fields` are the fields that are:
+    they have their defaults.
+    """
 
     whole: ClassVar[str] = ""
+    searched: ClassVar[tuple[str, ...]] = ()
+    auto_fields: tuple[str, ...] = ()
+
+    def is_auto(self, name: str) -> bool:
+        """True if the field is left to the compiler, alone or with its whole block."""
+        return name in self.auto_fields or (name in self.searched and bool(self.whole and getattr(self, self.whole)))
 
 
 @record

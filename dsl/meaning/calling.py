@@ -7,7 +7,20 @@ from typing import Any
 
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.language.calls import Arguments
-from dslc.dsl.language.registry import CALLS, AnyValue, Bool, Call, CallOf, Either, Field, Node, Place, fields
+from dslc.dsl.language.registry import (
+    AUTO,
+    CALLS,
+    AnyValue,
+    Block,
+    Bool,
+    Call,
+    CallOf,
+    Either,
+    Field,
+    Node,
+    Place,
+    fields,
+)
 from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, words_of
 from dslc.dsl.meaning.describe import CATEGORIES, category, describe, form
 from dslc.dsl.meaning.evaluate import BAD, BadValue, Evaluator
@@ -189,8 +202,11 @@ def build(
             ev.broken.add(f"{path}.{field.word}")
             complete = complete and not field.required
             continue
-        values[field.name] = value
         places[field.name] = place(setting)
+        if value == AUTO and issubclass(declaration, Block) and field.name in declaration.searched:
+            values["auto_fields"] = (*values.get("auto_fields", ()), field.name)
+        else:
+            values[field.name] = value
         ev.origins[f"{path}.{field.word}"] = origin(setting.name)
     complete = _check_groups(ev, declaration, settings, values, path, span) and complete
     return declaration(**values, span=span, places=places) if complete else BAD

@@ -85,7 +85,9 @@ def _block(block: registry.Block) -> str:
     lines = []
     for field in registry.fields(declaration):
         value = getattr(block, field.name)
-        if value is not None and field.name != declaration.whole:
+        if field.name in block.auto_fields:
+            lines.append(f"  {field.word} = {registry.AUTO}\n")
+        elif value is not None and field.name != declaration.whole:
             lines.append(f"  {field.word} = {value_text(value, field.kind)}\n")
     return f"{declaration.word} {{\n{''.join(lines)}}}\n"
 

@@ -1,0 +1,144 @@
+"""The plans among which a search chooses: the values of each field, and what follows from them.
+
+The axes are all splits of the devices into divisors. There is no list of supported combinations: a plan that a rule
+refuses is a plan with that rule's code. Values without an effect are their defaults: `zero` over one rank, `schedule`
+without a pipeline. `parallelism.stages` is not searched, as `balanced` computes the best cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cached_property
+from itertools import product
+
+from dslc.compiler.placement.layout import Layout
+from dslc.dsl.bounds import ACTIONS
+from dslc.dsl.language.auto_fields import SEARCHED
+from dslc.dsl.language.blocks import SCHEDULES
+from dslc.dsl.language.calls import EveryNthBlock
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import Record, record
+
+MOST_VIRTUAL_STAGES = 4
+_RECOMPUTE: tuple[object, ...] = ("none", "selective", EveryNthBlock(n=2), "full")
+_OFFLOAD: tuple[tuple[str, ...], ...] = (
+    ("optimizer",),
+    ("activations",),
+    ("optimizer", "parameters"),
+    ("optimizer", "activations"),
+    ("optimizer", "parameters", "activations"),
+)
+
+Axes = tuple[int, int, int, int]  # pipeline, tensor, context, data
+Plan = dict[str, object]  # the values of all searched fields, by path
+
+
+@record
+class PlanSpace(Record):
+    """The plans of a job that differ in the `fields`, which the compiler may choose; the rest are as the job says.
+
+    `offload`: plans move memory to the host, if that field is searched; else none does.
+    """
+
+    job: JobSpec
+    layout: Layout  # of its devices, on the data axis
+    fields: Collection[str]
+    offload: bool = False
+
+    def axes(self) -> list[Axes]:
+        """Returns all splits of the devices; plans whose layers are cut alike are neighbours."""
+        job, world = self.job.parallelism, self.layout.world_size
+        searched = [self._divisors(name, world) for name in ("tensor", "context", "pipeline")]
+        fixed = None if "parallelism.data" in self.fields else job.data
+        axes = []
+        for tensor, context, pipeline in product(*searched):
+            ranks = tensor * context * pipeline
+            data = max(1, world // ranks)
+            if fixed is None and ranks * data == world:
+                axes.append((pipeline, tensor, context, data))
+            elif fixed is not None and ranks * fixed == world:
+                axes.append((pipeline, tensor, context, fixed))
+        # Axes that no split suits are those of the job, which a rule refuses.
+        return axes or [(job.pipeline, job.tensor, job.context, fixed or self.layout.sizes["data"])]
+
+    def _divisors(self, name: str, of: int) -> list[int]:
+        if f"parallelism.{name}" not in self.fields:
+            return [getattr(self.job.parallelism, name)]
+        return [n for n in range(1, of + 1) if of % n == 0]
+
+    def sharding(self, axes: Axes) -> list[tuple[int, int]]:
+        """Returns the values of `zero` and `replicas`."""
+        *_, context, data = axes
+        parallelism, ranks = self.job.parallelism, context * data
+        levels: Collection[int] = [parallelism.zero]
+        if "parallelism.zero" in self.fields:
+            levels = range(4) if ranks > 1 else (0,)
+        values = []
+        for zero in levels:
+            copies: Collection[int] = [parallelism.replicas]
+            if "parallelism.replicas" in self.fields:
+                copies = [n for n in range(1, data + 1) if data % n == 0] if zero else [1]
+            values += [(zero, n) for n in copies]
+        return values
+
+    def pieces(self, axes: Axes) -> list[int | None]:
+        """Returns the values of `microbatches`: the divisors of a data rank's share of a batch."""
+        if "parallelism.microbatches" not in self.fields:
+            return [self.job.parallelism.microbatches]
+        share = self.job.data.batch // axes[3]
+        most = ACTIONS.most // (2 * axes[0])
+        return [n for n in self._pieces_of(share) if n <= most] or [1]
+
+    @staticmethod
+    def _pieces_of(share: int) -> list[int]:
+        low = [n for n in range(1, int(share**0.5) + 1) if share % n == 0]
+        return sorted({*low, *(share // n for n in low)})
+
+    def schedules(self, axes: Axes) -> list[tuple[str, int | None]]:
+        """Returns the values of `schedule` and `virtual_stages`."""
+        parallelism = self.job.parallelism
+        name, stages = "parallelism.schedule", "parallelism.virtual_stages"
+        words = SCHEDULES if name in self.fields else (parallelism.schedule,)
+        if axes[0] == 1:
+            return [("1f1b" if name in self.fields else parallelism.schedule,
+                     None if stages in self.fields else parallelism.virtual_stages)]  # fmt: skip
+        counts: list[int | None] = [parallelism.virtual_stages]
+        if stages in self.fields:
+            counts = list(range(1, MOST_VIRTUAL_STAGES + 1))
+        return [(word, count) for word in words for count in counts]
+
+    @cached_property
+    def recomputations(self) -> tuple[object, ...]:
+        """The values of `recompute`."""
+        return _RECOMPUTE if "memory.recompute" in self.fields else (self.job.memory.recompute,)
+
+    @cached_property
+    def offloads(self) -> tuple[tuple[str, ...], ...]:
+        """The values of `offload`."""
+        if "memory.offload" not in self.fields:
+            return (self.job.memory.offload,)
+        return _OFFLOAD if self.offload else ((),)
+
+    @property
+    def may_offload(self) -> bool:
+        """True if plans that move memory to the host could be added to the space."""
+        return "memory.offload" in self.fields and self.layout.device == "cuda" and not self.offload
+
+    def plan(self, axes: Axes, sharding: tuple[int, int], pieces: int | None, schedule: tuple[str, int | None],
+             recompute: object, offload: tuple[str, ...]) -> Plan:  # fmt: skip
+        """Returns the values of a plan."""
+        pipeline, tensor, context, data = axes
+        values = (data, pipeline, tensor, context, *sharding, pieces, *schedule, recompute, offload)
+        return dict(zip(SEARCHED, values, strict=True))
+
+    def __iter__(self) -> Iterator[Plan]:
+        for axes in self.axes():
+            rest = (self.sharding(axes), self.pieces(axes), self.schedules(axes), self.recomputations, self.offloads)
+            yield from (self.plan(axes, *values) for values in product(*rest))
+
+    @cached_property
+    def size(self) -> int:
+        """The number of plans."""
+        return sum(
+            len(self.sharding(axes)) * len(self.pieces(axes)) * len(self.schedules(axes)) for axes in self.axes()
+        ) * len(self.recomputations) * len(self.offloads)  # fmt: skip

@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+parallelism {
+  tensor = auto #! E0491
+}

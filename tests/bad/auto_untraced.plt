@@ -1,0 +1,3 @@
+import "base/own.plt"
+
+memory = auto #! W0494
