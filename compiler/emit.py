@@ -53,7 +53,7 @@ def expected_phases(estimate: Estimate | None) -> p.StepPhases | None:
         return None
     return p.StepPhases(
         data=estimate.samples,
-        passes=estimate.arithmetic + estimate.transfers + estimate.waiting,
+        passes=estimate.arithmetic + estimate.transfers + estimate.waiting + estimate.launches,
         exposed=estimate.exposed,
         update=estimate.update,
         host=estimate.rest,

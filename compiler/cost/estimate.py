@@ -1,11 +1,13 @@
 """Step time, its parts, and the fraction of the devices' peak that it uses.
 
-Model: the critical path through a step, at the times that `dslc calibrate` measured (measured_times.py), or else at the
-speeds of the catalogue.
+Model: the critical path through a step, at the times that `dslc calibrate` measured (measured_times.py), at those of
+published runs, or else at the speeds of the catalogue.
 
-- Arithmetic, if it was not measured: FLOPs over the peak rate of the device times its `efficiency`, the share of the
-  peak that products reach. That is 1 unless a catalogue says otherwise, so that the result is a bound: no device
-  reaches its peak.
+- A transformer in 16 bits on GPUs, if it was not measured, takes the times of a fit to published runs
+  (published_times.py).
+- Other arithmetic takes its FLOPs over the peak rate of the device times its `efficiency`, the share of the peak that
+  products reach. That is 1 unless a catalogue says otherwise, so that the result is a bound: no device reaches its
+  peak.
 - Transfers within a layer (tensor and context axes) are in line: nothing can be done meanwhile.
 - Stages: the schedule is played through with each stage's own times, and messages take their time on the way
   (`schedule_cost.timeline`). The ranks' idle time is the bubble. Where processes take turns on a core, a waiting rank
@@ -14,7 +16,8 @@ speeds of the catalogue.
   micro-batch, else with one micro-batch's. The step waits for the excess. So does an exchange of weights that begins
   before the passes; any other of weights or momenta is waited for. One that takes place every few steps costs each its
   share, and one by the clock none. Measured, arithmetic hides only the share `overlap` of what goes on beside it.
-- The update, the making of samples and what else a step took, if they were measured.
+- A pass of a stage takes no less than the host needs to start its kernels, if that is known.
+- The update, the making of samples and what else a step took, if they are known.
 
 A collective that was not measured, of S bytes over n ranks, moves in rings (Thakur et al. 2005) S (n - 1) / n of them
 over each rank's link, and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes,
@@ -28,12 +31,15 @@ figure, as it does for CPUs without the user's own catalogue (`missing_figures`)
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 from typing import Protocol
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.measured_times import MeasuredTimes
+from dslc.compiler.cost.published_times import PublishedTimes, is_covered
 from dslc.compiler.cost.schedule_cost import timeline
+from dslc.compiler.facts.hardware import PublishedFit, nearest_fit
 from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.records import StageTime, StepEnd, TimeSource
@@ -51,9 +57,9 @@ class StepEstimate(Record):
 
     `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for other ranks (`waiting`),
     `exposed`, the traffic of gradients and parameters that nothing hides, the `update`, the making of `samples`, and
-    the `rest` that was measured besides.
-    `lacks` says what was not measured, where a calibration does not serve. `bubble`, `stages`, `message` and `ends` are
-    as in the plan's record.
+    the `rest` that none of these accounts for; and `launches`, where the host takes longer to start kernels than these.
+    `lacks` says what was not measured, where a calibration does not serve; `fit` is the kind of GPU of the published
+    runs. `bubble`, `stages`, `message` and `ends` are as in the plan's record.
     """
 
     step_time: float | None
@@ -66,12 +72,14 @@ class StepEstimate(Record):
     update: float = 0.0
     samples: float = 0.0
     rest: float = 0.0
+    launches: float = 0.0
     links: tuple[tuple[str, int], ...] = ()  # bytes of a rank by link (`link`, `network`), the busiest rank's
     lacks: str = ""
     bubble: float = 0.0
     stages: tuple[StageTime, ...] = ()
     message: float = 0.0
     ends: tuple[StepEnd, ...] = ()
+    fit: str = ""
 
 
 class _Times(Protocol):
@@ -85,6 +93,9 @@ class _Times(Protocol):
         """Returns the seconds of a layer's passes over `samples`, forward and backward."""
 
     def loss(self, samples: float) -> tuple[float, float]: ...
+
+    def launches(self, layer: LayerNode) -> tuple[float, float]:
+        """Returns the seconds in which the host starts a layer's kernels, forward and backward; 0: unknown."""
 
     def collective(self, traffic: TrafficNode) -> float:
         """Returns the seconds of a step, in the mean over later steps."""
@@ -113,8 +124,18 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> StepEstimate:
             return _estimate(staging, costs, times, "measured")
     if missing_figures(layout, precision):
         return StepEstimate(step_time=None, mfu=None, lacks=lack)
-    source: TimeSource = "bound" if layout.hardware.efficiency == 1 else "estimated"
-    return _estimate(staging, costs, _CatalogueTimes(staging), source, lack)
+    if layout.hardware.efficiency != 1:
+        return _estimate(staging, costs, _CatalogueTimes(staging), "estimated", lack)
+    fit = nearest_fit(layout.hardware)
+    if fit is not None and is_covered(staging, fit):
+        return replace(published_estimate(staging, costs, fit), lacks=lack)
+    return _estimate(staging, costs, _CatalogueTimes(staging), "bound", lack)
+
+
+def published_estimate(staging: Staging, costs: tuple[RankCost, ...], fit: PublishedFit) -> StepEstimate:
+    """Returns the estimate of a step by a fit that covers it."""
+    times = PublishedTimes(staging, fit, _Links(staging))
+    return replace(_estimate(staging, costs, times, "published"), fit=fit.kind)
 
 
 def _estimate(
@@ -131,6 +152,7 @@ def _estimate(
     slower = [1 + inside[rank] / arithmetic[rank] if arithmetic[rank] else 1.0 for rank in placement]
     forward = [seconds * factor for seconds, factor in zip(forward, slower, strict=True)]
     backward = [seconds * factor for seconds, factor in zip(backward, slower, strict=True)]
+    forward, backward, launches = _with_launches(staging, times, forward, backward)
     message = max(_message(times, cost) for cost in costs)
     if schedule:
         played = timeline(schedule, forward, backward, send=message)
@@ -161,11 +183,12 @@ def _estimate(
         source=source,
         arithmetic=arithmetic[busiest],
         transfers=inside[busiest],
-        waiting=whole - arithmetic[busiest] - inside[busiest],
+        waiting=whole - arithmetic[busiest] - inside[busiest] - launches[busiest],
         exposed=ends[last].exposed,
         update=ends[last].update,
         samples=samples,
         rest=times.rest,
+        launches=launches[busiest],
         links=_Links(staging).bytes_by_link(costs),
         lacks=lack,
         bubble=bubble,
@@ -201,6 +224,34 @@ def _stage_times(staging: Staging, times: _Times) -> tuple[list[float], list[flo
         backward.append(sum(back for _, back in passes) + again)
     ahead, back = times.loss(samples)
     return [*forward[:-1], forward[-1] + ahead], [*backward[:-1], backward[-1] + back]
+
+
+def _with_launches(
+    staging: Staging, times: _Times, forward: list[float], backward: list[float]
+) -> tuple[list[float], list[float], list[float]]:
+    """Returns seconds of each stage on one micro-batch with the host's work, and the seconds of a step that this adds
+    to each rank.
+    """
+    layers = staging.model.of_a_rank
+    blocks = set(recomputed(staging.job, staging.model))
+    added = [0.0] * staging.layout.sizes["pipeline"]
+    passes: tuple[list[float], list[float]] = [], []
+    for stage, rank, ahead, back in zip(staging.stages, staging.placement, forward, backward, strict=True):
+        starts = [times.launches(layers[n]) for n in stage]
+        again = sum(each for n, (each, _) in zip(stage, starts, strict=True) if layers[n].name in blocks)
+        both = slower_of(ahead, sum(f for f, _ in starts)), slower_of(back, sum(b for _, b in starts) + again)
+        passes[0].append(both[0])
+        passes[1].append(both[1])
+        added[rank] += (sum(both) - ahead - back) * staging.layout.microbatches
+    return *passes, added
+
+
+def slower_of(device: float, host: float) -> float:
+    """Returns the seconds of a pass from those of the device and of the host, which work beside each other.
+
+    It is the slower of both, and up to a fifth more where they are alike: then each waits for the other at times.
+    """
+    return (device**4 + host**4) ** 0.25 if host else device
 
 
 def _message(times: _Times, cost: RankCost) -> float:
@@ -257,6 +308,9 @@ class _CatalogueTimes:
     def loss(self, samples: float) -> tuple[float, float]:
         return 0.0, 0.0
 
+    def launches(self, layer: LayerNode) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def collective(self, traffic: TrafficNode) -> float:
         return self._links.seconds(traffic)
 
@@ -279,7 +333,7 @@ class _Links:
         """Returns the number of ranks in a collective, and the number of them on one node."""
         return traffic.ranks, max(1, min(traffic.ranks, self.layout.processes // max(1, traffic.stride)))
 
-    def _moved(self, traffic: TrafficNode) -> tuple[float, float]:
+    def moved(self, traffic: TrafficNode) -> tuple[float, float]:
         """Returns the bytes over the link of a rank, and over its network port."""
         if traffic.operation == "receive":
             return 0.0, 0.0  # incoming traffic takes the same links the other way
@@ -313,11 +367,11 @@ class _Links:
 
     def seconds(self, traffic: TrafficNode) -> float:
         """Returns the seconds of a step, in the mean over later steps."""
-        near, far = self._moved(traffic)
+        near, far = self.moved(traffic)
         return traffic.when.share * max(near / self.link, far / self.network)
 
     def bytes_by_link(self, costs: tuple[RankCost, ...]) -> tuple[tuple[str, int], ...]:
-        moved = [[(t.when.share, *self._moved(t)) for t in cost.traffic] for cost in costs]
+        moved = [[(t.when.share, *self.moved(t)) for t in cost.traffic] for cost in costs]
         near = max(sum(share * bytes for share, bytes, _ in each) for each in moved)
         far = max(sum(share * bytes for share, _, bytes in each) for each in moved)
         return (("link", round(near)), ("network", round(far)))

@@ -5,6 +5,7 @@
     fp32    = "67TFLOPS"      # tf32, bf16, fp16 likewise
     link    = "450GBps"       # to a device of the same node, one direction
     network = "400Gbps"       # to another node, for each device
+    bandwidth = "3350GBps"    # of its memory: transformers then have estimates instead of bounds
     efficiency = 0.5          # the share of its FLOP/s that products reach; 1, so that estimates are bounds
 
     [cpu]                     # for jobs with `devices.cpus`; under another name it needs `device = "cpu"`
@@ -44,6 +45,7 @@ KEYS: dict[str, tuple[str, Dimension]] = {
     "fp16": ("flops_fp16", "flops"),
     "link": ("link", "bandwidth"),
     "network": ("network", "bandwidth"),
+    "bandwidth": ("bandwidth", "bandwidth"),
 }
 _OTHER_KEYS = ("efficiency", "device", "calibration")
 

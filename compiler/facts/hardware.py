@@ -8,11 +8,18 @@ Sources: NVIDIA data sheets "V100" (2020), "A10" (2021), "A100 80GB" (2021), "L4
 "H200" (2024), "HGX B200" (2024); NVIDIA "Ampere GA102" (2021) and "Ada" (2022) white papers for the RTX cards; AMD
 "Instinct MI300X" data sheet (2023). Fp32 is outside of tensor cores, as torch computes it by default.
 
+Fits of the model of time to published runs are the files of the folder `catalogues`, one for each kind, with their
+sources. `python -m benchmarks.predictions` writes them. A kind without a file takes the fit of the most similar kind.
+
 A user's own file (`devices.catalogue`, see catalogue.py) adds kinds, or replaces figures of these. CPUs have no figures
 without it: the speed of one process depends on its share of the cores and on the memory's bandwidth.
 """
 
 from __future__ import annotations
+
+import os
+from functools import cache
+from math import log
 
 from dslc.compiler.facts.calibration import Calibration
 from dslc.dsl.record import Record, record
@@ -43,6 +50,7 @@ class Hardware(Record):
     flops_fp16: float | None = None
     link: float | None = None  # bytes/s to a device of the same node
     network: float | None = None  # bytes/s from a node to another, for each device
+    bandwidth: float | None = None  # bytes/s of its memory
     efficiency: float = 1.0  # fraction of its FLOP/s that products reach, for estimates; 1: they are bounds
     calibration: Calibration | None = None  # times that were measured on a machine of this kind
 
@@ -79,8 +87,9 @@ def _gpu(
     fp16: float,
     link: float,
     network: float,
+    bandwidth: float,
 ) -> Hardware:
-    """Makes a GPU's entry from speeds in TFLOP/s and links in GB/s."""
+    """Makes a GPU's entry from speeds in TFLOP/s, and links and its memory in GB/s."""
     return Hardware(
         kind=kind,
         memory=memory,
@@ -90,6 +99,7 @@ def _gpu(
         flops_fp16=fp16 * 1e12,
         link=link * 1e9,
         network=network * 1e9,
+        bandwidth=bandwidth * 1e9,
     )
 
 
@@ -98,18 +108,76 @@ CATALOGUE: dict[str, Hardware] = {
     for h in (
         Hardware(kind="cpu", cpu=True),
         Hardware(kind="gpu"),
-        #    kind        memory    fp32   tf32   bf16   fp16    link  network
-        _gpu("v100", 32 * GiB, 15.7, None, None, 125, 150, 12.5),
-        _gpu("a10", 24 * GiB, 31.2, 62.5, 125, 125, 32, 12.5),
-        _gpu("a100_40g", 40 * GiB, 19.5, 156, 312, 312, 300, 25),
-        _gpu("a100_80g", 80 * GiB, 19.5, 156, 312, 312, 300, 25),
-        _gpu("l4", 24 * GiB, 30.3, 60, 121, 121, 32, 12.5),
-        _gpu("l40s", 48 * GiB, 91.6, 183, 362, 362, 32, 25),
-        _gpu("h100", 80 * GiB, 67, 494, 989, 989, 450, 50),
-        _gpu("h200", 141 * GB, 67, 494, 989, 989, 450, 50),
-        _gpu("b200", 180 * GB, 75, 1100, 2250, 2250, 900, 50),
-        _gpu("rtx3090", 24 * GiB, 35.6, 35.6, 71, 71, 32, 1.25),
-        _gpu("rtx4090", 24 * GiB, 82.6, 82.6, 165.2, 165.2, 32, 1.25),
-        _gpu("mi300x", 192 * GB, 163.4, 653.7, 1307.4, 1307.4, 448, 50),
+        #    kind        memory    fp32   tf32   bf16   fp16    link  network  bandwidth
+        _gpu("v100", 32 * GiB, 15.7, None, None, 125, 150, 12.5, 900),
+        _gpu("a10", 24 * GiB, 31.2, 62.5, 125, 125, 32, 12.5, 600),
+        _gpu("a100_40g", 40 * GiB, 19.5, 156, 312, 312, 300, 25, 1555),
+        _gpu("a100_80g", 80 * GiB, 19.5, 156, 312, 312, 300, 25, 2039),
+        _gpu("l4", 24 * GiB, 30.3, 60, 121, 121, 32, 12.5, 300),
+        _gpu("l40s", 48 * GiB, 91.6, 183, 362, 362, 32, 25, 864),
+        _gpu("h100", 80 * GiB, 67, 494, 989, 989, 450, 50, 3350),
+        _gpu("h200", 141 * GB, 67, 494, 989, 989, 450, 50, 4800),
+        _gpu("b200", 180 * GB, 75, 1100, 2250, 2250, 900, 50, 8000),
+        _gpu("rtx3090", 24 * GiB, 35.6, 35.6, 71, 71, 32, 1.25, 936),
+        _gpu("rtx4090", 24 * GiB, 82.6, 82.6, 165.2, 165.2, 32, 1.25, 1008),
+        _gpu("mi300x", 192 * GB, 163.4, 653.7, 1307.4, 1307.4, 448, 50, 5300),
     )
 }
+
+
+FITS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "catalogues")
+
+
+@record
+class PublishedFit(Record):
+    """The constants of the model of time for one kind of GPU, most of them shares of the data sheet's figures.
+
+    `width` and `length` are the least and the greatest width of blocks and length of sequences among the runs.
+    """
+
+    kind: str
+    products: float  # of the peak: matrix products without end
+    memory: float  # of the memory's bandwidth: what products read and write, with the operations between them
+    attention: float  # of the peak: fused attention
+    scores: float  # of the memory's bandwidth: attention that stores its scores; 0: it is fused
+    loss: float  # of the memory's bandwidth: logits in float32, once forward and twice backward
+    update: float  # of the memory's bandwidth: parameters, gradients and the optimizer's state
+    links: float  # of the links within a node and between nodes
+    overlap: float  # of the collectives beside arithmetic: what it hides
+    latency: float  # seconds of a collective of 2 ranks; of n ranks log2(n) times as much
+    launch: float  # seconds in which the host starts a product and the operations after it, forward
+    rest: float  # seconds of a step that none of its parts accounts for
+    width: tuple[int, int]
+    length: tuple[int, int]
+
+
+def nearest_fit(hardware: Hardware) -> PublishedFit | None:
+    """Returns the fit of this kind of GPU, or of the kind whose peak and bandwidth are most similar; None if either
+    figure is unknown.
+    """
+    if hardware.cpu or hardware.bandwidth is None:
+        return None
+    if hardware.kind in fitted_kinds():
+        return read_fit(hardware.kind)
+    return read_fit(min(fitted_kinds(), key=lambda kind: _distance(CATALOGUE[kind], hardware)))
+
+
+@cache
+def fitted_kinds() -> tuple[str, ...]:
+    return tuple(sorted(name.removesuffix(".toml") for name in os.listdir(FITS) if name.endswith(".toml")))
+
+
+@cache
+def read_fit(kind: str) -> PublishedFit:
+    import tomllib  # here: jobs on CPUs need no fit
+
+    with open(os.path.join(FITS, f"{kind}.toml"), "rb") as file:
+        table = tomllib.load(file)
+    return PublishedFit(**table | {"kind": kind, "width": tuple(table["width"]), "length": tuple(table["length"])})
+
+
+def _distance(one: Hardware, other: Hardware) -> float:
+    """Returns how far apart two kinds are in their peak for 16 bits and in their memory's bandwidth."""
+    assert one.bandwidth is not None and other.bandwidth is not None
+    peaks = [each.flops("fp16") or 1.0 for each in (one, other)]
+    return abs(log(peaks[0] / peaks[1])) + abs(log(one.bandwidth / other.bandwidth))

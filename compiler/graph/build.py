@@ -226,6 +226,7 @@ def _estimate(analysis: Analysis) -> tuple[records.Estimate | None]:
             update=estimate.update,
             samples=estimate.samples,
             rest=estimate.rest,
+            launches=estimate.launches,
             efficiency=analysis.layout.hardware.efficiency,
             within=links["link"],
             between=links["network"],
@@ -234,6 +235,7 @@ def _estimate(analysis: Analysis) -> tuple[records.Estimate | None]:
             stages=estimate.stages,
             message=estimate.message,
             ends=estimate.ends,
+            fit=estimate.fit,
         ),
     )
 

@@ -16,7 +16,7 @@ from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.record import Record, positional, record
 
-TimeSource: TypeAlias = Literal["bound", "estimated", "measured"]
+TimeSource: TypeAlias = Literal["bound", "estimated", "published", "measured"]
 
 
 @record
@@ -212,9 +212,10 @@ class Estimate(Record):
 
     `arithmetic`, at `efficiency` of the peak unless it was measured; `transfers` within layers; `waiting` for other
     stages; `exposed`, the traffic of gradients and parameters that nothing hides; the `update`, the making of
-    `samples`, and the `rest` that was measured besides. `bubble` is the share of the passes' time in which a pipeline's
-    ranks wait. Of what it is made: the times of each stage, of a `message` between two, and by pipeline coordinate the
-    end of the step.
+    `samples`, and the `rest`; `launches`, where the host takes longer to start kernels than these. `bubble` is the
+    share of the passes' time in which a pipeline's ranks wait. Of what it is made: the times of each stage, of a
+    `message` between two, and by pipeline coordinate the end of the step. `fit` is the kind of GPU whose published runs
+    the times follow.
     """
 
     step_time: float | None
@@ -227,6 +228,7 @@ class Estimate(Record):
     update: float
     samples: float
     rest: float
+    launches: float
     efficiency: float
     within: int  # bytes within a node
     between: int  # bytes between nodes
@@ -235,6 +237,7 @@ class Estimate(Record):
     message: float
     ends: tuple[StepEnd, ...]
     lacks: str = ""  # what a calibration lacks for this plan
+    fit: str = ""
 
 
 @record

@@ -268,7 +268,8 @@ def _price(before: Analysis, after: Analysis) -> str:
         parts.append(f"{' and '.join(sorted(moved))} go to the host and back in each step")
     times = [each.estimate.step_time if each.estimate else None for each in (before, after)]
     if times[0] is not None and times[1] is not None and abs(times[1] / times[0] - 1) > 0.0005:
-        parts.append(f"at best {time_text(times[1])} a step instead of {time_text(times[0])}")
+        bound = after.estimate is not None and after.estimate.source == "bound"
+        parts.append(f"{'at best ' * bound}{time_text(times[1])} a step instead of {time_text(times[0])}")
     if len(parts) == 1:
         parts.append("no more arithmetic or traffic")
     return ", ".join(parts)

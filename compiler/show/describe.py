@@ -353,6 +353,8 @@ def bound_text(plan: PlanView) -> str:
     bound.
     """
     source = plan.step.source if plan.step is not None else "bound"
+    if plan.step is not None and plan.step.fit not in ("", plan.topology.kind):
+        return f" {source} (as {plan.step.fit})"
     return " at best" if source == "bound" else f" {source}"
 
 

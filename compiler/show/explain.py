@@ -477,14 +477,18 @@ def _estimate(plan: PlanView) -> list[str]:
 
 def _speed(plan: PlanView) -> str:
     if plan.step is not None and plan.step.lacks:
-        at_best = "" if plan.step_time is None else " at best"
-        return f"{at_best}: the calibration lacks {plan.step.lacks}"
+        source = "" if plan.step_time is None else bound_text(plan)
+        return f"{source}: the calibration lacks {plan.step.lacks}"
     if plan.step_time is None:
         return ""
     if plan.step is None or plan.step.source == "bound":
         return " at best: at the peak of the data sheet"
     if plan.step.source == "measured":
         return " by the times that `dslc calibrate` measured"
+    if plan.step.source == "published":
+        fit = plan.step.fit
+        nearest = "" if fit == plan.topology.kind else ", the most similar kind with any"
+        return f" as in published runs on {fit}{nearest}"
     return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 
@@ -500,7 +504,8 @@ def _spent(plan: PlanView) -> list[tuple[str, str]]:
         ("exposed", step.exposed, " of gradients and parameters, behind no arithmetic"),
         ("update", step.update, ""),
         ("samples", step.samples, " to make those of a step"),
-        ("rest", step.rest, " that was measured besides"),
+        ("launches", step.launches, " of kernels that take less"),
+        ("rest", step.rest, " of no part"),
     )
     rows = [(f"  {name}", time_text(seconds) + what) for name, seconds, what in parts if seconds > 1e-9]
     links = ((step.within, "within a node"), (step.between, "between nodes"))

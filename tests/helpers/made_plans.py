@@ -29,6 +29,7 @@ STEP = Estimate(
     update=0.0,
     samples=0.0,
     rest=0.0,
+    launches=0.0,
     efficiency=1,
     within=0,
     between=0,
