@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import log
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,4 +140,5 @@ def fit_kernels(path: str = KERNELS) -> PublishedFit:
                 shares["loss"].append(12 * rows * classes / bandwidth / (each["forward"] + each["backward"]))
             case {"kind": "update", "optimizer": "adamw", "parameters": numbers} if numbers >= 1e8:
                 shares["update"].append(UPDATE_BYTES * numbers / bandwidth / each["seconds"])
-    return replace(BEGIN, kind="h200", **{name: float(np.median(found)) for name, found in shares.items()})
+    medians: dict[str, Any] = {name: float(np.median(found)) for name, found in shares.items()}
+    return replace(BEGIN, kind="h200", **medians)

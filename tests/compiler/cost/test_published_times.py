@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +39,8 @@ def planned(folder: Path, *settings: str, job: str = JOB) -> tuple[Compiled, Ste
 
 def test_a_step_takes_the_times_of_its_products_attention_loss_and_update(tmp_path: Path) -> None:
     plan, found = planned(tmp_path)
-    fit, card = read_fit("a100_80g"), CATALOGUE["a100_80g"]
-    assert card.bandwidth is not None and plan.analysis.model is not None
+    fit, bandwidth = read_fit("a100_80g"), CATALOGUE["a100_80g"].bandwidth
+    assert bandwidth is not None and plan.analysis.model is not None
     rows, width = 64 * 1024, 1024
     sizes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]  # of a block
     head = [(width, 8192)]
@@ -47,12 +48,12 @@ def test_a_step_takes_the_times_of_its_products_attention_loss_and_update(tmp_pa
     def products(shapes: list[tuple[int, int]]) -> float:
         flops = sum(2 * rows * k * n for k, n in shapes)
         moved = sum(2 * (rows * k + k * n + rows * n) for k, n in shapes)
-        return flops / 312e12 / fit.products + moved / card.bandwidth / fit.memory
+        return flops / 312e12 / fit.products + moved / bandwidth / fit.memory
 
     attention = 64 * 4 * 1024**2 * width / 312e12 / fit.attention
-    loss = 4 * rows * 8192 / card.bandwidth / fit.loss
+    loss = 4 * rows * 8192 / bandwidth / fit.loss
     passes = 3 * (4 * (products(sizes) + attention) + products(head) + loss)
-    update = 28 * plan.analysis.model.parameters / card.bandwidth / fit.update
+    update = 28 * plan.analysis.model.parameters / bandwidth / fit.update
     assert (found.source, found.fit) == ("published", "a100_80g")
     assert found.arithmetic == pytest.approx(passes, rel=1e-6) and found.update == pytest.approx(update)
     assert found.step_time == pytest.approx(passes + update + fit.rest, rel=1e-3)
@@ -151,7 +152,7 @@ def test_published_runs_are_predicted_to_a_tenth_and_no_sooner_than_their_bound(
 
 def test_a_fit_finds_the_constants_that_times_were_made_with() -> None:
     runs = [run for run in read_runs() if run.source == "mosaicml/llm-foundry"][::12]
-    truth = {"products": 0.7, "memory": 0.5, "attention": 0.4}
+    truth: dict[str, Any] = {"products": 0.7, "memory": 0.5, "attention": 0.4}
     made = [replace(run, seconds=run.estimate(replace(BEGIN, **truth)).step_time or 1.0) for run in runs]
     fit = fit_constants(BEGIN, tuple(truth), made)
     assert {name: getattr(fit, name) for name in truth} == pytest.approx(truth, rel=0.02)
