@@ -242,7 +242,7 @@ def _with_launches(
         both = slower_of(ahead, sum(f for f, _ in starts)), slower_of(back, sum(b for _, b in starts) + again)
         passes[0].append(both[0])
         passes[1].append(both[1])
-        added[rank] += (sum(both) - ahead - back) * staging.layout.microbatches
+        added[rank] += ((both[0] - ahead) + (both[1] - back)) * staging.layout.microbatches
     return *passes, added
 
 

@@ -75,7 +75,7 @@ class _Rates(Record):
     @staticmethod
     def of(fit: PublishedFit, hardware: Hardware, precision: str) -> _Rates:
         peak, bandwidth = hardware.flops(precision), hardware.bandwidth
-        assert peak is not None and bandwidth is not None, "uncovered says so"
+        assert peak is not None and bandwidth is not None, "is_covered says so"
         return _Rates(
             products=fit.products * peak,
             attention=fit.attention * peak,
@@ -87,7 +87,9 @@ class _Rates(Record):
 
 
 class PublishedTimes:
-    """The times of a plan's parts by a fit, if the plan is not `uncovered`."""
+    """The times of a plan's parts by a fit that covers it."""
+
+    crowd = 1.0  # each rank has a device of its own
 
     def __init__(self, staging: Staging, fit: PublishedFit, links: _Links) -> None:
         hardware = staging.layout.hardware

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
-from dslc.compiler.ir.number_text import count_text
+from dslc.compiler.ir.number_text import count_text, percent_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode
 from dslc.compiler.ir.tensors import TensorFact
@@ -356,6 +356,24 @@ def bound_text(plan: PlanView) -> str:
     if plan.step is not None and plan.step.fit not in ("", plan.topology.kind):
         return f" {source} (as {plan.step.fit})"
     return " at best" if source == "bound" else f" {source}"
+
+
+def time_source(plan: PlanView) -> str:
+    """Returns where the predicted time of a step comes from."""
+    if plan.step is not None and plan.step.lacks:
+        source = "" if plan.step_time is None else bound_text(plan)
+        return f"{source}: the calibration lacks {plan.step.lacks}"
+    if plan.step_time is None:
+        return ""
+    if plan.step is None or plan.step.source == "bound":
+        return " at best: at the peak of the data sheet"
+    if plan.step.source == "measured":
+        return " by the times that `dslc calibrate` measured"
+    if plan.step.source == "published":
+        fit = plan.step.fit
+        nearest = "" if fit == plan.topology.kind else ", the most similar kind with any"
+        return f" as in published runs on {fit}{nearest}"
+    return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 
 def rate_text(plan: PlanView) -> str:

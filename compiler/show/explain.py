@@ -45,6 +45,7 @@ from dslc.compiler.show.describe import (
     span_text,
     stage_layers,
     stages_of,
+    time_source,
 )
 from dslc.dsl.words import either, plural
 
@@ -464,7 +465,7 @@ def _estimate(plan: PlanView) -> list[str]:
     flops, bound = max((node.flops for node in plan.ranks), default=None), bound_text(plan)
     rows = [
         ("work of a rank", f"{flop_text(flops)} a step" if flops is not None else UNKNOWN),
-        ("step time", known_text(plan.step_time, time_text) + _speed(plan)),
+        ("step time", known_text(plan.step_time, time_text) + time_source(plan)),
         *_spent(plan),
         ("throughput", (rate_text(plan) or UNKNOWN) + (bound if plan.step_time else "")),
         ("MFU", known_text(plan.mfu, percent_text) + (bound if plan.mfu is not None else "")),
@@ -473,23 +474,6 @@ def _estimate(plan: PlanView) -> list[str]:
     if plan.step_time is not None and plan.data.steps is not None:
         rows.append(("training", known_text(plan.step_time * plan.data.steps, time_text) + bound))
     return table(rows)
-
-
-def _speed(plan: PlanView) -> str:
-    if plan.step is not None and plan.step.lacks:
-        source = "" if plan.step_time is None else bound_text(plan)
-        return f"{source}: the calibration lacks {plan.step.lacks}"
-    if plan.step_time is None:
-        return ""
-    if plan.step is None or plan.step.source == "bound":
-        return " at best: at the peak of the data sheet"
-    if plan.step.source == "measured":
-        return " by the times that `dslc calibrate` measured"
-    if plan.step.source == "published":
-        fit = plan.step.fit
-        nearest = "" if fit == plan.topology.kind else ", the most similar kind with any"
-        return f" as in published runs on {fit}{nearest}"
-    return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 
 def _spent(plan: PlanView) -> list[tuple[str, str]]:
