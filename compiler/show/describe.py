@@ -372,7 +372,7 @@ def time_source(plan: PlanView) -> str:
     if plan.step.source == "published":
         fit = plan.step.fit
         nearest = "" if fit == plan.topology.kind else ", the most similar kind with any"
-        return f" as in published runs on {fit}{nearest}"
+        return f" by the published times of {fit}{nearest}"
     return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 

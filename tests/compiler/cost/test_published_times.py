@@ -103,7 +103,7 @@ def test_a_fit_serves_transformers_like_those_of_its_runs(
     said = explain(plan.plan)
     assert ("at best" in said) == (source == "bound")
     kind = plan.analysis.layout.hardware.kind
-    assert (f"as in published runs on {fit}, the most similar kind" in said) == (fit not in ("", kind))
+    assert (f"by the published times of {fit}, the most similar kind" in said) == (fit not in ("", kind))
 
 
 @pytest.mark.parametrize("network", ["resnet(depth = 18)", "mlp(widths = [4096, 4096])"])
