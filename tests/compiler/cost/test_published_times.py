@@ -12,6 +12,7 @@ import pytest
 from helpers.job_texts import job_text
 from helpers.planning import compiled
 
+from benchmarks.predictions import FLOAT8, analysed, tokens
 from benchmarks.published import read_runs
 from benchmarks.published_fit import BEGIN, errors, fit_constants
 from dslc.compiler.compile import Compiled
@@ -156,3 +157,13 @@ def test_a_fit_finds_the_constants_that_times_were_made_with() -> None:
     made = [replace(run, seconds=run.estimate(replace(BEGIN, **truth)).step_time or 1.0) for run in runs]
     fit = fit_constants(BEGIN, tuple(truth), made)
     assert {name: getattr(fit, name) for name in truth} == pytest.approx(truth, rel=0.02)
+
+
+def test_interleaving_gains_as_much_as_published() -> None:
+    plain, interleaved = (row for row in FLOAT8 if row.what.startswith("405B") and "table 5" in row.what)
+    speeds = []
+    for row in (plain, interleaved):
+        found = analysed(row)
+        assert found.estimate is not None and found.estimate.source == "published"
+        speeds.append(tokens(found, found.estimate))
+    assert speeds[1] / speeds[0] == pytest.approx(interleaved.tokens / plain.tokens, rel=0.1)
