@@ -25,7 +25,8 @@ def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None
     for line, ranks in sorted(lines.items(), key=lambda item: item[1]):
         table.add_row(_span(ranks), *line)
     times = report["step_time"]
-    table.add_row("all", "time of a step", *_pair(times["predicted"], times["measured"], time_text))
+    source = f" ({times['source']})" if times.get("source") not in (None, "measured") else ""
+    table.add_row("all", f"time of a step{source}", *_pair(times["predicted"], times["measured"], time_text))
     first = report["ranks"][0]
     for phase, figures in first["phases"].items():
         seconds = [rank["phases"][phase]["measured"] for rank in report["ranks"]]

@@ -19,6 +19,13 @@ from dslc.dsl.record import Record, positional, record
 TimeSource: TypeAlias = Literal["bound", "estimated", "published", "measured"]
 
 
+def source_text(source: TimeSource, fit: str, kind: str) -> str:
+    """Returns the source of a time on devices of a kind, as plans say it: ` at best` for a bound."""
+    if fit not in ("", kind):
+        return f" {source} (as {fit})"
+    return " at best" if source == "bound" else f" {source}"
+
+
 @record
 class Job(Record):
     """The job's name, and the name of its file in messages."""

@@ -19,6 +19,7 @@ from dslc.compiler.cost.estimate import missing_figures
 from dslc.compiler.ir.actions import handed_in
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
+from dslc.compiler.ir.records import source_text
 from dslc.compiler.placement.sharding import low_copy, low_precision
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Diagnostic
@@ -368,7 +369,10 @@ def _holds(promise: Promise, value: float) -> bool:
 def _actual_text(analysis: Analysis, promise: Promise, value: str) -> str:
     if promise.name == "peak_memory":
         return f"found on {_holder(analysis)}; {blame(_worst(analysis))}"
-    return f"found {value}"
+    estimated = analysis.estimate
+    timed = promise.name in ("step_time", "mfu") and estimated is not None
+    source = source_text(estimated.source, estimated.fit, analysis.layout.hardware.kind) if timed and estimated else ""
+    return f"found {value}{source}"
 
 
 def _help(analysis: Analysis, promise: Promise, again: Reanalysis) -> str:

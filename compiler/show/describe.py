@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
 from dslc.compiler.ir.number_text import count_text, percent_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
-from dslc.compiler.ir.records import Layer, ShareNode
+from dslc.compiler.ir.records import Layer, ShareNode, source_text
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
@@ -352,10 +352,7 @@ def bound_text(plan: PlanView) -> str:
     """Returns the source of the predicted time. ` at best` assumes the peak of the device's data sheet: a lower
     bound.
     """
-    source = plan.step.source if plan.step is not None else "bound"
-    if plan.step is not None and plan.step.fit not in ("", plan.topology.kind):
-        return f" {source} (as {plan.step.fit})"
-    return " at best" if source == "bound" else f" {source}"
+    return source_text(plan.step.source, plan.step.fit, plan.topology.kind) if plan.step is not None else " at best"
 
 
 def time_source(plan: PlanView) -> str:

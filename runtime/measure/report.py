@@ -8,9 +8,10 @@ Contract: report.json is written by every run that trained to its end or was sto
     version     1
     plan        the plan's hash
     steps       {planned, done}
-    step_time   {predicted, measured, calibrate}, seconds; measured: the median over the logged steps after the first.
-                It excludes evaluation, and includes the delay of a checkpoint in between. `calibrate` is the command
-                that measures anew what predictions rest on
+    step_time   {predicted, source, measured, calibrate}, seconds; measured: the median over the logged steps after the
+                first. It excludes evaluation, and includes the delay of a checkpoint in between. `source` is where the
+                prediction comes from (bound, estimated, published, measured), and `calibrate` the command that
+                measures anew what predictions rest on
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
@@ -151,7 +152,12 @@ def _path(run_dir: str, rank: int) -> str:
 
 def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: int) -> dict[str, Any]:
     """Writes report.json of a run of `plan` (its JSON) as `job` that did `steps`, and returns its contents."""
-    times = {"predicted": (plan["step"] or {}).get("step_time"), "measured": step_time(read_metrics(run_dir))}
+    step = plan["step"] or {}
+    times = {
+        "predicted": step.get("step_time"),
+        "source": step.get("source"),
+        "measured": step_time(read_metrics(run_dir)),
+    }
     report = {
         "version": VERSION,
         "plan": plan["hash"],

@@ -31,6 +31,7 @@ def test_every_run_reports_and_profile_adds_what_was_measured(tmp_path: Path) ->
     plan = json.loads((tmp_path / "plain" / "plan.json").read_text())
     assert plain["plan"] == plan["hash"] and plain["steps"] == {"planned": 12, "done": 12}
     assert plain["step_time"]["measured"] > 0
+    assert plain["step_time"]["source"] in (None, "measured")  # a CPU's, without and with a calibration
     assert plain["step_time"]["calibrate"] == f"dslc calibrate {DIGITS}"
     for rank in plain["ranks"]:
         assert list(rank["phases"]) == ["data", "passes", "exposed", "update", "host"]
@@ -89,12 +90,13 @@ def test_ranks_that_differ_have_lines_of_their_own() -> None:
 
     screen = io.StringIO()
     ranks = [rank(0, 2), rank(1, 3), rank(2, 2), rank(3, 2)]
-    show_report({"ranks": ranks, "step_time": {"predicted": None, "measured": 0.002}}, screen)
+    times = {"predicted": 0.001, "source": "bound", "measured": 0.002}
+    show_report({"ranks": ranks, "step_time": times}, screen)
     lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
     assert "0, 2, 3 all_reduce: count in a step 2 2 none" in lines
     assert "1 all_reduce: count in a step 2 3 +50.0%" in lines
     assert "0-3 all_reduce: bytes in a step 8 B 8 B none" in lines
-    assert "all time of a step unknown 2 ms" in lines
+    assert "all time of a step (bound) 1 ms 2 ms +100.0%" in lines
 
 
 def test_a_table_in_a_pipe_is_not_cut() -> None:

@@ -107,6 +107,17 @@ def test_a_fit_serves_transformers_like_those_of_its_runs(
     assert (f"by the published times of {fit}, the most similar kind" in said) == (fit not in ("", kind))
 
 
+@pytest.mark.parametrize(
+    "settings, said",
+    [((), "published"), (("devices.kind=h100",), "published (as h200)"), (("train.precision=fp32",), "at best")],
+)
+def test_a_broken_promise_says_where_the_time_comes_from(settings: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "job.plt").write_text(JOB + "expect { step_time < 1us }\n")
+    with pytest.raises(AssertionError, match="E0502") as error:
+        compiled(tmp_path / "job.plt", *settings)
+    assert said in str(error.value)
+
+
 @pytest.mark.parametrize("network", ["resnet(depth = 18)", "mlp(widths = [4096, 4096])"])
 def test_other_networks_keep_their_bound(network: str, tmp_path: Path) -> None:
     job = job_text(
