@@ -365,45 +365,11 @@ def bench_memory(pairs: int) -> None:
     )
 
 
-# The plans whose step is predicted from one calibration of their job, and measured.
-STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("gpt", ()),
-    ("gpt", ("parallelism.zero=1",)),
-    ("gpt", ("parallelism.zero=2",)),
-    ("gpt", ("parallelism.zero=3",)),
-    ("gpt", ("parallelism.microbatches=4",)),
-    ("gpt", ("memory.recompute=full",)),
-    ("gpt", ("data.batch=32",)),
-    ("gpt", ("parallelism.pipeline=2", "parallelism.microbatches=8")),
-    ("gpt", ("parallelism.pipeline=2", "parallelism.microbatches=4", "parallelism.schedule=gpipe")),
-    ("convnet", ()),
-    ("convnet", ("parallelism.microbatches=2",)),
-    ("convnet", ("data.batch=256",)),
-)
-
-
 def bench_times(pairs: int) -> None:
-    """Predicts the step of each plan from a calibration of its job, measured just before, beside the measured step."""
-    errors: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for job, settings in STEPS:
-            path = os.path.join(folder, f"{job}.toml")
-            source = os.path.join(HERE, "jobs", f"{job}.plt")
-            if not settings:
-                finish(dslc("calibrate", source, "-o", path))
-            out = os.path.join(folder, f"run-{len(errors)}")
-            changed = (*settings, f'devices.catalogue="{path}"', "train.steps=76", "log.every=15 steps")
-            finish(dslc("run", source, "--out", out, *(word for each in changed for word in ("--set", each))))
-            with open(os.path.join(out, "report.json")) as file:
-                step = json.load(file)["step_time"]
-            errors.append(step["predicted"] / step["measured"] - 1)
-            plan = f"`{', '.join(settings)}`" if settings else "as it is"
-            times = [f"{1000 * step[name]:.1f} ms" for name in ("predicted", "measured")]
-            print(f"| {job} | {plan} | {' | '.join(times)} | {100 * errors[-1]:+.0f}% |", flush=True)
-    median, worst = statistics.median(map(abs, errors)), max(map(abs, errors))
-    print(
-        f"step time, predicted beside measured: off by {100 * median:.0f}% at the median, {100 * worst:.0f}% at worst"
-    )
+    """Predicts the step of plans from calibrations of their jobs, and measures it, two times each."""
+    from benchmarks.step_times import write_table  # here: it takes helpers of the tests
+
+    write_table(runs=1)
 
 
 def bench_check(pairs: int) -> None:

@@ -155,6 +155,9 @@ def _calibrate(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
     help = "the catalogue to write, a .toml file (default: your own, which jobs without `devices.catalogue` use)"
     made.add_argument("-o", "--output", metavar="FILE", help=help)
+    made.add_argument(
+        "--rendezvous", metavar="HOST[:PORT]", help="of a job on several hosts: where they meet, as for `run`"
+    )
 
 
 def _choose(made: argparse.ArgumentParser) -> None:

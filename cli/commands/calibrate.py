@@ -11,10 +11,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.cost.calibration_fit import calibration_of
 from dslc.compiler.cost.measured_times import CUTTING, arithmetic
 from dslc.compiler.facts.calibration import (
+    TIMES,
     Calibration,
     RankMeasurement,
     calibration_text,
@@ -37,20 +40,34 @@ from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import show
-from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
-from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.jobs.prepare_run import LaunchContext, Ready, launch_quietly, prepare, show_failure
+from dslc.launching.hosts import HostPaths, no_endpoint, train_with_others
+from dslc.terminal.exit_codes import (
+    GOOD,
+    INTERRUPTED,
+    JOB_AT_FAULT,
+    TRAINING_FAILED,
+    WRONG_USAGE,
+    CommandFailedError,
+)
 from dslc.verification.variants import observed
 
+if TYPE_CHECKING:
+    from dslc.runtime.process.failure import Outcome
+
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")  # of the plans on the same ranks
+_SMALL_WORLD = 8  # ranks, up to which collectives of fewer ranks are measured, too
 _PAYLOAD = 1 << 20  # bytes, at least, of a collective that is measured
 
 
 def main(arguments: argparse.Namespace) -> int:
-    path: str | None = arguments.output
-    beside = os.path.dirname(os.path.abspath(path)) if path is not None else ""
-    if path is not None and not os.path.isdir(beside):
+    beside = os.path.dirname(os.path.abspath(arguments.output)) if arguments.output is not None else ""
+    if beside and not os.path.isdir(beside):
         print(plain(f"dslc: {beside} is no folder: name the file to write with -o"), file=sys.stderr)
         return WRONG_USAGE
+    rendezvous: str = arguments.rendezvous or ""
+    if rendezvous and (wrong := no_endpoint(rendezvous)):
+        raise CommandFailedError(plain(f"--rendezvous is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT"))
     _, combinations = load_each(arguments.job, arguments.settings)
     loaded = combinations[0]
     if len(combinations) > 1:
@@ -58,27 +75,75 @@ def main(arguments: argparse.Namespace) -> int:
     if loaded.job is not None and not loaded.report.errors:
         loaded = replace(loaded, job=observed(without_auto(loaded.job)))
     report = Report()
-    ready = prepare(loaded, report)
+    ready = prepare(loaded, report, around=LaunchContext(hosts=bool(rendezvous), environ=None))
     show(report)
     if ready is None:
         return JOB_AT_FAULT
-    analysis = ready.compiled.analysis
-    unsupported = _unsupported(analysis)
-    if unsupported or analysis.staging is None:
+    unsupported = _unsupported(ready.compiled.analysis)
+    if unsupported:
         print(plain(f"dslc: {ready.program.file} cannot be calibrated: {unsupported}"), file=sys.stderr)
         return WRONG_USAGE
     folder = tempfile.mkdtemp(prefix="dslc-calibrate-")
     try:
-        measured = _measure(ready, folder)
+        status = _measure(ready, folder, arguments)
     except KeyboardInterrupt:
-        shutil.rmtree(folder)
         print("the calibration was interrupted: nothing is written", file=sys.stderr)
-        return INTERRUPTED
-    if measured is None:
-        return TRAINING_FAILED  # with the logs in their folder, to be read
-    shutil.rmtree(folder)
-    ranks, step = measured
-    machine = _machine(analysis.layout.processes)
+        status = INTERRUPTED
+    if status != TRAINING_FAILED:  # whose logs are to be read
+        shutil.rmtree(folder)
+    return status
+
+
+def _measure(ready: Ready, folder: str, arguments: argparse.Namespace) -> int:
+    """Measures on this host, or with others, and writes the times. Raises KeyboardInterrupt."""
+    import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
+    from dslc.runtime.measure.layer_times import stage_count
+
+    mode = _mode(ready)
+    ready = replace(ready, program=replace(ready.program, mode=mode))
+    print(plain(f"measuring {ready.program.file} on {plural(len(ready.places), 'rank')}, for some seconds"), flush=True)
+    if arguments.rendezvous:
+        # One name on all hosts, which may share the folder: the coordinator, whose it is, removes it.
+        run = os.path.join(tempfile.gettempdir(), f"dslc-calibrate-{ready.program.plan_hash}")
+        where = HostPaths(job=arguments.job, rendezvous=arguments.rendezvous, out=run)
+        return train_with_others(ready, where, partial(_end_on_hosts, ready, arguments.output))
+    os.makedirs(os.path.join(folder, "logs"))
+    screen = _ProgressScreen(stage_count(mode))
+    with screen.bar:
+        outcome = launch_quietly(ready.program, ready.places, folder, screen)
+    return _end(ready, arguments.output, outcome, folder)
+
+
+def _end_on_hosts(
+    ready: Ready, output: str | None, outcome: Outcome, report: dict[str, Any] | None, folder: str
+) -> int:
+    """Ends a calibration of several hosts on one of them; the coordinator writes. Raises KeyboardInterrupt."""
+    if outcome.stopped_at is None and (outcome.failure is not None or report is not None):
+        status = _end(ready, output, outcome, folder)
+    else:
+        status = GOOD
+    if outcome.failure is None and (report is not None or not os.path.exists(os.path.join(folder, TIMES))):
+        shutil.rmtree(folder)
+    if outcome.stopped_at is not None:
+        raise KeyboardInterrupt
+    if report is None:
+        print("the coordinator has written the times")
+    return status
+
+
+def _end(ready: Ready, path: str | None, outcome: Outcome, folder: str) -> int:
+    """Shows what ranks measured in `folder`, and writes it."""
+    from dslc.runtime.measure.report import step_time
+    from dslc.runtime.process.records import read_metrics
+
+    if outcome.failure is not None:
+        show_failure(outcome, what="calibration")
+        return TRAINING_FAILED
+    analysis = ready.compiled.analysis
+    assert analysis.staging is not None
+    with open(os.path.join(folder, TIMES), encoding="utf-8") as file:
+        ranks = [from_json(RankMeasurement, rank) for rank in json.load(file)]
+    machine, step = _machine(analysis.layout.processes), step_time(read_metrics(folder))
     calibration = calibration_of(analysis.staging, analysis.costs, ranks, step, machine)
     print(plain_lines("\n".join(_table_lines(analysis.staging, calibration))))
     if path is None:
@@ -114,8 +179,8 @@ def _unsupported(analysis: Analysis) -> str:
         return "its layers are not known"
     if analysis.layout.hardware.kind == "gpu":
         return "the kind of its GPUs is not known: `--set devices.kind=h100`, or whichever it is, names it"
-    if analysis.layout.nodes > 1:
-        return "it takes several hosts, and the times of one are measured"
+    if len(analysis.layout.node_counts) > 1:
+        return "its number of hosts varies: `--set devices.nodes=2`, or another number, settles it"
     if analysis.sharding.exchange is not None and analysis.sharding.exchange.agrees is not Payload.GRADIENTS:
         return f"the times of `{analysis.sharding.exchange.kind}` are not measured yet"
     if analysis.job.train.compile:
@@ -123,38 +188,26 @@ def _unsupported(analysis: Analysis) -> str:
     return ""
 
 
-def _measure(ready: Ready, folder: str) -> tuple[list[RankMeasurement], float | None] | None:
-    """Returns what each rank measured, and the time of a step of the job itself; None if the ranks failed."""
-    import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
-    from dslc.runtime.measure.layer_times import NAME, stage_count
-    from dslc.runtime.measure.report import step_time
-    from dslc.runtime.process.records import read_metrics
-
+def _mode(ready: Ready) -> CalibrateMode:
+    """Returns what the ranks of a job measure."""
     analysis = ready.compiled.analysis
     assert analysis.model is not None
     share = analysis.workload.share // analysis.layout.microbatches
-    exchanges = {(operation, "all"): _PAYLOAD for operation in _OPERATIONS} if analysis.layout.world_size > 1 else {}
+    world = analysis.layout.world_size
+    groups = ["all"] if world > 1 else []
+    groups += [str(ranks) for ranks in range(2, world) if world % ranks == 0 and world <= _SMALL_WORLD]
+    exchanges = {(operation, group): _PAYLOAD for group in groups for operation in _OPERATIONS}
     exchanges |= {
         (each.operation, each.axis): max(_PAYLOAD, each.bytes // each.count)
         for cost in analysis.costs
         for each in cost.traffic
         if each.operation != "receive" and each.axis not in CUTTING
     }
-    mode = CalibrateMode(
+    return CalibrateMode(
         layers=tuple(layer.name for layer in analysis.model.layers if layer.name),
         samples=(max(1, share), max(1, share // 2) if share > 1 else 2),
         exchanges=tuple((*name, size) for name, size in exchanges.items()),
     )
-    os.makedirs(os.path.join(folder, "logs"))
-    print(plain(f"measuring {ready.program.file} on {plural(len(ready.places), 'rank')}, for some seconds"), flush=True)
-    screen = _ProgressScreen(stage_count(mode))
-    with screen.bar:
-        outcome = launch_quietly(replace(ready.program, mode=mode), ready.places, folder, screen)
-    if outcome.failure is not None:
-        show_failure(outcome, what="calibration")
-        return None
-    with open(os.path.join(folder, NAME), encoding="utf-8") as file:
-        return [from_json(RankMeasurement, rank) for rank in json.load(file)], step_time(read_metrics(folder))
 
 
 def _machine(processes: int) -> Calibration:
@@ -201,5 +254,6 @@ def _table_lines(staging: Staging, calibration: Calibration) -> list[str]:
         rows.append(("loss", time_text(time.forward.seconds(samples)), time_text(time.backward.seconds(samples))))
     for name, each in calibration.collectives.items():
         rate = f" and {1e-9 / each.byte:.3g} GB/s" if each.byte else ""
-        rows.append((f"{name} ranks", time_text(each.latency) + rate, ""))
+        operation, ranks, *hosts = name.split(" ", 2)
+        rows.append((" ".join([operation, ranks, "ranks", *hosts]), time_text(each.latency) + rate, ""))
     return table(rows)

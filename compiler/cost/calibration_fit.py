@@ -12,7 +12,7 @@ from statistics import fmean
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import estimate
-from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of, update_of
+from dslc.compiler.cost.measured_times import arithmetic, network_of, rest_of, source_of, update_of
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -47,7 +47,9 @@ def calibration_of(
         first = exchanges[0]
         few, many = (max(rank.seconds[at] for rank in exchanges) for at in (0, 1))
         line = _line_through((first.bytes[0], few), (first.bytes[1], many))
-        collectives[collective_name(first.operation, first.ranks)] = CollectiveTime(latency=line.fixed, byte=line.each)
+        collectives[collective_name(first.operation, first.ranks, across=first.across)] = CollectiveTime(
+            latency=line.fixed, byte=line.each
+        )
     calibration = replace(
         machine,
         layers={name: _mean(times) for name, times in layers.items()},
@@ -66,14 +68,14 @@ def _fitted(staging: Staging, costs: tuple[RankCost, ...], calibration: Calibrat
     What the step took beyond its parts is its `rest`. A step that took less than its parts shows that these were
     measured beside other work: the layers' times are scaled down, to half of them at most.
     """
-    calibration = replace(calibration, rest={network_of(staging): 0.0})
+    calibration = replace(calibration, rest={rest_of(staging): 0.0})
     hardware = replace(staging.layout.hardware, calibration=calibration)
     predicted = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
     if step is None or predicted.step_time is None:
         return calibration
     beyond = step - predicted.step_time
     if beyond >= 0 or not predicted.arithmetic:
-        return replace(calibration, rest={network_of(staging): max(0.0, beyond)})
+        return replace(calibration, rest={rest_of(staging): max(0.0, beyond)})
     factor = max(0.5, 1 + beyond / predicted.arithmetic)
     return replace(
         calibration,

@@ -7,7 +7,7 @@ keeps.
 The tensor and the context axis, batch norms over several ranks and selective recomputation make other layers, which are
 measured with their transfers.
 
-Limits: one host. Compiled networks have no measured times.
+Limits: compiled networks have no measured times.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class MeasuredTimes:
 
     @property
     def rest(self) -> float:
-        return self._calibration.rest.get(self._network, 0.0)
+        rests = self._calibration.rest
+        return rests.get(rest_of(self._staging), rests.get(self._network, 0.0))
 
     def data(self, samples: float) -> float:
         """Returns the seconds in which samples are made, where nothing hides it."""
@@ -114,7 +115,8 @@ class MeasuredTimes:
             yield f"times of `{update_of(self._staging)}`"
         for each in (traffic for cost in costs for traffic in cost.traffic if traffic.axis not in CUTTING):
             if each.operation != "receive" and _name(self._staging, each) not in calibration.collectives:
-                yield f"times of {each.operation} among {each.ranks or 2} ranks"
+                hosts = " across hosts" if _is_across(self._staging, each) else ""
+                yield f"times of {each.operation} among {each.ranks or 2} ranks{hosts}"
 
 
 def arithmetic(staging: Staging) -> str:
@@ -150,6 +152,12 @@ def network_of(staging: Staging) -> str:
     return network_signature(layers, loss_signature(staging.job.model.loss.word, model.output, kind), exchange)
 
 
+def rest_of(staging: Staging) -> str:
+    """Returns the name of the rest of a step in a calibration: of a network, and the engines that ranks run it in."""
+    engines = {"pipeline": staging.layout.sizes["pipeline"] > 1, "fsdp": staging.sharding.engine == "fsdp"}
+    return " ".join([network_of(staging), *(name for name, runs in engines.items() if runs)])
+
+
 def source_of(staging: Staging) -> str:
     """Returns the name of the making of a job's samples in a calibration."""
     return data_signature(staging.job, [layer.input for layer in staging.model.layers[:1]])
@@ -158,11 +166,9 @@ def source_of(staging: Staging) -> str:
 def _unmeasurable(staging: Staging, calibration: Calibration) -> Iterator[str]:
     """Yields what no calibration, or not one with as many processes, has for a plan."""
     job, layout = staging.job, staging.layout
-    if layout.nodes > 1:
-        yield "times between hosts"
     if layout.processes != calibration.processes:
         yield f"times of {layout.processes} processes at once: {calibration.processes} were measured"
-    if staging.sharding.exchange is not None and network_of(staging) not in calibration.rest:
+    if staging.sharding.exchange is not None and rest_of(staging) not in calibration.rest:
         yield f"times of `{staging.sharding.exchange.kind}`"
     if job.train.compile or job.memory.offload:
         yield "times of a network that is compiled or offloaded"
@@ -173,4 +179,14 @@ def _name(staging: Staging, traffic: TrafficNode) -> str:
     operation = traffic.operation
     if staging.sharding.engine == "fsdp" and traffic.axis == "data":
         operation = {"all_gather": "gather", "reduce_scatter": "reduce"}.get(operation, operation)
-    return collective_name(operation, traffic.ranks)
+    return collective_name(operation, traffic.ranks, across=_is_across(staging, traffic))
+
+
+def _is_across(staging: Staging, traffic: TrafficNode) -> bool:
+    """True if a collective, or a message, goes from host to host."""
+    layout = staging.layout
+    if layout.nodes == 1 or traffic.among == "node":
+        return False
+    if traffic.ranks:
+        return traffic.ranks * max(1, traffic.stride) > layout.processes
+    return layout.crosses_nodes("pipeline" if traffic.axis == "all" else traffic.axis)

@@ -20,6 +20,7 @@ from dslc.compiler.ir.nodes import LayerNode
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
 
+TIMES = "times.json"  # the file of a run directory in which ranks leave their measurements
 Passes = Mapping[str, tuple[float, float]]  # seconds forward and backward by layer; of the loss by ""
 
 
@@ -82,6 +83,7 @@ class CollectiveMeasurement(Record):
     ranks: int
     bytes: tuple[int, int]
     seconds: tuple[float, float]
+    across: bool = False  # hosts
 
 
 @record
@@ -130,9 +132,11 @@ def update_name(job: JobSpec) -> str:
     return f"{job.train.optimizer.word}{' clip' if job.train.clip is not None else ''}"
 
 
-def collective_name(operation: str, ranks: int) -> str:
-    """Returns the name of a collective among `ranks`; of a message, which is between two, with `ranks` 0."""
-    return f"{operation} {ranks or 2}"
+def collective_name(operation: str, ranks: int, *, across: bool = False) -> str:
+    """Returns the name of a collective among `ranks`, on one host or `across` hosts; `ranks` is 0 for a message, which
+    is between two.
+    """
+    return f"{operation} {ranks or 2}{' across hosts' * across}"
 
 
 def merge_calibrations(older: Calibration, newer: Calibration) -> Calibration:

@@ -20,14 +20,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice, pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.facts.calibration import CollectiveMeasurement, RankMeasurement
+from dslc.compiler.facts.calibration import TIMES, CollectiveMeasurement, RankMeasurement
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import CalibrateMode, GradientStep, JobProgram, RankPlace, RecomputeStep, TrainMode
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
@@ -42,7 +42,6 @@ from dslc.runtime.step.assemble import assemble
 from dslc.runtime.step.stepper import clipped, cut_off
 from dslc.runtime.technique.precision import autocast
 
-NAME = "times.json"
 WARM_UP, LEAST, MOST = 3, 6, 60  # steps
 SECONDS = 1.5  # for which the steps of one size go on, between LEAST and MOST of them
 FEW_BYTES = 4096  # the size of a collective that takes its latency alone
@@ -114,7 +113,8 @@ class _Stages:
 
 def stage_count(mode: CalibrateMode) -> int:
     """Returns the number of stages that `measure_times` reports."""
-    return len(mode.samples) + len(mode.exchanges) + 2 * bool(mode.exchanges) + 1
+    groups = {axis for _, axis, _ in mode.exchanges if axis.isdigit()}
+    return len(mode.samples) + len(mode.exchanges) + (2 + len(groups)) * bool(mode.exchanges) + 1
 
 
 def measure_times(
@@ -131,7 +131,7 @@ def measure_times(
     if job.world_size > 1:
         dist.all_gather_object(ranks, to_json(measured))
     if place.rank == 0:
-        path = os.path.join(run_dir, NAME)
+        path = os.path.join(run_dir, TIMES)
         with naming(path), open(path, "w", encoding="utf-8") as file:
             json.dump(ranks, file)
     return _measured_training(job, [from_json(RankMeasurement, each) for each in ranks])
@@ -164,8 +164,9 @@ def _measure(
         stages.begin(f"{operation} over {size} bytes")
         collectives.append(_collective(job, device, operation, axis, size))
     if mode.exchanges:
-        stages.begin("the units of fully_shard")
-        collectives += _units(device, max(size for _, _, size in mode.exchanges))
+        for ranks in sorted({int(axis) for _, axis, _ in mode.exchanges if axis.isdigit()} | {job.world_size}):
+            stages.begin(f"units of fully_shard over {ranks} ranks")
+            collectives += _units(job, device, ranks, max(size for _, _, size in mode.exchanges))
     return RankMeasurement(
         passes=tuple(passes),
         update=update,
@@ -316,7 +317,7 @@ def _median(function: Callable[[], object], clock: DeviceClock) -> float:
 
 def _collective(job: JobProgram, device: torch.device, operation: str, axis: str, size: int) -> CollectiveMeasurement:
     """Returns the seconds of a collective with few bytes and with `size` bytes of input on each rank."""
-    group = mesh_of(job).group(*job.axes) if axis == "all" else mesh_of(job).group(axis)
+    group = _group_of(job, axis)
     ranks = dist.get_world_size(group)
     clock = DeviceClock(device)
     many = max(size, 2 * FEW_BYTES)
@@ -330,7 +331,27 @@ def _collective(job: JobProgram, device: torch.device, operation: str, axis: str
         ranks=0 if operation == "send" else ranks,
         bytes=(FEW_BYTES, many),
         seconds=(seconds(FEW_BYTES), seconds(many)),
+        across=_is_across(job, dist.get_process_group_ranks(group)[: 2 if operation == "send" else ranks]),
     )
+
+
+@cache
+def _subgroups(ranks: int) -> dist.ProcessGroup | None:
+    """Returns the group of this rank among groups of `ranks` consecutive ranks."""
+    group: dist.ProcessGroup | None = dist.new_subgroups(ranks)[0]
+    return group
+
+
+def _group_of(job: JobProgram, axis: str) -> dist.ProcessGroup | None:
+    """Returns a group of ranks: of an axis, of `all` axes, or of so many consecutive ranks."""
+    if axis.isdigit():
+        return _subgroups(int(axis))
+    return mesh_of(job).group(*job.axes) if axis == "all" else mesh_of(job).group(axis)
+
+
+def _is_across(job: JobProgram, ranks: Sequence[int]) -> bool:
+    """True if ranks are on several hosts."""
+    return len({rank // job.processes for rank in ranks}) > 1
 
 
 class _Weight(nn.Module):
@@ -344,24 +365,27 @@ class _Weight(nn.Module):
         return x * self.weight[0]
 
 
-def _units(device: torch.device, size: int) -> Iterator[CollectiveMeasurement]:
+def _units(job: JobProgram, device: torch.device, ranks: int, size: int) -> Iterator[CollectiveMeasurement]:
     """Yields the seconds that `fully_shard` adds to a forward pass, in which it gathers a unit of parameters, and to a
     backward pass for their gradients: with few bytes, and with `size` bytes of parameters.
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # here: it loads sympy, which no training without it needs
 
-    ranks, clock = dist.get_world_size(), DeviceClock(device)
+    clock = DeviceClock(device)
+    mesh = init_device_mesh(device.type, (job.world_size // ranks, ranks), mesh_dim_names=("copies", "shards"))
     sizes = (FEW_BYTES, max(size, 2 * FEW_BYTES))
     added = []
     for bytes in sizes:
         plain, sharded = (_Weight(bytes // 4 // ranks * ranks, device) for _ in range(2))
-        fully_shard(sharded)
+        fully_shard(sharded, mesh=mesh["shards"])
         (ahead, back), (more_ahead, more_back) = (_weight_passes(module, clock) for module in (plain, sharded))
         added.append((max(0.0, more_ahead - ahead), max(0.0, more_back - back)))
     gathered, reduced = zip(*added, strict=True)
     own = (sizes[0] // ranks, sizes[1] // ranks)  # a gather's input is a rank's own part
-    yield CollectiveMeasurement(operation="gather", ranks=ranks, bytes=own, seconds=gathered)
-    yield CollectiveMeasurement(operation="reduce", ranks=ranks, bytes=sizes, seconds=reduced)
+    across = _is_across(job, range(ranks))
+    yield CollectiveMeasurement(operation="gather", ranks=ranks, bytes=own, seconds=gathered, across=across)
+    yield CollectiveMeasurement(operation="reduce", ranks=ranks, bytes=sizes, seconds=reduced, across=across)
 
 
 def _weight_passes(module: nn.Module, clock: DeviceClock) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import DSLC, dslc
+from helpers.hosts import free_port
 from helpers.job_texts import job_text
 from helpers.waiting import until
 
@@ -143,3 +144,20 @@ def test_an_interrupted_calibration_leaves_nothing(tmp_path: Path, stage: str) -
     _, errors = run.communicate()
     assert run.returncode == 130 and "the calibration was interrupted: nothing is written" in errors
     assert not [path for name in ("dslc*", "here*") for path in tmp_path.glob(name)]
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_hosts_that_meet_measure_what_is_between_them(tmp_path: Path) -> None:
+    """The coordinator writes the times, and removes the folder that both have."""
+    (tmp_path / "made.plt").write_text(JOB.replace("cpus = 2", "cpus = 1\n  nodes = 2"))
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [str(DSLC), "calibrate", "made.plt", "-o", "here.toml", "--rendezvous", f"127.0.0.1:{free_port()}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    hosts = [subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    shown = [host.communicate() for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], shown
+    assert "all_reduce 2 across hosts" in (tmp_path / "here.toml").read_text()
+    assert not list(tmp_path.glob("dslc-calibrate-*"))
+    plan = dslc("plan", "made.plt", "--summary", "--set", HERE, cwd=tmp_path)
+    assert json.loads(plan.stdout)["step"]["source"] == "measured"

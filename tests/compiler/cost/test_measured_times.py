@@ -12,7 +12,7 @@ from helpers.planning import compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.cost.estimate import StepEstimate
-from dslc.compiler.cost.measured_times import arithmetic, network_of, source_of, update_of
+from dslc.compiler.cost.measured_times import arithmetic, network_of, rest_of, source_of, update_of
 from dslc.compiler.facts.calibration import (
     Calibration,
     CollectiveTime,
@@ -166,6 +166,24 @@ def test_axes_that_cut_layers_make_others_whose_times_have_their_transfers(tmp_p
     assert (step.transfers, step.rest) == (0, 0.25) and step.source == "measured"
 
 
+def test_hosts_exchange_at_times_of_their_own(tmp_path: Path) -> None:
+    settings = ("devices.nodes=2", "devices.cpus=1")
+    one, other = CollectiveTime(latency=LATENCY, byte=0.0), CollectiveTime(latency=10 * LATENCY, byte=0.0)
+    between = {"all_reduce 2": one, "all_reduce 2 across hosts": other, "send 2 across hosts": one}
+    _, step = planned(tmp_path, *settings, processes=1, collectives=between)
+    assert step.source == "measured" and step.exposed == pytest.approx(10 * LATENCY)
+
+
+def test_a_pipeline_has_a_rest_of_its_own(tmp_path: Path) -> None:
+    settings = ("parallelism.pipeline=2", "parallelism.microbatches=2")
+    _, step = planned(tmp_path, *settings, rest=0.25)
+    assert step.rest == 0.25, "that of the network, without one of its own"
+    staging = compiled(tmp_path / "job.plt", *settings).analysis.staging
+    assert staging is not None
+    _, step = planned(tmp_path, *settings, rest={network_of(staging): 0.25, rest_of(staging): 0.5})
+    assert step.rest == 0.5
+
+
 def test_stages_that_take_turns_on_cores_leave_them_to_others(tmp_path: Path) -> None:
     """Two processes on one core were measured at half its speed; together they keep it busy, if the schedule allows."""
     settings = ("parallelism.pipeline=2", "parallelism.stages=[4, 4]")
@@ -217,7 +235,7 @@ def test_a_promise_that_cannot_be_checked_names_what_lacks(tmp_path: Path) -> No
         ((), {"collectives": {}}, "times of all_reduce among 2 ranks"),
         ((), {"processes": 4}, "times of 2 processes at once: 4 were measured"),
         ((), {"data": {}}, "times of the samples of `synthetic`"),
-        (("devices.nodes=2", "devices.cpus=1"), {"processes": 1}, "times between hosts"),
+        (("devices.nodes=2", "devices.cpus=1"), {"processes": 1}, "times of all_reduce among 2 ranks across hosts"),
         (("parallelism.gradients=fp16()",), {}, "times of `fp16`"),
         (("parallelism.tensor=2",), {}, "times of 8 layers, of `embedding` first"),
         (("memory.recompute=selective",), {}, "times of 8 layers, of `embedding` first"),

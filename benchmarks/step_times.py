@@ -1,0 +1,181 @@
+"""The predicted time of a step beside the measured one, for the table of docs/step-time.md.
+
+A calibration of a job is followed by the trainings of its plans, each predicted before it runs. `chrt -r 5` in front of
+the command keeps other work off the cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from helpers.commands import dslc  # noqa: E402
+
+PAGE = ROOT / "docs" / "step-time.md"
+MARKS = ("<!-- times, written by `python -m benchmarks times` -->\n", "<!-- end of times -->")
+TINY_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+TRANSFORMERS = """model {
+  network = transformers("llama")
+  loss    = cross_entropy()
+}
+data {
+  source = synthetic(samples = 1024, vocab = 256, context = 64)
+  batch  = 16
+}
+devices {
+  cpus = 2
+}
+train {
+  steps     = 60
+  optimizer = adamw(lr = 6e-4)
+}
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Plans of a job that one calibration of it serves: of the job with `settings`, to which each plan adds its own."""
+
+    job: str
+    settings: tuple[str, ...] = ()
+    plans: tuple[tuple[str, ...], ...] = ((),)
+
+
+GROUPS = (
+    Group(
+        "benchmarks/jobs/gpt.plt",
+        plans=(
+            (),
+            ("parallelism.zero=1",),
+            ("parallelism.microbatches=4",),
+            ("memory.recompute=full",),
+            ("data.batch=32",),
+        ),
+    ),
+    Group("benchmarks/jobs/gpt.plt", ("parallelism.zero=3",), ((), ("parallelism.zero=2",), ("data.batch=32",))),
+    Group(
+        "benchmarks/jobs/gpt.plt",
+        ("parallelism.pipeline=2", "parallelism.microbatches=8"),
+        ((), ("parallelism.microbatches=4", "parallelism.schedule=gpipe")),
+    ),
+    Group("benchmarks/jobs/gpt.plt", ("devices.cpus=1",), ((), ("parallelism.microbatches=2",))),
+    Group(
+        "benchmarks/jobs/gpt.plt",
+        ("devices.cpus=4",),
+        ((), ("parallelism.zero=1",)),
+    ),
+    Group(
+        "benchmarks/jobs/gpt.plt",
+        ("devices.cpus=4", "parallelism.pipeline=4", "parallelism.microbatches=8"),
+        ((), ("parallelism.pipeline=2",)),
+    ),
+    Group("benchmarks/jobs/gpt.plt", ("train.precision=bf16",)),
+    Group("benchmarks/jobs/gpt.plt", ("parallelism.context=2",), ((), ("data.batch=32",))),
+    Group("benchmarks/jobs/gpt.plt", ("memory.recompute=selective",)),
+    Group("benchmarks/jobs/gpt.plt", ("parallelism.tensor=2",), ((), ("parallelism.microbatches=2",))),
+    Group("benchmarks/jobs/gpt.plt", ("parallelism.gradients=fp16()",)),
+    Group("benchmarks/jobs/convnet.plt", plans=((), ("parallelism.microbatches=2",), ("data.batch=256",))),
+    Group("benchmarks/jobs/convnet.plt", ("parallelism.zero=3",)),
+    Group("examples/blocks.plt"),
+    Group("examples/resnet.plt"),
+    Group("examples/vit.plt", plans=((), ("parallelism.zero=1",))),
+    Group("examples/lstm.plt", plans=((), ("data.batch=64",))),
+    Group("examples/llama_cpu.plt", plans=((), ("data.batch=32",))),
+    Group("examples/llama_cpu.plt", ("parallelism.tensor=1",), ((), ("parallelism.zero=3",))),
+    Group("examples/own/own.plt", plans=((), ("data.batch=64",))),
+    Group("llama.plt"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    job: str
+    settings: tuple[str, ...]
+    predicted: float
+    measured: tuple[float, ...]  # of each run
+
+    @property
+    def error(self) -> float:
+        return self.predicted / statistics.median(self.measured) - 1
+
+    def text(self) -> str:
+        low, high = (f"{1000 * each:.1f}" for each in (min(self.measured), max(self.measured)))
+        name = self.job.removesuffix(".plt").rpartition("/")[2]
+        plan = f"`{', '.join(self.settings)}`" if self.settings else "as it is"
+        middle = 1000 * statistics.median(self.measured)
+        times = f"{1000 * self.predicted:.1f} ms | {middle:.1f} ms, {low} to {high}"
+        return f"| {name} | {plan} | {times} | {100 * self.error:+.0f}% |"
+
+
+@contextmanager
+def _jobs() -> Iterator[Path]:
+    """Gives a folder with the jobs that stand in no other."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "llama").mkdir()
+        (Path(folder) / "llama" / "config.json").write_text(json.dumps(TINY_LLAMA))
+        (Path(folder) / "llama.plt").write_text(TRANSFORMERS)
+        yield Path(folder)
+
+
+def write_table(runs: int) -> None:
+    """Measures all rows, `runs` times each, and writes the table."""
+    rows: list[Row] = []
+    with _jobs() as folder:
+        for group in GROUPS:
+            for row in _rows(group, folder, runs):
+                print(row.text(), flush=True)
+                rows.append(row)
+    errors = [abs(row.error) for row in rows]
+    summary = f"Off by {100 * statistics.median(errors):.0f}% at the median, {100 * max(errors):.0f}% at worst."
+    print(summary)
+    heading = "| job | plan | predicted | measured | off by |\n| --- | --- | ---: | ---: | ---: |\n"
+    table = heading + "".join(f"{row.text()}\n" for row in rows) + f"\n{summary}\n"
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    PAGE.write_text(before + MARKS[0] + table + MARKS[1] + rest.partition(MARKS[1])[2], encoding="utf-8")
+
+
+def _rows(group: Group, folder: Path, runs: int) -> Iterator[Row]:
+    source = ROOT / group.job if (ROOT / group.job).exists() else folder / group.job
+    catalogue = folder / "here.toml"
+    _finish("calibrate", source, "-o", catalogue, *_flags(group.settings))
+    for plan in group.plans:
+        settings = (*group.settings, *plan)
+        fixed = (f'devices.catalogue="{catalogue}"', "train.steps=46", "train.epochs=none", "log.every=9 steps")
+        steps = []
+        for run in range(runs):
+            out = folder / f"run-{run}"
+            _finish("run", source, "--out", out, *_flags((*settings, *fixed)))
+            steps.append(json.loads((out / "report.json").read_text())["step_time"])
+            shutil.rmtree(out)
+        if steps[0]["predicted"] is None:
+            raise SystemExit(f"{group.job} {settings} is not predicted")
+        yield Row(group.job, settings, steps[0]["predicted"], tuple(step["measured"] for step in steps))
+
+
+def _flags(settings: tuple[str, ...]) -> list[str]:
+    return [word for each in settings for word in ("--set", each)]
+
+
+def _finish(*arguments: object) -> None:
+    run = dslc(*arguments, cwd=ROOT, env={**os.environ, "XDG_CONFIG_HOME": "/nonexistent"})
+    if run.returncode:
+        raise SystemExit(run.stdout + run.stderr)
