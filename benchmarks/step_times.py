@@ -86,8 +86,8 @@ GROUPS = (
     Group(
         "benchmarks/jobs/gpt.plt",
         ("devices.cpus=4", "parallelism.pipeline=4", "parallelism.microbatches=8"),
-        ((), ("parallelism.pipeline=2",)),
     ),
+    Group("benchmarks/jobs/gpt.plt", ("devices.cpus=4", "parallelism.pipeline=2", "parallelism.microbatches=4")),
     Group("benchmarks/jobs/gpt.plt", ("train.precision=bf16",)),
     Group("benchmarks/jobs/gpt.plt", ("parallelism.context=2",), ((), ("data.batch=32",))),
     Group("benchmarks/jobs/gpt.plt", ("memory.recompute=selective",)),
@@ -101,7 +101,7 @@ GROUPS = (
     Group("examples/lstm.plt", plans=((), ("data.batch=64",))),
     Group("examples/llama_cpu.plt", plans=((), ("data.batch=32",))),
     Group("examples/llama_cpu.plt", ("parallelism.tensor=1",), ((), ("parallelism.zero=3",))),
-    Group("examples/own/own.plt", plans=((), ("data.batch=64",))),
+    Group("examples/own/own.plt", ("evaluate.every=100 epochs",), ((), ("data.batch=64",))),
     Group("llama.plt"),
 )
 

@@ -52,8 +52,10 @@ def build_parser(alone: str = "") -> argparse.ArgumentParser:
     return parser
 
 
-def _job_arguments(made: argparse.ArgumentParser, help: str = "a .plt file", many: bool = False) -> None:
-    made.add_argument("jobs" if many else "job", metavar="JOB", nargs="+" if many else None, help=help)
+def _job_arguments(
+    made: argparse.ArgumentParser, help: str = "a .plt file", *, many: bool = False, one: bool = True
+) -> None:
+    made.add_argument("jobs" if many else "job", metavar="JOB", nargs="+" if many else None if one else "?", help=help)
     made.add_argument("--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=SET_HELP)
 
 
@@ -152,7 +154,12 @@ def _verify(made: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(made: argparse.ArgumentParser) -> None:
-    _job_arguments(made)
+    _job_arguments(
+        made, "a .plt file (default: small jobs, from whose steps the constants of this machine follow)", one=False
+    )
+    made.add_argument(
+        "--from", dest="runs", metavar="RUN", nargs="+", help="fit the constants to these run directories"
+    )
     help = "the catalogue to write, a .toml file (default: your own, which jobs without `devices.catalogue` use)"
     made.add_argument("-o", "--output", metavar="FILE", help=help)
     made.add_argument(

@@ -63,12 +63,12 @@ def facts_of(analysis: Analysis) -> PlanFacts:
         source=_portable(analysis.source),
         model=analysis.facts.model,
         optimizer=analysis.facts.optimizer,
-        hardware=replace(layout.hardware, calibration=None),
+        hardware=replace(layout.hardware, calibration=None, fit=None),
         measured=bool(machine and machine.gpus and layout.device == "cuda"),
         processes=layout.processes,
         by_parts=bool(model and model.reset),
         files=tuple(sorted(files, key=lambda fact: fact.path)),
-        calibration=calibration.digest if (calibration := layout.hardware.calibration) else "",
+        calibration=times.digest if (times := layout.hardware.calibration or layout.hardware.fit) else "",
     )
 
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.cost.calibration_fit import calibration_of
 from dslc.compiler.cost.measured_times import CUTTING, arithmetic
 from dslc.compiler.facts.calibration import (
+    CONSTANTS,
     TIMES,
     Calibration,
     RankMeasurement,
     calibration_text,
+    fit_text,
     layer_signature,
     merge_calibrations,
 )
@@ -28,7 +30,7 @@ from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.codec import from_json
-from dslc.compiler.ir.number_text import time_text
+from dslc.compiler.ir.number_text import percent_text, time_text
 from dslc.compiler.ir.program import CalibrateMode
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.rules.analysis import Analysis
@@ -41,6 +43,15 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import LaunchContext, Ready, launch_quietly, prepare, show_failure
+from dslc.jobs.step_fits import (
+    LEAST_RUNS,
+    SMALL_TRAININGS,
+    TimedStep,
+    UnusableRunError,
+    fit_of,
+    step_of_run,
+    steps_of_small_jobs,
+)
 from dslc.launching.hosts import HostPaths, no_endpoint, train_with_others
 from dslc.terminal.exit_codes import (
     GOOD,
@@ -65,6 +76,8 @@ def main(arguments: argparse.Namespace) -> int:
     if beside and not os.path.isdir(beside):
         print(plain(f"dslc: {beside} is no folder: name the file to write with -o"), file=sys.stderr)
         return WRONG_USAGE
+    if arguments.job is None or arguments.runs:
+        return _fit_constants(arguments)
     rendezvous: str = arguments.rendezvous or ""
     if rendezvous and (wrong := no_endpoint(rendezvous)):
         raise CommandFailedError(plain(f"--rendezvous is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT"))
@@ -186,6 +199,71 @@ def _unsupported(analysis: Analysis) -> str:
     if analysis.job.train.compile:
         return "the parts of a compiled network are not measured yet"
     return ""
+
+
+def _fit_constants(arguments: argparse.Namespace) -> int:
+    """Fits constants to past runs, or to small jobs, shows how well they explain them, and writes them."""
+    given = "a job" if arguments.job is not None else "--set" if arguments.settings else "--rendezvous"
+    if arguments.job is not None or arguments.settings or arguments.rendezvous:
+        raise CommandFailedError(f"constants are fitted to trainings as they were: leave {given} out")
+    try:
+        steps = _steps_of_runs(arguments.runs) if arguments.runs else _steps_of_small_jobs()
+    except KeyboardInterrupt:
+        print("the calibration was interrupted: nothing is written", file=sys.stderr)
+        return INTERRUPTED
+    if len(steps) < LEAST_RUNS:
+        raise CommandFailedError(f"{plural(len(steps), 'run')} can be fitted to, and {LEAST_RUNS} are the least")
+    fit, errors = fit_of(steps)
+    rows: list[Sequence[str]] = [("training", "a step", "by the others")]
+    for step, error in zip(steps, errors, strict=True):
+        rows.append((step.name, time_text(step.seconds), f"{100 * error:+.0f}%"))
+    print(plain_lines("\n".join(table(rows))))
+    print("the constants: " + ", ".join(f"{name} {getattr(fit, name):.2g} s" for name in CONSTANTS))
+    worst = max(map(abs, errors))
+    print(
+        f"each predicted by the others: off by {percent_text(fit.error)} at the median, {percent_text(worst)} at worst"
+    )
+    kind = steps[0].analysis.layout.hardware.kind
+    path = arguments.output or calibration_path(kind)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    with replacing(path) as file:
+        file.write(
+            fit_text(kind, fit, f"Written by `dslc calibrate`: seconds, fitted to {plural(len(steps), 'training')}.")
+        )
+    print(plain(f"{path} written"))
+    return GOOD
+
+
+def _steps_of_runs(folders: Sequence[str]) -> list[TimedStep]:
+    """Returns the steps of runs of one kind of device, and names the runs that are left out."""
+    steps: list[TimedStep] = []
+    for folder in folders:
+        report = Report()
+        try:
+            step = step_of_run(folder, report)
+        except UnusableRunError as reason:
+            show(report.errors)
+            print(plain(str(reason)), file=sys.stderr)
+            continue
+        if steps and step.analysis.layout.hardware.kind != steps[0].analysis.layout.hardware.kind:
+            raise CommandFailedError(plain(f"{folder} ran on another kind of device than {steps[0].name}"))
+        steps.append(step)
+    return steps
+
+
+def _steps_of_small_jobs() -> list[TimedStep]:
+    """Trains small jobs, with a bar. Raises KeyboardInterrupt."""
+    import dslc.runtime.launch  # noqa: F401 - before ranks are forked
+
+    print("training small jobs on this machine, for less than a minute", flush=True)
+    screen, steps = _ProgressScreen(SMALL_TRAININGS), []
+    with screen.bar:
+        for each in steps_of_small_jobs():
+            if isinstance(each, str):
+                screen.write(each)
+            else:
+                steps.append(each)
+    return steps
 
 
 def _mode(ready: Ready) -> CalibrateMode:

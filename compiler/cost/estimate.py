@@ -17,6 +17,7 @@ published runs, or else at the speeds of the catalogue.
   before the passes; any other of weights or momenta is waited for. One that takes place every few steps costs each its
   share, and one by the clock none. Measured, arithmetic hides only the share `overlap` of what goes on beside it.
 - A pass of a stage takes no less than the host needs to start its kernels, if that is known.
+- Without measured times, constants that were fitted to trainings on the machine (fitted_times.py).
 - The update, the making of samples and what else a step took, if they are known.
 
 A collective that was not measured, of S bytes over n ranks, moves in rings (Thakur et al. 2005) S (n - 1) / n of them
@@ -36,9 +37,11 @@ from statistics import fmean
 from typing import Protocol
 
 from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.fitted_times import FittedTimes, uncovered
 from dslc.compiler.cost.measured_times import MeasuredTimes
 from dslc.compiler.cost.published_times import PublishedTimes, is_covered
 from dslc.compiler.cost.schedule_cost import timeline
+from dslc.compiler.facts.calibration import RunFit
 from dslc.compiler.facts.hardware import PublishedFit, nearest_fit
 from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
@@ -122,6 +125,11 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> StepEstimate:
         lack = times.lacks(costs)
         if not lack:
             return _estimate(staging, costs, times, "measured")
+    if layout.hardware.fit is not None:
+        gap = uncovered(staging)
+        if not gap:
+            return _estimate(staging, costs, FittedTimes(staging, layout.hardware.fit), "fitted", lack)
+        lack = lack or f"times of {gap}"
     if missing_figures(layout, precision):
         return StepEstimate(step_time=None, mfu=None, lacks=lack)
     if layout.hardware.efficiency != 1:
@@ -196,6 +204,13 @@ def _estimate(
         message=message,
         ends=tuple(ends),
     )
+
+
+def fitted_step(staging: Staging, costs: tuple[RankCost, ...], fit: RunFit) -> float:
+    """Returns the seconds of a step by a fit that covers it."""
+    seconds = _estimate(staging, costs, FittedTimes(staging, fit), "fitted").step_time
+    assert seconds is not None
+    return seconds
 
 
 def missing_figures(layout: Layout, precision: str) -> tuple[str, ...]:

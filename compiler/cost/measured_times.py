@@ -91,8 +91,9 @@ class MeasuredTimes:
 
     @property
     def rest(self) -> float:
-        rests = self._calibration.rest
-        return rests.get(rest_of(self._staging), rests.get(self._network, 0.0))
+        rests, pipelined = self._calibration.rest, self._staging.layout.sizes["pipeline"] > 1
+        names = (rest_of(self._staging), f"{self._network} pipeline" if pipelined else "", self._network)
+        return next((rests[name] for name in names if name in rests), 0.0)
 
     def data(self, samples: float) -> float:
         """Returns the seconds in which samples are made, where nothing hides it."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from math import inf
 
-from dslc.compiler.ir.codec import DecodeError, to_json
+from dslc.compiler.ir.codec import DecodeError, from_json, to_json
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
@@ -73,6 +73,55 @@ class Calibration(Record):
         """The name of the calibration by its content, however its file is laid out."""
         text = json.dumps(to_json(self), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+CONSTANTS = ("flop", "convolution", "byte", "kernel", "latency", "link", "update", "step")  # of a RunFit
+
+
+@record
+class RunFit(Record):
+    """The constants of a machine, in seconds, fitted to the steps of `runs` trainings: of a FLOP, and one of
+    convolutions; of a byte that a layer keeps for its backward pass; of a kernel in a pass; of a collective and each of
+    its bytes; of the update of a parameter; of a step. `error` is the median one of a step that the others predict.
+    """
+
+    machine: str
+    torch: str
+    cores: int
+    runs: int = 0
+    error: float = 1.0
+    flop: float = 0.0
+    convolution: float = 0.0
+    byte: float = 0.0
+    kernel: float = 0.0
+    latency: float = 0.0
+    link: float = 0.0
+    update: float = 0.0
+    step: float = 0.0
+
+    @property
+    def digest(self) -> str:
+        """The name of the fit by its content."""
+        return hashlib.blake2b(json.dumps(to_json(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def with_constants(fit: RunFit, constants: Mapping[str, float]) -> RunFit:
+    """Returns a fit with other constants, by their names."""
+    return from_json(RunFit, {**to_json(fit), **constants})
+
+
+def check_fit(fit: RunFit) -> RunFit:
+    """Returns the fit. Raises DecodeError if a constant of it is negative, or not finite."""
+    wrong = next((name for name in (*CONSTANTS, "error") if not 0 <= getattr(fit, name) < inf), None)
+    if wrong is not None:
+        raise DecodeError(f"{wrong} is {getattr(fit, wrong)}, which is no time")
+    return fit
+
+
+def fit_text(kind: str, fit: RunFit, heading: str) -> str:
+    """Returns a catalogue file with a fit of one kind of device, as TOML."""
+    lines = [*(f"# {line}" for line in heading.splitlines()), f"[{kind}]", f"[{kind}.fit]"]
+    return "\n".join([*lines, *(f"{name} = {_toml(value)}" for name, value in to_json(fit).items())]) + "\n"
 
 
 @record

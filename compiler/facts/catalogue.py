@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dslc.compiler.facts.calibration import Calibration, check_times
+from dslc.compiler.facts.calibration import Calibration, RunFit, check_fit, check_times
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.number_text import path_text
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
@@ -47,7 +47,7 @@ KEYS: dict[str, tuple[str, Dimension]] = {
     "network": ("network", "bandwidth"),
     "bandwidth": ("bandwidth", "bandwidth"),
 }
-_OTHER_KEYS = ("efficiency", "device", "calibration")
+_OTHER_KEYS = ("efficiency", "device", "calibration", "fit")
 
 
 def read_catalogue(path: str | None, where: Span | None) -> Findings[dict[str, Hardware]]:
@@ -107,6 +107,9 @@ def _kind(kind: str, table: Any, source: Source) -> Findings[Hardware | None]:
         if key == "calibration":
             figures[key] = yield from _calibration(value, span)
             continue
+        if key == "fit":
+            figures[key] = yield from _fit(value, span)
+            continue
         if key == "device":
             figures["cpu"] = yield from _is_cpu(value, base, span)
             continue
@@ -145,6 +148,18 @@ def _calibration(value: object, span: Span) -> Findings[Calibration | None]:
         yield Diagnostic(
             "E0422", f"`calibration` is damaged: {reason}", span, help="`dslc calibrate JOB` writes it anew"
         )
+        return None
+
+
+def _fit(value: object, span: Span) -> Findings[RunFit | None]:
+    """Returns the constants that a catalogue holds; None if they are damaged."""
+    from dslc.compiler.ir.codec import DecodeError, from_json  # here: few jobs have a fit
+
+    try:
+        return check_fit(from_json(RunFit, value))
+    except DecodeError as error:
+        reason = str(error).removeprefix("RunFit.")
+        yield Diagnostic("E0422", f"`fit` is damaged: {reason}", span, help="`dslc calibrate` writes it anew")
         return None
 
 

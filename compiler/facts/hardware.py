@@ -21,7 +21,7 @@ import os
 from functools import cache
 from math import log
 
-from dslc.compiler.facts.calibration import Calibration
+from dslc.compiler.facts.calibration import Calibration, RunFit
 from dslc.dsl.record import Record, record
 
 GiB, MiB, GB = 1024**3, 1024**2, 10**9
@@ -53,6 +53,7 @@ class Hardware(Record):
     bandwidth: float | None = None  # bytes/s of its memory
     efficiency: float = 1.0  # fraction of its FLOP/s that products reach, for estimates; 1: they are bounds
     calibration: Calibration | None = None  # times that were measured on a machine of this kind
+    fit: RunFit | None = None  # constants that were fitted to steps on a machine of this kind
 
     def flops(self, precision: str) -> float | None:
         """Returns the FLOP/s of matrix products in `fp32`, `bf16` or `fp16`; a precision that a device lacks runs as

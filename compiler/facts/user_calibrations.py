@@ -1,8 +1,9 @@
 """The calibrations in the user's configuration folder, and the machine that a calibration serves.
 
 Model: `$XDG_CONFIG_HOME/dslc` or `~/.config/dslc` has a catalogue file for each kind of device and number of processes,
-`cpu-2.toml`, which `dslc calibrate` writes without `-o`. A job that names no `devices.catalogue` is predicted by it, if
-it was measured on this machine: the same processor, as many cores, the same version of torch.
+`cpu-2.toml`, which `dslc calibrate JOB` writes without `-o`, and one for any number, `cpu.toml`, with a fit. A job that
+names no `devices.catalogue` is predicted by them, if they are of this machine: the same processor, as many cores, the
+same version of torch.
 
 Contract: nothing fails because of the folder. A file in it that cannot be used is a warning with its name (W0881).
 """
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from dslc.compiler.facts.calibration import Calibration
+from dslc.compiler.facts.calibration import Calibration, RunFit
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import Hardware
 from dslc.compiler.ir.number_text import path_text
@@ -55,7 +56,7 @@ def _processor_model() -> str:
         return platform.processor()
 
 
-def machine_differences(calibration: Calibration) -> Iterator[str]:
+def machine_differences(calibration: Calibration | RunFit) -> Iterator[str]:
     """Yields, in words, what this machine has that the machine of a calibration has not."""
     here = this_machine()
     if calibration.machine != here.processor:
@@ -66,30 +67,37 @@ def machine_differences(calibration: Calibration) -> Iterator[str]:
         yield f"torch {calibration.torch}, and here is {here.torch}"
 
 
-def calibration_path(kind: str, processes: int) -> str:
-    """Returns the path of the user's calibration of `processes` processes at once on a host with devices of a kind."""
+def calibration_path(kind: str, processes: int | None = None) -> str:
+    """Returns the path of the user's calibration of `processes` processes at once on a host with devices of a kind; of
+    a fit, that of any number.
+    """
     home = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(home):  # as in the XDG base directory specification
         home = os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(home, "dslc", f"{kind}-{processes}.toml")
+    return os.path.join(home, "dslc", f"{kind}.toml" if processes is None else f"{kind}-{processes}.toml")
 
 
-def user_calibration(kind: str, processes: int) -> Findings[Calibration | None]:
-    """Returns the user's calibration for this machine, if there is one."""
-    path = calibration_path(kind, processes)
+def _user_figures(path: str, kind: str) -> Findings[Hardware | None]:
+    """Returns the figures of a kind of device in a file of the user's; None without the file, or if it is broken."""
     if not os.path.isabs(path) or not os.path.lexists(path):
         return None
     report = Report()
-    hardware = report.collect(read_catalogue(path, None)).get(kind)
+    catalogue = report.collect(read_catalogue(path, None))
     if report.errors:
         yield Diagnostic(
             "W0881",
             f"your calibration `{path_text(path)}` is not used: {report.errors[0].message}",
             None,
-            help="`dslc calibrate JOB` writes it anew; or remove it",
+            help="`dslc calibrate` writes it anew; or remove it",
         )
         return None
-    calibration = hardware.calibration if hardware is not None else None
+    return catalogue.get(kind)
+
+
+def user_calibration(kind: str, processes: int) -> Findings[Calibration | None]:
+    """Returns the user's calibration for this machine, if there is one."""
+    found = yield from _user_figures(calibration_path(kind, processes), kind)
+    calibration = found.calibration if found is not None else None
     foreign = calibration is not None and any(machine_differences(calibration))
     return None if foreign else calibration
 
@@ -97,4 +105,8 @@ def user_calibration(kind: str, processes: int) -> Findings[Calibration | None]:
 def with_user_calibration(hardware: Hardware, processes: int) -> Findings[Hardware]:
     """Returns the figures of a kind of device with the times that the user measured on this machine."""
     calibration = yield from user_calibration(hardware.kind, processes)
-    return hardware if calibration is None else replace(hardware, calibration=calibration)
+    found = yield from _user_figures(calibration_path(hardware.kind), hardware.kind)
+    fit = found.fit if found is not None else None
+    if fit is not None and any(machine_differences(fit)):
+        fit = None
+    return replace(hardware, calibration=calibration or hardware.calibration, fit=fit or hardware.fit)

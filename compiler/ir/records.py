@@ -16,7 +16,7 @@ from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.record import Record, positional, record
 
-TimeSource: TypeAlias = Literal["bound", "estimated", "published", "measured"]
+TimeSource: TypeAlias = Literal["bound", "estimated", "published", "fitted", "measured"]
 
 
 def source_text(source: TimeSource, fit: str, kind: str) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dslc.compiler.facts.calibration import Calibration
+from dslc.compiler.facts.calibration import Calibration, RunFit
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.facts.user_calibrations import machine_differences, with_user_calibration
@@ -126,8 +126,8 @@ def _devices(
     hardware = yield from _hardware(devices)
     if devices.catalogue is None and processes is not None:
         hardware = yield from with_user_calibration(hardware, processes)
-    elif hardware.calibration is not None and (hardware.cpu or machine is not None):
-        yield from _warn_of_other_machine(devices, hardware.calibration)
+    elif (times := hardware.calibration or hardware.fit) is not None and (hardware.cpu or machine is not None):
+        yield from _warn_of_other_machine(devices, times)
     yield from _check_backend(devices)
     if processes is not None:
         yield from _check_count(devices, nodes * processes)
@@ -240,7 +240,7 @@ def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
     return found
 
 
-def _warn_of_other_machine(devices: DevicesSpec, calibration: Calibration) -> Iterator[Diagnostic]:
+def _warn_of_other_machine(devices: DevicesSpec, calibration: Calibration | RunFit) -> Iterator[Diagnostic]:
     """Warns of times that were measured on another machine; they are used, as the job says."""
     differences = list(machine_differences(calibration))
     if differences:

@@ -357,6 +357,8 @@ def bound_text(plan: PlanView) -> str:
 
 def time_source(plan: PlanView) -> str:
     """Returns where the predicted time of a step comes from."""
+    if plan.step is not None and plan.step.source == "fitted":
+        return " by a fit to trainings on this machine"
     if plan.step is not None and plan.step.lacks:
         source = "" if plan.step_time is None else bound_text(plan)
         return f"{source}: the calibration lacks {plan.step.lacks}"

@@ -161,3 +161,40 @@ def test_hosts_that_meet_measure_what_is_between_them(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("dslc-calibrate-*"))
     plan = dslc("plan", "made.plt", "--summary", "--set", HERE, cwd=tmp_path)
     assert json.loads(plan.stdout)["step"]["source"] == "measured"
+
+
+def test_constants_are_fitted_to_past_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs that cannot be fitted to are named, and left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    Path("made.plt").write_text(JOB)
+    sizes, runs = (64, 128, 256), []
+    for size in sizes:
+        assert main(["plan", "made.plt", "--json", "--set", f"data.batch={size}"]) == 0
+        runs.append(f"run-{size}")
+        Path(runs[-1]).mkdir()
+        Path(runs[-1], "plan.json").write_text(capsys.readouterr().out)
+        Path(runs[-1], "report.json").write_text(json.dumps({"step_time": {"measured": size / 1000}}))
+    assert main(["calibrate", "--from", runs[0], "nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert "nowhere has no report of a run" in error and "1 run can be fitted to, and 3 are the least" in error
+    assert main(["calibrate", "--from", *runs]) == 0
+    shown = capsys.readouterr().out
+    assert "run-128   128 ms" in shown and "off by" in shown and "cpu.toml written" in shown, shown
+    assert main(["plan", "made.plt", "--summary", "--set", "data.batch=192"]) == 0
+    step = json.loads(capsys.readouterr().out)["step"]
+    assert step["source"] == "fitted" and step["step_time"] == pytest.approx(0.192, rel=0.05)
+    assert main(["calibrate", "made.plt", "--from", *runs]) == 2
+    assert "leave a job out" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_constants_are_fitted_to_small_jobs(tmp_path: Path) -> None:
+    run = dslc("calibrate", "-o", "here.toml", cwd=tmp_path)
+    assert run.returncode == 0 and "gpt on 2" in run.stdout and not run.stderr, run
+    (tmp_path / "made.plt").write_text(GPT)
+    plan = dslc("plan", "made.plt", "--summary", "--set", HERE, cwd=tmp_path)
+    assert json.loads(plan.stdout)["step"]["source"] == "fitted"

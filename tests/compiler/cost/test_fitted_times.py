@@ -1,0 +1,91 @@
+"""Constants are fitted to steps, and plans predict with them: compared with calculations by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.job_texts import job_text
+from helpers.planning import compiled
+
+from dslc.compiler.cost.fitted_times import fit_steps, left_out_errors, run_fit
+from dslc.compiler.facts.calibration import CONSTANTS, RunFit, fit_text, with_constants
+from dslc.compiler.facts.catalogue import read_catalogue
+from dslc.compiler.facts.user_calibrations import calibration_path, this_machine
+from dslc.compiler.show.explain import explain
+from dslc.dsl.diagnostics import Report
+
+HERE = this_machine()
+FIT = RunFit(machine=HERE.processor, torch=HERE.torch, cores=HERE.cores, runs=3, error=0.1)
+JOB = job_text(
+    model={"network": "[flatten(), linear(16), relu(), linear(10)]", "loss": "cross_entropy()"},
+    data={"source": "digits()", "batch": 64},
+    devices={"cpus": HERE.cores},
+    train={"steps": 4, "optimizer": "sgd(lr = 0.1)"},
+)
+
+
+def test_constants_that_made_steps_are_found_again() -> None:
+    features = [[1.0, 2.0, 0.0], [3.0, 1.0, 1.0], [0.5, 4.0, 2.0], [2.0, 2.0, 5.0]]
+    steps = [sum(value * constant for value, constant in zip(row, (0.5, 2.0, 0.0), strict=True)) for row in features]
+    assert fit_steps(features, steps) == pytest.approx([0.5, 2.0, 0.0], abs=1e-3)
+    assert max(map(abs, left_out_errors(features, steps))) < 0.01
+    steps[0] = 0.1  # which a constant below zero would explain
+    assert min(fit_steps(features, steps)) == 0
+
+
+def test_a_step_is_the_sum_of_what_its_constants_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "job.plt").write_text(JOB)
+    assert compiled(tmp_path / "job.plt").plan.step is None
+    path = Path(calibration_path("cpu"))
+    path.parent.mkdir()
+
+    def seconds(*settings: str, **constants: float) -> float:
+        path.write_text(fit_text("cpu", with_constants(FIT, constants), "made by hand"))
+        job = compiled(tmp_path / "job.plt", *settings)
+        estimate = job.analysis.estimate
+        assert estimate is not None and estimate.step_time is not None and estimate.source == "fitted"
+        assert "by a fit to trainings on this machine" in explain(job.plan)
+        return estimate.step_time
+
+    assert seconds(step=0.5) == 0.5
+    assert seconds(kernel=0.5) == 9.0, (
+        "four layers, two of them with two parameters, and the loss, forward and backward"
+    )
+    model = compiled(tmp_path / "job.plt").analysis.model
+    assert model is not None
+    flops = sum(layer.forward_flops + layer.backward_flops for layer in model.layers)
+    assert seconds(flop=1e-6) == pytest.approx(64 / HERE.cores * flops * 1e-6) and seconds(convolution=1.0) == 0
+    assert seconds(update=1e-3) == pytest.approx(model.parameters * 1e-3)
+    assert seconds("devices.cpus=1", flop=1e-6) == pytest.approx(64 / HERE.cores * flops * 1e-6), "on all cores"
+
+
+@pytest.mark.parametrize(
+    "setting, lacking",
+    (
+        ("train.precision=bf16", "times of `bf16` and `fp16`"),
+        ("parallelism.gradients=fp16()", "times of exchanges other than sums"),
+        ("train.compile=true", "times of compiled networks and offloads"),
+    ),
+)
+def test_what_a_fit_does_not_cover_is_said(tmp_path: Path, setting: str, lacking: str) -> None:
+    (tmp_path / "job.plt").write_text(JOB.replace("devices {", 'devices {\n  catalogue = "here.toml"'))
+    (tmp_path / "here.toml").write_text(fit_text("cpu", FIT, "made by hand"))
+    estimate = compiled(tmp_path / "job.plt", "devices.cpus=2", setting).analysis.estimate
+    assert estimate is not None and estimate.step_time is None and estimate.lacks == lacking
+
+
+@pytest.mark.parametrize("after, said", (("flop = -1.0", "flop is -1.0"), ("speed = 1", "speed")))
+def test_a_damaged_fit_is_refused(tmp_path: Path, after: str, said: str) -> None:
+    (tmp_path / "here.toml").write_text(fit_text("cpu", FIT, "made by hand").replace("flop = 0.0", after, 1))
+    report = Report()
+    found = report.collect(read_catalogue(str(tmp_path / "here.toml"), None))
+    (fault,) = report.errors
+    assert fault.code == "E0422" and said in fault.message and found["cpu"].fit is None
+
+
+def test_a_fit_has_the_error_of_steps_that_others_predict() -> None:
+    features = [[float(name == "step") for name in CONSTANTS] for _ in range(4)]
+    fit = run_fit(FIT, features, [1.0, 1.0, 1.0, 2.0])
+    assert fit.runs == 4 and 0 < fit.error < 0.5 and 1.0 < fit.step < 1.3
