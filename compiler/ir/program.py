@@ -526,7 +526,7 @@ class JobProgram(Training):
     tensor: TensorParallelStep | None = None
     context: ContextStep | None = None
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
-    expected: StepPhases | None = None  # the predicted phases of a step; None if the plan has a bound at most
+    expected: StepPhases | None = None  # the predicted phases of a step; None without times of this machine
     calibrate: str = ""  # the command that measures anew what predicted times rest on
     mode: Mode = field(default_factory=TrainMode)
 

@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import made_plans
 from helpers.golden import hold
 from helpers.paths import EXAMPLES, ROOT, TESTS
 from helpers.planning import compiled
 
 import dslc
 from dslc.compiler.compile import Compiled
+from dslc.compiler.emit import expected_phases
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
+from dslc.compiler.ir.records import TimeSource
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.job_steps import locate_paths
 
@@ -159,3 +162,12 @@ def test_the_program_of_an_example(example: str) -> None:
     told = {"job": to_json(plan.program()), "places": to_json(plan.places()[:4])}
     text = json.dumps(told, sort_keys=True, indent=1).replace(str(ROOT), "<root>") + "\n"
     hold(text, TESTS / "compiler" / "golden" / f"{example.replace('/', '_')}.json")
+
+
+@pytest.mark.parametrize(
+    ("source", "known"), [("measured", True), ("estimated", True), ("published", False), ("bound", False)]
+)
+def test_a_run_expects_only_times_of_its_own_machine(source: TimeSource, known: bool) -> None:
+    expected = expected_phases(dataclasses.replace(made_plans.STEP, source=source))
+    assert (expected is not None) == known
+    assert expected is None or expected.total == pytest.approx(1.25)
