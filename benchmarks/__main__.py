@@ -372,6 +372,13 @@ def bench_times(pairs: int) -> None:
     write_table(runs=1)
 
 
+def bench_choose(pairs: int) -> None:
+    """Searches plans for Llama on 8 to 512 GPUs; writes the table of docs/choosing.md."""
+    from benchmarks import choosing
+
+    choosing.main()
+
+
 def bench_check(pairs: int) -> None:
     show_seconds("dslc check cluster.plt", dslc("check", os.path.join(ROOT, "examples", "cluster.plt")), pairs, 0.22)
     show_seconds("a bare interpreter", [sys.executable, "-c", ""], pairs)
@@ -441,6 +448,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "checkpoint": bench_checkpoint,
     "programs": bench_programs,
     "times": bench_times,
+    "choose": bench_choose,
 }
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
 AS_ROOT: dict[str, Callable[[int], None]] = {"faults": bench_faults, "exchanges": bench_exchanges}

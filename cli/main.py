@@ -171,6 +171,10 @@ def _choose(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
     made.add_argument("--json", action="store_true", help="print an object with all plans, for machines")
     made.add_argument("-o", "--output", metavar="FILE", help="write the job with the chosen plan, a .plt file")
+    made.add_argument("--picture", metavar="FILE", help="draw time and memory of all plans: .svg, .png, .dot or .html")
+    made.add_argument(
+        "--devices", metavar="A..B", help="the chosen plan of A, 2A, 4A, … up to B devices, in time and in device hours"
+    )
     _trace_argument(made)
 
 

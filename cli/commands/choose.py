@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 from dslc.compiler.facts.untrusted_files import replacing
+from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.rules.choice.choice_text import HEAD, RIGHT, choice_json, count_line, plan_row
 from dslc.compiler.rules.choice.choose import with_plan
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.show.explain import table
+from dslc.compiler.show.picture import SUFFIXES
+from dslc.compiler.show.picture import write as write_picture
+from dslc.compiler.show.plan_scatter import PlanPoint, draw_plans
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.auto_fields import SEARCHED, auto_fields
 from dslc.dsl.language.job import JobSpec
@@ -27,7 +33,11 @@ _SHOWN = 12  # plans of the front, of which the fastest and the smallest are sho
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.picture and os.path.splitext(arguments.picture)[1] not in SUFFIXES:
+        raise CommandFailedError(plain(f"{arguments.picture}: a picture is {', '.join(SUFFIXES)}"))
     job = _load(arguments)
+    if arguments.devices:
+        return _compare_counts(job, arguments)
     fields = auto_fields(job) or SEARCHED
     report, begun = Report(), time.perf_counter()
     choice = explore_plans(job, report, trace=arguments.trace, fields=fields)
@@ -43,11 +53,29 @@ def main(arguments: argparse.Namespace) -> int:
         print(plain_lines("\n".join(_lines(job, choice, written, seconds))))
     if choice.plan is None:
         return JOB_AT_FAULT
+    if arguments.picture:
+        write_picture(draw_plans(f"{job.source.name}: {len(choice.plans):,} plans", _points(choice)), arguments.picture)
+        print(plain(f"{arguments.picture} written"), file=sys.stderr)
     if arguments.output:
         with replacing(arguments.output) as file:
             file.write(write(with_plan(job, choice.fields, choice.plan)))
         print(plain(f"{arguments.output} written: the job with the chosen plan"), file=sys.stderr)
     return GOOD
+
+
+def _points(choice: PlanChoice) -> list[PlanPoint]:
+    front = {id(plan) for plan in choice.front}
+    return [
+        PlanPoint(
+            time=plan.step_time,
+            memory=plan.peak,
+            text=plan.text(),
+            fits=plan.fits,
+            rank="chosen" if plan is choice.plan else "front" if id(plan) in front else "",
+        )
+        for plan in choice.plans
+        if not plan.code and plan.step_time
+    ]
 
 
 def _load(arguments: argparse.Namespace) -> JobSpec:
@@ -78,3 +106,65 @@ def _lines(job: JobSpec, choice: PlanChoice, written: PricedPlan | None, seconds
     if choice.plan is not None and choice.plan.source == "bound":
         lines += ["", "times are those of the data sheet, at best: they order plans, and predict none"]
     return lines
+
+
+# ------------------------------------------------------------------------------------------------- counts of devices
+
+
+def _compare_counts(job: JobSpec, arguments: argparse.Namespace) -> int:
+    """Prints the chosen plan of each count of devices, with what it costs in time and in device hours."""
+    if arguments.output or arguments.json or arguments.picture:
+        raise CommandFailedError("`--devices` compares several counts: it takes no `-o`, `--json` or `--picture`")
+    rows, status = [], JOB_AT_FAULT
+    for count in _counts(arguments.devices):
+        report = Report()
+        choice = explore_plans(
+            _with_devices(job, count), report, trace=arguments.trace, fields=auto_fields(job) or SEARCHED
+        )
+        plan = choice.plan if choice else None
+        if plan is None or plan.step_time is None:
+            rows.append((str(count), *(f"none: {error.code}, {error.message}" for error in report.errors[:1])))
+            continue
+        status = GOOD
+        used = plan.step_time * count
+        hours = f"{used * job.train.steps / 3600:,.3g}" if job.train.steps else ""
+        best = "at best " if plan.source == "bound" else ""
+        row = (
+            plan.text(),
+            f"{best}{time_text(plan.step_time)}",
+            byte_text(plan.peak),
+            f"{best}{time_text(used)}",
+            hours,
+        )
+        rows.append((str(count), *row))
+    head = ("devices", "plan", "step time", "memory", "device time of a step", "device hours")
+    print(plain_lines("\n".join(table(rows, (0, 2, 3, 4, 5), head))))
+    return status
+
+
+def _counts(text: str) -> list[int]:
+    """Returns the counts of a range `8..64`, each twice the one before. Raises CommandFailedError for another text."""
+    first, dots, last = text.partition("..")
+    if (
+        len(text) > 20
+        or not (first.isdecimal() and (last.isdecimal() or not dots))
+        or not 1 <= int(first) <= int(last or first) <= 2**20
+    ):
+        raise CommandFailedError(plain(f"`--devices {text}` is no count and no range of counts such as 8..64"))
+    counts = [int(first)]
+    while dots and counts[-1] * 2 <= int(last):
+        counts.append(counts[-1] * 2)
+    return counts
+
+
+def _with_devices(job: JobSpec, count: int) -> JobSpec:
+    """Returns the job on another count of devices, with as many on a node as it has. Raises CommandFailedError."""
+    devices, field = job.devices, "cpus" if job.devices.gpus is None else "gpus"
+    each = getattr(devices, field) or 1
+    if not isinstance(each, int) or each < 1:
+        raise CommandFailedError("`--devices` needs a job that says how many devices a node has: `gpus = 8`")
+    if count > each and count % each:
+        raise CommandFailedError(f"{count} devices are no whole number of nodes of {each}")
+    nodes = max(1, count // each)
+    changes: dict[str, Any] = {"nodes": nodes, field: count // nodes}
+    return replace(job, devices=replace(devices, **changes))

@@ -15,10 +15,12 @@ from dslc.compiler.facts.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.language.auto_fields import auto_fields
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.dsl.words import shorten_list
-from dslc.jobs.check_job import show
+from dslc.jobs.check_job import inspect, show
+from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.probe.gpus import gpus_here
 from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
@@ -98,6 +100,9 @@ def _job(loaded: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]
     if not shrink or job is None or loaded.report.errors:
         return (replace(loaded, job=observed(job)) if job else loaded), ()
 
+    if auto_fields(job):
+        analysis = inspect(loaded, Report())
+        job = (with_choice(loaded, analysis).job if analysis else None) or job
     layout = Report().collect(lay_out(job))
     if layout is None:
         return loaded, ()  # its mistakes are shown when it is compiled

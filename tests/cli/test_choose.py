@@ -50,8 +50,11 @@ def chosen_settings(path: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_the_table_marks_the_chosen_plan_and_the_written_one(capsys: pytest.CaptureFixture[str]) -> None:
     changes = ["--set", "devices.cpus=1", "--set", "memory.recompute=full"]
-    assert main(["choose", "job.plt", *changes, "-o", "chosen.plt"]) == 0
+    assert main(["choose", "job.plt", *changes, "-o", "chosen.plt", "--picture", "plans.dot"]) == 0
+    assert Path("plans.dot").read_text().count("chosen: data") == 1
+    assert main(["choose", "job.plt", "--picture", "plans.pdf"]) == 2
     shown = capsys.readouterr()
+    assert "a picture is .svg" in shown.err
     (chosen,) = [line for line in shown.out.splitlines() if line.lstrip().startswith("->")]
     (written,) = [line for line in shown.out.splitlines() if line.lstrip().startswith("as written")]
     assert "at best" in chosen and "recompute full" in written and "all were analysed" in shown.out
@@ -112,6 +115,15 @@ def test_a_run_trains_the_chosen_plan_and_writes_its_values(capsys: pytest.Captu
     assert set(settings) <= set(plan["source"]["settings"])
     assert plan_hash_of("run/job.plt") == plan_hash_of("job.plt", *settings)
     assert main(["run", "run/plan.json", "--out", "again"]) == 0, "the plan file trains as it is"
+
+
+def test_counts_of_devices_are_compared_in_time_and_device_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["choose", "auto.plt", "--devices", "1..4"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert "device hours" in head and [row.split()[0] for row in rows] == ["1", "2", "4"]
+    for wrong, reason in (("4..1", "no range"), ("many", "no range"), ("3", "no whole number of nodes of 2")):
+        assert main(["choose", "auto.plt", "--devices", wrong]) == 2
+        assert reason in capsys.readouterr().err
 
 
 @pytest.mark.long

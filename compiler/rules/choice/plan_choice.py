@@ -71,12 +71,14 @@ class PricedPlan(Record):
         return len(moved) if isinstance(moved, tuple) else 0
 
     def effort(self) -> tuple[int, int]:
-        """Returns what a bound leaves out: the kernels of further micro-batches and of selective recomputation, and the
-        bytes that arithmetic hides.
+        """Returns what a bound leaves out: kernels of further micro-batches and of selective recomputation, the work
+        of sharding over one rank, and the bytes that arithmetic hides.
         """
         pieces = self.values["parallelism.microbatches"]
         again = self.values["memory.recompute"] == "selective"
-        return (again + (pieces if isinstance(pieces, int) else 1), self.traffic)
+        copies = self.values["parallelism.replicas"]
+        unsharded = bool(self.values["parallelism.zero"]) and copies == self.values["parallelism.data"]
+        return (again + unsharded + (pieces if isinstance(pieces, int) else 1), self.traffic)
 
     def figures(self) -> str:
         """Returns time and memory: `12 ms a step, 1.2 GiB`."""
@@ -147,7 +149,7 @@ class PlanChoice(Record):
         if plan.step_time > chosen.step_time * 1.0005:
             return f"{100 * (plan.step_time / chosen.step_time - 1):.3g}% slower"
         if plan.effort()[0] > chosen.effort()[0]:
-            return "as fast, with more micro-batches or recomputation"
+            return "as fast, with more work that is not predicted"
         if plan.traffic > chosen.traffic:
             return "as fast, with more traffic"
         return "as fast, with more memory" if plan.peak > chosen.peak else "as fast, with more written fields"

@@ -4,11 +4,11 @@ Each plan is the job with its values written, analysed by the same rules and the
 at most `EXACT` plans each is analysed, up to `EXACT_WORK`. In a larger one the search is bounded, in two steps that
 depend on no clock, so that each host chooses the same plan:
 
-1. Each split into axes is priced with the defaults of its other fields and the most sharding, and with full
-   recomputation if that does not fit.
-2. The best `REFINED` splits, and more up to `BOUNDED_WORK`, are refined: one field after another takes the best of all
-   its values, the rest as they are, until a round changes nothing, at most `ROUNDS` rounds. `zero` and `replicas`, and
-   `schedule` and `virtual_stages`, are one field each.
+1. Each split into axes, up to `SPLITS_WORK`, is priced with the defaults of its other fields and the most sharding, and
+   with full recomputation if that does not fit.
+2. The best `REFINED` splits, and more up to `BOUNDED_WORK`, are refined: one pair of fields after another takes the
+   best of all its values, the rest as they are, until a round changes nothing, at most `ROUNDS` rounds. The pairs are
+   `recompute` and `microbatches`, `schedule` and `virtual_stages`, `zero` and `replicas`.
 
 Moves to the host have no time in the model, so plans with `offload` are searched only if none fits without.
 """
@@ -31,9 +31,11 @@ from dslc.dsl.language.job import JobSpec
 
 EXACT = 2_000
 EXACT_WORK = 30_000  # of all plans that are analysed where each is, in units of `Layout.work`, about 0.3 ms
-REFINED = 6
+REFINED = 4
 BOUNDED_WORK = 15_000  # of all plans, after which no split beyond the best `REFINED` is refined
 ROUNDS = 2
+MANY_SPLITS = 300
+SPLITS_WORK = 300_000  # of the plans of all splits, after which no further split is priced
 _LIMITS = ("E0501", "E0502")  # the memory's, and promises
 
 FactsOf = Callable[[JobSpec], tuple[Facts, Iterable[Diagnostic]]]
@@ -83,8 +85,10 @@ class PlanSearch:
             else:
                 return True
         axes = space.axes()
-        self._total = len(self._priced) + len(axes) + REFINED * 50
-        first = [self._representative(space, each) for each in axes]
+        self._total = len(self._priced) + len(axes) + REFINED * 100
+        if len(axes) > MANY_SPLITS:  # so many that work ends: those with the most data ranks are priced first
+            axes = sorted(axes, key=lambda each: (-each[3], each))
+        first = [self._representative(space, each) for each in axes if self._reuse.spent < SPLITS_WORK]
         splits = sorted((plan for plan in first if plan is not None), key=_distance)
         for n, start in enumerate(splits):
             if n < REFINED or self._reuse.spent < BOUNDED_WORK:
@@ -168,7 +172,7 @@ class PlanSearch:
 
 
 def _variants(space: PlanSpace) -> Iterator[Callable[[PricedPlan], list[Plan]]]:
-    """Yields for each field, or pair of fields, what lists its values on the axes of a plan."""
+    """Yields for each pair of fields what lists its values on the axes of a plan."""
 
     def axes(plan: PricedPlan) -> Axes:
         pipeline, tensor, context, data = (
@@ -176,9 +180,11 @@ def _variants(space: PlanSpace) -> Iterator[Callable[[PricedPlan], list[Plan]]]:
         )
         return pipeline, tensor, context, data
 
-    recompute: list[Plan] = [{"memory.recompute": each} for each in space.recomputations]
-    yield lambda plan: recompute
-    yield lambda plan: [{"parallelism.microbatches": count} for count in space.pieces(axes(plan))]
+    yield lambda plan: [
+        {"memory.recompute": recompute, "parallelism.microbatches": count}
+        for recompute in space.recomputations
+        for count in space.pieces(axes(plan))
+    ]
     yield lambda plan: [
         {"parallelism.schedule": word, "parallelism.virtual_stages": count}
         for word, count in space.schedules(axes(plan))
