@@ -158,7 +158,8 @@ def _rows(group: Group, folder: Path, runs: int) -> Iterator[Row]:
     catalogue = folder / "here.toml"
     _finish("calibrate", source, "-o", catalogue, *_flags(group.settings))
     for plan in group.plans:
-        settings = (*group.settings, *plan)
+        last = {each.partition("=")[0]: each for each in (*group.settings, *plan)}  # of settings of one field
+        settings = tuple(last.values())
         fixed = (f'devices.catalogue="{catalogue}"', "train.steps=46", "train.epochs=none", "log.every=9 steps")
         steps = []
         for run in range(runs):
