@@ -167,3 +167,7 @@ def test_an_entry_of_the_changelog_is_one_line() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].splitlines()
     for entry in lines:
         assert not entry.startswith(" ") and len(entry) <= 120, f"more than a line: {entry}"
+
+
+def test_the_readme_can_be_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
