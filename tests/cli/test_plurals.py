@@ -12,8 +12,8 @@ from dslc.dsl.show import render
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import check_one
 
-# A count of one before a plural; `1 is` and `1 has` go on with a verb.
-ODD = re.compile(r"(?<![\w.,=^*/+-])(?<![\d=x/<>+] )1 (?!(?:is|was|has|does|unless)\b)[a-z-]+s\b")
+# A count of one before a plural; `1 is` and `1 has` go on with a verb, and `1 us` is a time.
+ODD = re.compile(r"(?<![\w.,=^*/+-])(?<![\d=x/<>+] )1 (?!(?:is|was|has|does|unless|us)\b)[a-z-]+s\b")
 SHOWN = sorted([*ROOT.glob("tests/**/*.txt"), *ROOT.glob("grammar/malformed/*.txt"), *ROOT.glob("docs/*.md")])
 DIGITS = ("[flatten(), linear(10)]", "cross_entropy()", "digits()")
 ONE = ("mse()", "synthetic(shape = [1], targets = [1])")

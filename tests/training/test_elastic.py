@@ -225,9 +225,11 @@ def test_a_failing_rank_takes_a_restart_and_a_change_none(job: Path, out: Path) 
         keeper = hosts.keeper
         os.kill(ranks_of(keeper)[0], signal.SIGKILL)
         keeper.wait_for("note: restart 1 of 1, from the checkpoint of step ")
+        keeper.wait_for("resumes after step ")  # the hosts have met: steps before the restart may be beyond 60
         reach(out, 60, hosts.there)
         hosts.kill(next(each for each in hosts.there if each is not keeper))
         keeper.wait_for("is gone: its connection ended; goes on with the other hosts, from the checkpoint of step ")
+        keeper.wait_for("resumes after step ")
         reach(out, 90, hosts.there)
         os.kill(ranks_of(keeper)[0], signal.SIGKILL)
         status, said = keeper.end()
