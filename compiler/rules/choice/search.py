@@ -5,7 +5,7 @@ at most `EXACT` plans each is analysed, up to `EXACT_WORK`. In a larger one the 
 depend on no clock, so that each host chooses the same plan:
 
 1. Each split into axes, up to `SPLITS_WORK`, is priced with the defaults of its other fields and the most sharding, and
-   with full recomputation if that does not fit.
+   with more recomputation until it fits.
 2. The best `REFINED` splits, and more up to `BOUNDED_WORK`, are refined: one pair of fields after another takes the
    best of all its values, the rest as they are, until a round changes nothing, at most `ROUNDS` rounds. The pairs are
    `recompute` and `microbatches`, `schedule` and `virtual_stages`, `zero` and `replicas`.
@@ -140,7 +140,9 @@ class PlanSearch:
     # ------------------------------------------------------------------------------------------------------- bounded
 
     def _representative(self, space: PlanSpace, axes: Axes) -> PricedPlan | None:
-        """Returns the better of two plans of these axes; None if all that were tried are refused."""
+        """Returns the plan of these axes with the least recomputation that fits, or else the nearest to it; None if all
+        are refused.
+        """
         most_sharded = max(
             space.sharding(axes), key=lambda each: (each[0] if axes[0] == 1 else -abs(each[0] - 1), -each[1])
         )
@@ -152,11 +154,11 @@ class PlanSearch:
         pieces = space.pieces(axes)
         enough = next((n for n in pieces if n is None or n >= (2 * axes[0] if axes[0] > 1 else 1)), pieces[-1])
         tried = []
-        for recompute in dict.fromkeys((space.recomputations[0], space.recomputations[-1])):
+        for recompute in space.recomputations:
             plan = self.price(space.plan(axes, most_sharded, enough, schedule, recompute, space.offloads[-1]))
             if not plan.code:
                 tried.append(plan)
-            if plan.code or plan.fits:
+            if plan.code or (plan.fits and not plan.is_tight):
                 break
         return min(tried, key=_distance, default=None)
 
