@@ -28,7 +28,7 @@ from dslc.dsl.record import Record, record
 UPDATE_BYTES = 28  # AdamW in float32 reads the parameter, the gradient and two moments, and writes three of them
 
 
-class _Links(Protocol):
+class _LinkTraffic(Protocol):
     def moved(self, traffic: TrafficNode) -> tuple[float, float]:
         """Returns the bytes over the link of a rank, and over its network port."""
 
@@ -73,7 +73,7 @@ class _Rates(Record):
     update: float
 
     @staticmethod
-    def of(fit: PublishedFit, hardware: Hardware, precision: str) -> _Rates:
+    def from_fit(fit: PublishedFit, hardware: Hardware, precision: str) -> _Rates:
         peak, bandwidth = hardware.flops(precision), hardware.bandwidth
         assert peak is not None and bandwidth is not None, "is_covered says so"
         return _Rates(
@@ -91,10 +91,10 @@ class PublishedTimes:
 
     crowd = 1.0  # each rank has a device of its own
 
-    def __init__(self, staging: Staging, fit: PublishedFit, links: _Links) -> None:
+    def __init__(self, staging: Staging, fit: PublishedFit, links: _LinkTraffic) -> None:
         hardware = staging.layout.hardware
         self._staging, self._fit, self._links = staging, fit, links
-        self._rates = _Rates.of(fit, hardware, staging.job.train.precision.word)
+        self._rates = _Rates.from_fit(fit, hardware, staging.job.train.precision.word)
         self._link, self._network = hardware.link or 1.0, hardware.network or 1.0
         self._pieces = staging.layout.sizes["context"]
         self._positions = {layer.name: _positions(layer) for layer in staging.model.layers}

@@ -121,6 +121,8 @@ def _no_plan(job: JobSpec, choice: PlanChoice, layout: Layout) -> Iterator[Diagn
         )
         reasons = [f"it is {nearest.text()}"]
         help = "more devices, a smaller batch, or a lower precision"
+        if job.memory.limit:
+            help += "; or a higher `memory.limit`"
     yield Diagnostic("E0490", message, span, notes=_notes([*reasons, *counts]), help=help)
 
 

@@ -71,11 +71,11 @@ class PricedPlan(Record):
         return len(moved) if isinstance(moved, tuple) else 0
 
     def effort(self) -> tuple[int, int]:
-        """Returns what a bound leaves out: kernels of further micro-batches and of selective recomputation, the work
-        of sharding over one rank, and the bytes that arithmetic hides.
+        """Returns what a bound leaves out: kernels of further micro-batches and of recomputation, which an exchange may
+        hide, the work of sharding over one rank, and the bytes that arithmetic hides.
         """
         pieces = self.values["parallelism.microbatches"]
-        again = self.values["memory.recompute"] == "selective"
+        again = self.values["memory.recompute"] != "none"
         copies = self.values["parallelism.replicas"]
         unsharded = bool(self.values["parallelism.zero"]) and copies == self.values["parallelism.data"]
         return (again + unsharded + (pieces if isinstance(pieces, int) else 1), self.traffic)
