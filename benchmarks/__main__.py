@@ -369,7 +369,7 @@ def bench_times(pairs: int) -> None:
     """Predicts the step of plans from calibrations of their jobs, and measures it, two times each."""
     from benchmarks.step_times import write_table  # here: it takes helpers of the tests
 
-    write_table(runs=1)
+    write_table(runs=3)
 
 
 def bench_choose(pairs: int) -> None:

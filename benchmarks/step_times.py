@@ -1,7 +1,7 @@
 """The predicted time of a step beside the measured one, for the table of docs/step-time.md.
 
-A calibration of a job is followed by the trainings of its plans, each predicted before it runs. `chrt -r 5` in front of
-the command keeps other work off the cores.
+A calibration of a job is followed by the trainings of its plans, each predicted before it runs. Rows of two hosts need
+root, as they are network namespaces with a link of a set rate.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from helpers.commands import dslc  # noqa: E402
+from helpers.commands import DSLC, dslc  # noqa: E402
+from helpers.hosts import TOOL, namespaces, started  # noqa: E402
 
 PAGE = ROOT / "docs" / "step-time.md"
 MARKS = ("<!-- times, written by `python -m benchmarks times` -->\n", "<!-- end of times -->")
+ENVIRONMENT = {**os.environ, "XDG_CONFIG_HOME": "/nonexistent"}  # without the calibrations of who runs this
 TINY_LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -53,13 +55,18 @@ train {
 
 @dataclass(frozen=True)
 class Group:
-    """Plans of a job that one calibration of it serves: of the job with `settings`, to which each plan adds its own."""
+    """Plans of a job that one calibration of it serves: of the job with `settings`, to which each plan adds its own.
+
+    With a `link`, which is a rate as `tc` spells it, the job runs on two hosts.
+    """
 
     job: str
     settings: tuple[str, ...] = ()
     plans: tuple[tuple[str, ...], ...] = ((),)
+    link: str = ""
 
 
+_TWO_HOSTS = ("devices.nodes=2", "devices.cpus=1")
 GROUPS = (
     Group(
         "benchmarks/jobs/gpt.plt",
@@ -103,6 +110,12 @@ GROUPS = (
     Group("examples/llama_cpu.plt", ("parallelism.tensor=1",), ((), ("parallelism.zero=3",))),
     Group("examples/own/own.plt", ("evaluate.every=100 epochs",), ((), ("data.batch=64",))),
     Group("llama.plt"),
+    Group("benchmarks/jobs/gpt.plt", _TWO_HOSTS, ((), ("parallelism.zero=1",)), link="1gbit"),
+    Group("benchmarks/jobs/gpt.plt", (*_TWO_HOSTS, "parallelism.zero=3"), link="1gbit"),
+    Group("benchmarks/jobs/convnet.plt", _TWO_HOSTS, ((), ("data.batch=256",)), link="1gbit"),
+    Group(
+        "benchmarks/jobs/gpt.plt", (*_TWO_HOSTS, "parallelism.pipeline=2", "parallelism.microbatches=8"), link="1gbit"
+    ),
 )
 
 
@@ -129,7 +142,7 @@ class Row:
 @contextmanager
 def _jobs() -> Iterator[Path]:
     """Gives a folder with the jobs that stand in no other."""
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         (Path(folder) / "llama").mkdir()
         (Path(folder) / "llama" / "config.json").write_text(json.dumps(TINY_LLAMA))
         (Path(folder) / "llama.plt").write_text(TRANSFORMERS)
@@ -156,20 +169,24 @@ def write_table(runs: int) -> None:
 def _rows(group: Group, folder: Path, runs: int) -> Iterator[Row]:
     source = ROOT / group.job if (ROOT / group.job).exists() else folder / group.job
     catalogue = folder / "here.toml"
-    _finish("calibrate", source, "-o", catalogue, *_flags(group.settings))
-    for plan in group.plans:
-        last = {each.partition("=")[0]: each for each in (*group.settings, *plan)}  # of settings of one field
-        settings = tuple(last.values())
-        fixed = (f'devices.catalogue="{catalogue}"', "train.steps=46", "train.epochs=none", "log.every=9 steps")
-        steps = []
-        for run in range(runs):
-            out = folder / f"run-{run}"
-            _finish("run", source, "--out", out, *_flags((*settings, *fixed)))
-            steps.append(json.loads((out / "report.json").read_text())["step_time"])
-            shutil.rmtree(out)
-        if steps[0]["predicted"] is None:
-            raise SystemExit(f"{group.job} {settings} is not predicted")
-        yield Row(group.job, settings, steps[0]["predicted"], tuple(step["measured"] for step in steps))
+    with namespaces(2, group.link) if group.link else nullcontext():
+        finish = _finish_on_hosts if group.link else _finish
+        finish("calibrate", source, "-o", catalogue, *_flags(group.settings))
+        for plan in group.plans:
+            last = {each.partition("=")[0]: each for each in (*group.settings, *plan)}  # of settings of one field
+            settings = tuple(last.values())
+            fixed = (f'devices.catalogue="{catalogue}"', "train.steps=46", "train.epochs=none", "log.every=9 steps")
+            steps = []
+            for run in range(runs):
+                out = folder / f"run-{run}"
+                finish("run", source, "--out", out, *_flags((*settings, *fixed)))
+                steps.append(json.loads((out / "report.json").read_text())["step_time"])
+                shutil.rmtree(out)
+            if steps[0]["predicted"] is None:
+                raise SystemExit(f"{group.job} {settings} is not predicted")
+            link = (f"hosts, {group.link}",) if group.link else ()
+            measured = tuple(step["measured"] for step in steps)
+            yield Row(group.job, (*link, *settings), steps[0]["predicted"], measured)
 
 
 def _flags(settings: tuple[str, ...]) -> list[str]:
@@ -177,6 +194,17 @@ def _flags(settings: tuple[str, ...]) -> list[str]:
 
 
 def _finish(*arguments: object) -> None:
-    run = dslc(*arguments, cwd=ROOT, env={**os.environ, "XDG_CONFIG_HOME": "/nonexistent"})
+    run = dslc(*arguments, cwd=ROOT, env=ENVIRONMENT)
     if run.returncode:
         raise SystemExit(run.stdout + run.stderr)
+
+
+def _finish_on_hosts(*arguments: object) -> None:
+    words = [str(DSLC), *map(str, arguments), "--rendezvous", "host1"]
+    with (
+        TemporaryDirectory() as folder,
+        started(Path(folder), [[str(TOOL), "run", str(n), *words] for n in (1, 2)]) as both,
+    ):
+        for status, said in [command.end() for command in both]:
+            if status:
+                raise SystemExit(said)

@@ -35,16 +35,28 @@ def why_none() -> str:
 @contextmanager
 def namespaces(count: int, rate: str = "") -> Iterator[list[str]]:
     """Makes `host1` …, with links of a `rate` (`100mbit`), and yields their names. They are the machine's: tests that
-    need them wait for each other.
+    need them wait for each other, and hosts that a killed test has left are removed.
     """
     with open(Path(tempfile.gettempdir()) / "dslc-hosts.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [str(TOOL), "up", str(count), *filter(None, [rate])]
-        names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        if _idle():
+            subprocess.run([TOOL, "down"], check=True)
+        made = subprocess.run([TOOL, "up", str(count), *filter(None, [rate])], capture_output=True, text=True)
+        assert made.returncode == 0, f"{made.stderr}`{TOOL} down` removes hosts that are in use"
+        names = made.stdout.split()
         try:
             yield names
         finally:
             subprocess.run([TOOL, "down"], check=True)
+
+
+def _idle() -> bool:
+    """Returns whether there are hosts in which no process runs."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout.splitlines()
+    names = [line.split()[0] for line in listed if line.startswith("host")]
+    return bool(names) and not any(
+        subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True).stdout for name in names
+    )
 
 
 def tool(*arguments: str) -> None:
