@@ -366,10 +366,17 @@ def bench_memory(pairs: int) -> None:
 
 
 def bench_times(pairs: int) -> None:
-    """Predicts the step of plans from calibrations of their jobs, and measures it, two times each."""
+    """Predicts the step of plans from calibrations of their jobs, and measures it, three times each."""
     from benchmarks.step_times import write_table  # here: it takes helpers of the tests
 
     write_table(runs=3)
+
+
+def bench_plans(pairs: int) -> None:
+    """Measures all plans that ten jobs leave to the compiler; writes a table of docs/choosing.md."""
+    from benchmarks.measured_plans import write_measured
+
+    write_measured()
 
 
 def bench_choose(pairs: int) -> None:
@@ -447,11 +454,15 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "stages": bench_stages,
     "checkpoint": bench_checkpoint,
     "programs": bench_programs,
-    "times": bench_times,
     "choose": bench_choose,
+    "plans": bench_plans,
 }
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
-AS_ROOT: dict[str, Callable[[int], None]] = {"faults": bench_faults, "exchanges": bench_exchanges}
+AS_ROOT: dict[str, Callable[[int], None]] = {
+    "faults": bench_faults,
+    "exchanges": bench_exchanges,
+    "times": bench_times,
+}
 
 
 def main() -> None:

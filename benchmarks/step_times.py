@@ -24,6 +24,7 @@ from helpers.hosts import TOOL, namespaces, started  # noqa: E402
 
 PAGE = ROOT / "docs" / "step-time.md"
 MARKS = ("<!-- times, written by `python -m benchmarks times` -->\n", "<!-- end of times -->")
+TRAINED = ("train.steps=46", "train.epochs=none", "log.every=9 steps")
 ENVIRONMENT = {**os.environ, "XDG_CONFIG_HOME": "/nonexistent"}  # without the calibrations of who runs this
 TINY_LLAMA = {
     "model_type": "llama",
@@ -140,7 +141,7 @@ class Row:
 
 
 @contextmanager
-def _jobs() -> Iterator[Path]:
+def jobs_folder() -> Iterator[Path]:
     """Gives a folder with the jobs that stand in no other."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "llama").mkdir()
@@ -152,7 +153,7 @@ def _jobs() -> Iterator[Path]:
 def write_table(runs: int) -> None:
     """Measures all rows, `runs` times each, and writes the table."""
     rows: list[Row] = []
-    with _jobs() as folder:
+    with jobs_folder() as folder:
         for group in GROUPS:
             for row in _rows(group, folder, runs):
                 print(row.text(), flush=True)
@@ -170,16 +171,16 @@ def _rows(group: Group, folder: Path, runs: int) -> Iterator[Row]:
     source = ROOT / group.job if (ROOT / group.job).exists() else folder / group.job
     catalogue = folder / "here.toml"
     with namespaces(2, group.link) if group.link else nullcontext():
-        finish = _finish_on_hosts if group.link else _finish
-        finish("calibrate", source, "-o", catalogue, *_flags(group.settings))
+        command = finish_on_hosts if group.link else finish
+        command("calibrate", source, "-o", catalogue, *flags(group.settings))
         for plan in group.plans:
             last = {each.partition("=")[0]: each for each in (*group.settings, *plan)}  # of settings of one field
             settings = tuple(last.values())
-            fixed = (f'devices.catalogue="{catalogue}"', "train.steps=46", "train.epochs=none", "log.every=9 steps")
+            fixed = (f'devices.catalogue="{catalogue}"', *TRAINED)
             steps = []
             for run in range(runs):
                 out = folder / f"run-{run}"
-                finish("run", source, "--out", out, *_flags((*settings, *fixed)))
+                command("run", source, "--out", out, *flags((*settings, *fixed)))
                 steps.append(json.loads((out / "report.json").read_text())["step_time"])
                 shutil.rmtree(out)
             if steps[0]["predicted"] is None:
@@ -189,17 +190,20 @@ def _rows(group: Group, folder: Path, runs: int) -> Iterator[Row]:
             yield Row(group.job, (*link, *settings), steps[0]["predicted"], measured)
 
 
-def _flags(settings: tuple[str, ...]) -> list[str]:
+def flags(settings: tuple[str, ...]) -> list[str]:
     return [word for each in settings for word in ("--set", each)]
 
 
-def _finish(*arguments: object) -> None:
+def finish(*arguments: object) -> str:
+    """Runs the command on this host, and returns its output."""
     run = dslc(*arguments, cwd=ROOT, env=ENVIRONMENT)
     if run.returncode:
         raise SystemExit(run.stdout + run.stderr)
+    return run.stdout
 
 
-def _finish_on_hosts(*arguments: object) -> None:
+def finish_on_hosts(*arguments: object) -> None:
+    """Runs the command on two hosts at once."""
     words = [str(DSLC), *map(str, arguments), "--rendezvous", "host1"]
     with (
         TemporaryDirectory() as folder,

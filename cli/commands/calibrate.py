@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.cost.calibration_fit import calibration_of
-from dslc.compiler.cost.measured_times import CUTTING, arithmetic
+from dslc.compiler.cost.measured_times import CUTTING, arithmetic, rest_of
 from dslc.compiler.facts.calibration import (
     CONSTANTS,
     TIMES,
@@ -37,10 +37,10 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import table
 from dslc.dsl.bounds import CATALOGUE
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.auto_fields import without_auto
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
+from dslc.jobs.calibrated_plans import plans_to_measure
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import LaunchContext, Ready, launch_quietly, prepare, show_failure
 from dslc.jobs.step_fits import (
@@ -85,86 +85,115 @@ def main(arguments: argparse.Namespace) -> int:
     loaded = combinations[0]
     if len(combinations) > 1:
         print("the job sweeps over several trainings, the first of which is measured", file=sys.stderr)
+    plans = [("", loaded)]
     if loaded.job is not None and not loaded.report.errors:
-        loaded = replace(loaded, job=observed(without_auto(loaded.job)))
-    report = Report()
-    ready = prepare(loaded, report, around=LaunchContext(hosts=bool(rendezvous), environ=None))
-    show(report)
-    if ready is None:
-        return JOB_AT_FAULT
-    unsupported = _unsupported(ready.compiled.analysis)
-    if unsupported:
-        print(plain(f"dslc: {ready.program.file} cannot be calibrated: {unsupported}"), file=sys.stderr)
-        return WRONG_USAGE
-    folder = tempfile.mkdtemp(prefix="dslc-calibrate-")
-    try:
-        status = _measure(ready, folder, arguments)
-    except KeyboardInterrupt:
-        print("the calibration was interrupted: nothing is written", file=sys.stderr)
-        status = INTERRUPTED
-    if status != TRAINING_FAILED:  # whose logs are to be read
-        shutil.rmtree(folder)
-    return status
-
-
-def _measure(ready: Ready, folder: str, arguments: argparse.Namespace) -> int:
-    """Measures on this host, or with others, and writes the times. Raises KeyboardInterrupt."""
-    import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
-    from dslc.runtime.measure.layer_times import stage_count
-
-    mode = _mode(ready)
-    ready = replace(ready, program=replace(ready.program, mode=mode))
-    print(plain(f"measuring {ready.program.file} on {plural(len(ready.places), 'rank')}, for some seconds"), flush=True)
-    if arguments.rendezvous:
-        # One name on all hosts, which may share the folder: the coordinator, whose it is, removes it.
-        run = os.path.join(tempfile.gettempdir(), f"dslc-calibrate-{ready.program.plan_hash}")
-        where = HostPaths(job=arguments.job, rendezvous=arguments.rendezvous, out=run)
-        return train_with_others(ready, where, partial(_end_on_hosts, ready, arguments.output))
-    os.makedirs(os.path.join(folder, "logs"))
-    screen = _ProgressScreen(stage_count(mode))
-    with screen.bar:
-        outcome = launch_quietly(ready.program, ready.places, folder, screen)
-    return _end(ready, arguments.output, outcome, folder)
-
-
-def _end_on_hosts(
-    ready: Ready, output: str | None, outcome: Outcome, report: dict[str, Any] | None, folder: str
-) -> int:
-    """Ends a calibration of several hosts on one of them; the coordinator writes. Raises KeyboardInterrupt."""
-    if outcome.stopped_at is None and (outcome.failure is not None or report is not None):
-        status = _end(ready, output, outcome, folder)
-    else:
-        status = GOOD
-    if outcome.failure is None and (report is not None or not os.path.exists(os.path.join(folder, TIMES))):
-        shutil.rmtree(folder)
-    if outcome.stopped_at is not None:
-        raise KeyboardInterrupt
-    if report is None:
-        print("the coordinator has written the times")
-    return status
-
-
-def _end(ready: Ready, path: str | None, outcome: Outcome, folder: str) -> int:
-    """Shows what ranks measured in `folder`, and writes it."""
-    from dslc.runtime.measure.report import step_time
-    from dslc.runtime.process.records import read_metrics
-
-    if outcome.failure is not None:
-        show_failure(outcome, what="calibration")
-        return TRAINING_FAILED
-    analysis = ready.compiled.analysis
-    assert analysis.staging is not None
-    with open(os.path.join(folder, TIMES), encoding="utf-8") as file:
-        ranks = [from_json(RankMeasurement, rank) for rank in json.load(file)]
-    machine, step = _machine(analysis.layout.processes), step_time(read_metrics(folder))
-    calibration = calibration_of(analysis.staging, analysis.costs, ranks, step, machine)
-    print(plain_lines("\n".join(_table_lines(analysis.staging, calibration))))
-    if path is None:
-        print(plain(_keep(analysis, calibration, ready.program.file)))
-    else:
-        _write(path, analysis, calibration, ready.program.file)
-        print(plain(f'{path} written: `devices.catalogue = "{path}"` makes plans predict with it'))
+        plans = [(name, replace(loaded, job=observed(job))) for name, job in plans_to_measure(loaded.job)]
+    measured = _MeasuredPlans(arguments)
+    for name, plan in plans:
+        report = Report()
+        ready = prepare(plan, report, around=LaunchContext(hosts=bool(rendezvous), environ=None))
+        if name and (ready is None or _unsupported(ready.compiled.analysis)):
+            continue  # `auto` does not take such plans either
+        if not name:
+            show(report)
+        if ready is None:
+            return JOB_AT_FAULT
+        unsupported = _unsupported(ready.compiled.analysis)
+        if unsupported:
+            print(plain(f"dslc: {ready.program.file} cannot be calibrated: {unsupported}"), file=sys.stderr)
+            return WRONG_USAGE
+        status = measured.add(ready, name)
+        if status != GOOD:
+            return status
+    measured.write()
     return GOOD
+
+
+class _MeasuredPlans:
+    """Measures plans of one job, one after another, and keeps the times of all of them."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._job: str = arguments.job
+        self._output: str | None = arguments.output
+        self._rendezvous: str | None = arguments.rendezvous
+        self._ready: Ready | None = None  # of the last plan
+        self._times: Calibration | None = None  # of all plans; none on hosts other than the coordinator
+
+    def add(self, ready: Ready, name: str) -> int:
+        """Measures a plan, which `name` tells from the first one. Returns the exit status."""
+        folder = tempfile.mkdtemp(prefix="dslc-calibrate-")
+        self._ready = ready = replace(ready, program=replace(ready.program, mode=_mode(ready)))
+        plan = f" with `{name}`" if name else ""
+        ranks = plural(len(ready.places), "rank")
+        print(plain(f"measuring {ready.program.file} on {ranks}{plan}, for some seconds"), flush=True)
+        try:
+            status = self._measure(ready, folder)
+        except KeyboardInterrupt:
+            print("the calibration was interrupted: nothing is written", file=sys.stderr)
+            status = INTERRUPTED
+        if status != TRAINING_FAILED:  # whose logs are to be read
+            shutil.rmtree(folder)
+        return status
+
+    def _measure(self, ready: Ready, folder: str) -> int:
+        """Measures on this host, or with others. Raises KeyboardInterrupt."""
+        import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
+        from dslc.runtime.measure.layer_times import stage_count
+
+        if self._rendezvous:
+            # One name on all hosts, which may share the folder: the coordinator, whose it is, removes it.
+            run = os.path.join(tempfile.gettempdir(), f"dslc-calibrate-{ready.program.plan_hash}")
+            where = HostPaths(job=self._job, rendezvous=self._rendezvous, out=run)
+            return train_with_others(ready, where, partial(self._end_on_hosts, ready))
+        os.makedirs(os.path.join(folder, "logs"))
+        mode = ready.program.mode
+        assert isinstance(mode, CalibrateMode)
+        screen = _ProgressScreen(stage_count(mode))
+        with screen.bar:
+            outcome = launch_quietly(ready.program, ready.places, folder, screen)
+        return self._end(ready, outcome, folder)
+
+    def _end_on_hosts(self, ready: Ready, outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
+        """Ends the measurement of several hosts on one of them. Raises KeyboardInterrupt."""
+        if outcome.stopped_at is None and (outcome.failure is not None or report is not None):
+            status = self._end(ready, outcome, folder)
+        else:
+            status = GOOD
+        if outcome.failure is None and (report is not None or not os.path.exists(os.path.join(folder, TIMES))):
+            shutil.rmtree(folder)
+        if outcome.stopped_at is not None:
+            raise KeyboardInterrupt
+        return status
+
+    def _end(self, ready: Ready, outcome: Outcome, folder: str) -> int:
+        """Takes and shows what ranks measured in `folder`."""
+        from dslc.runtime.measure.report import step_time
+        from dslc.runtime.process.records import read_metrics
+
+        if outcome.failure is not None:
+            show_failure(outcome, what="calibration")
+            return TRAINING_FAILED
+        analysis = ready.compiled.analysis
+        assert analysis.staging is not None
+        with open(os.path.join(folder, TIMES), encoding="utf-8") as file:
+            ranks = [from_json(RankMeasurement, rank) for rank in json.load(file)]
+        known = self._times or _machine(analysis.layout.processes)
+        self._times = calibration_of(analysis.staging, analysis.costs, ranks, step_time(read_metrics(folder)), known)
+        print(plain_lines("\n".join(_table_lines(analysis.staging, self._times, known))))
+        return GOOD
+
+    def write(self) -> None:
+        """Writes the times of all plans, on the coordinator if there are several hosts."""
+        assert self._ready is not None
+        if self._times is None:
+            print("the coordinator has written the times")
+            return
+        analysis, file = self._ready.compiled.analysis, self._ready.program.file
+        if self._output is None:
+            print(plain(_keep(analysis, self._times, file)))
+        else:
+            _write(self._output, analysis, self._times, file)
+            print(plain(f'{self._output} written: `devices.catalogue = "{self._output}"` makes plans predict with it'))
 
 
 def _keep(analysis: Analysis, calibration: Calibration, job: str) -> str:
@@ -317,21 +346,27 @@ class _ProgressScreen(io.StringIO):
         return len(text)
 
 
-def _table_lines(staging: Staging, calibration: Calibration) -> list[str]:
-    """Returns the table of what was measured."""
+def _table_lines(staging: Staging, calibration: Calibration, known: Calibration) -> list[str]:
+    """Returns the table of what was measured and not `known` before."""
     samples, kind = staging.workload.share / staging.layout.microbatches, arithmetic(staging)
     rows: list[Sequence[str]] = [("what", "forward", "backward")]
     runs: dict[str, list[str]] = {}
     for layer in staging.model.of_a_rank:
-        runs.setdefault(layer_signature(layer, kind), []).append(layer.name)
+        signature = layer_signature(layer, kind)
+        if signature not in known.layers:
+            runs.setdefault(signature, []).append(layer.name)
     for signature, names in runs.items():
         time = calibration.layers[signature]
         what = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         rows.append((what, time_text(time.forward.seconds(samples)), time_text(time.backward.seconds(samples))))
-    for time in calibration.losses.values():
+    for time in (time for name, time in calibration.losses.items() if name not in known.losses):
         rows.append(("loss", time_text(time.forward.seconds(samples)), time_text(time.backward.seconds(samples))))
     for name, each in calibration.collectives.items():
+        if name in known.collectives:
+            continue
         rate = f" and {1e-9 / each.byte:.3g} GB/s" if each.byte else ""
         operation, ranks, *hosts = name.split(" ", 2)
         rows.append((" ".join([operation, ranks, "ranks", *hosts]), time_text(each.latency) + rate, ""))
+    rest = calibration.rest[rest_of(staging)]
+    rows.append(("the rest of a step", time_text(rest), ""))
     return table(rows)

@@ -23,6 +23,7 @@ from dslc.compiler.facts.calibration import (
     collective_name,
     layer_signature,
     loss_signature,
+    merge_calibrations,
 )
 from dslc.compiler.placement.staging import Staging
 
@@ -32,10 +33,10 @@ def calibration_of(
     costs: tuple[RankCost, ...],
     measured: Sequence[RankMeasurement],
     step: float | None,
-    machine: Calibration,
+    known: Calibration,
 ) -> Calibration:
-    """Returns the times of the slowest rank, in the calibration `machine`, which says where they were measured. `step`
-    is the time of the job's own step, if it was measured.
+    """Returns the times of the slowest rank, added to those `known` from other plans of the job, which stay.
+    `step` is the time of the job's own step, if it was measured.
     """
     kind, model = arithmetic(staging), staging.model
     passes = [_slowest([rank.passes[at] for rank in measured]) for at in range(2)]
@@ -50,8 +51,8 @@ def calibration_of(
         collectives[collective_name(first.operation, first.ranks, across=first.across)] = CollectiveTime(
             latency=line.fixed, byte=line.each
         )
-    calibration = replace(
-        machine,
+    found = replace(
+        known,
         layers={name: _mean(times) for name, times in layers.items()},
         losses={loss_signature(staging.job.model.loss.word, model.output, kind): _layer_time(passes, "")},
         updates={update_of(staging): max(rank.update / max(1, rank.parameters) for rank in measured)},
@@ -59,28 +60,30 @@ def calibration_of(
         data={source_of(staging): max(rank.data for rank in measured)},
         overlap={network_of(staging): min(rank.overlap for rank in measured)},
     )
-    return _fitted(staging, costs, calibration, step)
+    return _fitted(staging, costs, merge_calibrations(found, known), step, known)
 
 
-def _fitted(staging: Staging, costs: tuple[RankCost, ...], calibration: Calibration, step: float | None) -> Calibration:
+def _fitted(
+    staging: Staging, costs: tuple[RankCost, ...], calibration: Calibration, step: float | None, known: Calibration
+) -> Calibration:
     """Returns the calibration by which the job's own step takes as long as it did.
 
     What the step took beyond its parts is its `rest`. A step that took less than its parts shows that these were
-    measured beside other work: the layers' times are scaled down, to half of them at most.
+    measured beside other work: the times of layers that were not `known` are scaled down, to half of them at most.
     """
-    calibration = replace(calibration, rest={rest_of(staging): 0.0})
+    calibration = replace(calibration, rest={**known.rest, rest_of(staging): 0.0})
     hardware = replace(staging.layout.hardware, calibration=calibration)
     predicted = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
     if step is None or predicted.step_time is None:
         return calibration
     beyond = step - predicted.step_time
     if beyond >= 0 or not predicted.arithmetic:
-        return replace(calibration, rest={rest_of(staging): max(0.0, beyond)})
+        return replace(calibration, rest={**known.rest, rest_of(staging): max(0.0, beyond)})
     factor = max(0.5, 1 + beyond / predicted.arithmetic)
     return replace(
         calibration,
-        layers={name: _scaled(time, factor) for name, time in calibration.layers.items()},
-        losses={name: _scaled(time, factor) for name, time in calibration.losses.items()},
+        layers={name: _scaled(time, factor) for name, time in calibration.layers.items()} | dict(known.layers),
+        losses={name: _scaled(time, factor) for name, time in calibration.losses.items()} | dict(known.losses),
     )
 
 
