@@ -36,7 +36,7 @@ NOT_NAMES = frozenset(
     with without among between away near far beyond bad good
     """.split()  # noqa: SIM905 - a list of a hundred strings is longer
 )
-MAX_VAGUE_NAMES = 5  # `Node.at` is called in 300 places; records of plan files keep their names
+MAX_VAGUE_NAMES = 1  # a record of plan files keeps its name
 MAX_REPEATED_CLASSES = 9  # nodes of the syntax tree, records of plan files, and what implements them
 
 # Libraries that the runtime uses only for jobs that ask for them.

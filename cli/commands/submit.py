@@ -110,7 +110,7 @@ def _check(runs: Sequence[Ready], report: Report) -> None:
         report.add(
             "E0818",
             "a submitted job goes on from its own newest checkpoint, and this one names another to begin with",
-            job.checkpoint.at("resume"),
+            job.checkpoint.value_span("resume"),
             help=f"copy it to `checkpoints/` in the run directory, and say `resume = auto`: {job.checkpoint.resume}",
         )
     call = job.launch.with_
@@ -121,7 +121,7 @@ def _check(runs: Sequence[Ready], report: Report) -> None:
                 "E0819",
                 f"SLURM would warn {seconds} s before the time limit, which some steps and a checkpoint take, and the "
                 f"limit is {call.time:g} s",
-                call.at("time"),
+                call.value_span("time"),
                 help=f'{2 * seconds / 60:.0f} min are the least; or `options = ["--signal=USR1@…"]` and no `time`',
             )
 
@@ -148,7 +148,7 @@ def _options_fit(runs: Sequence[Ready], folders: Sequence[str], name: str, repor
             manifest(runs, folders, name, lambda: _NO_TOKEN)
         except OptionError as error:
             help = "`spec.path=value`, as `kubectl explain job.spec` shows the fields"
-            report.add("E0837", str(error), call.at("options"), help=help)
+            report.add("E0837", str(error), call.value_span("options"), help=help)
             return False
     return True
 
@@ -159,14 +159,14 @@ def _check_launcher(job: JobSpec, report: Report) -> None:
         report.add(
             "E0817",
             f"`dslc submit` hands a job to SLURM or Kubernetes, and this one says `{call.word}()`",
-            job.launch.at("with_"),
+            job.launch.value_span("with_"),
             help="`--set launch.with=slurm()`; `dslc run` starts the others",
         )
     if isinstance(call, Kubernetes) and not call.volumes:
         report.add(
             "W0817",
             "without a volume, weights, metrics and checkpoints are gone when the pods are",
-            job.launch.at("with_"),
+            job.launch.value_span("with_"),
             help='`volumes = ["claim:/runs"]` mounts a persistent volume claim, which holds the run directory',
         )
 

@@ -135,7 +135,7 @@ def _check_looks(job: JobSpec, looks: int) -> Iterator[Diagnostic]:
         yield Diagnostic(
             LOOKS.code,
             f"an elastic job is checked for each count of its nodes, in each combination of its sweep: {looks:,} times",
-            job.devices.at("nodes"),
+            job.devices.value_span("nodes"),
             help=f"{LOOKS.most} are the most: a shorter range",
         )
 
@@ -145,6 +145,6 @@ def tell_of_work(seen: str, job: JobSpec, report: Report) -> None:
     report.add(
         "W0614",
         f"{seen} checked: all of them would take long for a job of this size",
-        job.model.at("network"),
+        job.model.value_span("network"),
         help="`--set` chooses one to check",
     )

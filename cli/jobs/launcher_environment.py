@@ -46,7 +46,7 @@ def world_for(
     else:
         why = _contradiction(layout, found[word]) or _other_restarts(job, environ)
         if why:
-            report.add("E0810", why, job.launch.at("with_"), help=f"`{_command(job, layout)}`")
+            report.add("E0810", why, job.launch.value_span("with_"), help=f"`{_command(job, layout)}`")
         return found[word]
     return None
 
@@ -75,8 +75,8 @@ def counts_there(
         "E0810",
         f"{world.command} has started processes on {plural(nodes, 'node')}, and the job trains on "
         f"{either(sorted(counts))}",
-        job.launch.at("with_"),
-        notes=[Note(message="the range is here", span=job.devices.at("nodes"))],
+        job.launch.value_span("with_"),
+        notes=[Note(message="the range is here", span=job.devices.value_span("nodes"))],
         help=f"`{_command(job, layout)}`",
     )
     return {}
@@ -133,7 +133,7 @@ def _not_started(
     report.add(
         NOT_STARTED,
         f"the job says `{word}()`, and {instead}",
-        job.launch.at("with_"),
+        job.launch.value_span("with_"),
         help=f"`{_command(job, layout)}`; or `--set launch.with=local()`",
     )
 
@@ -146,7 +146,7 @@ def _not_asked(job: JobSpec, found: Mapping[str, World], environ: Mapping[str, s
         report.add(
             NOT_STARTED,
             f"the job says `{word}()`, and {_describe_start(other)}, each of which would train all of it",
-            job.launch.at("with_"),
+            job.launch.value_span("with_"),
             help=f"`--set launch.with={other.word}()`, or the command without {other.command}, once",
         )
         return
@@ -156,7 +156,7 @@ def _not_asked(job: JobSpec, found: Mapping[str, World], environ: Mapping[str, s
             NOT_STARTED,
             f"the job says `{word}()`, which starts all processes, and the environment says that this is one of "
             f"several: {' and '.join(stale)}",
-            job.launch.at("with_"),
+            job.launch.value_span("with_"),
             help=f"`unset {' '.join(name for name in _ALONE if name in environ)}`; or `launch.with = torchrun()` with "
             "torchrun's command",
         )

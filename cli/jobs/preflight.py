@@ -30,11 +30,11 @@ def check_needs(job: JobSpec, layout: Layout, environ: Mapping[str, str], report
     """Reports variables that have no meaning (E0825), and limits below what the ranks of this host need (E0826)."""
     backend = "nccl" if layout.device == "cuda" else "gloo"
     for why, help in _variables(backend, environ):
-        report.add("E0825", f"{why}, on {socket.gethostname()}", job.launch.at("with_"), help=help)
+        report.add("E0825", f"{why}, on {socket.gethostname()}", job.launch.value_span("with_"), help=help)
     for why, help in _hidden(environ.get("PYTHONPATH", "")):
-        report.add("E0825", f"{why}, on {socket.gethostname()}", job.launch.at("with_"), help=help)
+        report.add("E0825", f"{why}, on {socket.gethostname()}", job.launch.value_span("with_"), help=help)
     for why, help in _limits(layout):
-        report.add("E0826", f"{why}, on {socket.gethostname()}", job.launch.at("with_"), help=help)
+        report.add("E0826", f"{why}, on {socket.gethostname()}", job.launch.value_span("with_"), help=help)
 
 
 def _variables(backend: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

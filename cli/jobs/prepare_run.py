@@ -115,7 +115,7 @@ def detect_launcher(
         report.add(
             "E0807",
             "hosts are to meet, and the job takes one node",
-            job.devices.at("nodes"),
+            job.devices.value_span("nodes"),
             help="`devices.nodes` is their number; or leave out `--rendezvous` and DSLC_RENDEZVOUS",
         )
     elif (nodes > 1 or elastic) and not around.hosts and not isinstance(job.launch.with_, SSH):
@@ -124,7 +124,7 @@ def detect_launcher(
         report.add(
             "E0807",
             f"the job takes {takes}, and this command runs on one",
-            job.devices.at("nodes"),
+            job.devices.value_span("nodes"),
             help=f"`dslc run {job.source.name} --rendezvous HOST` on each of them trains, where HOST is the name or "
             "address of one; `--set devices.nodes=1` is for one machine",
         )

@@ -56,7 +56,7 @@ def warn_of_strangers(ready: Ready, rendezvous: Rendezvous) -> None:
         "W0828",
         "whoever reaches the port of the rendezvous can take the place of a host, or end the training, as the run has "
         "no secret",
-        job.devices.at("nodes"),
+        job.devices.value_span("nodes"),
         help=f"`export {TOKEN}=$(openssl rand -hex 32)`, the same on all hosts; a run with checkpoints and --out makes "
         "a secret of its own in that folder",
     )

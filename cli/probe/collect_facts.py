@@ -44,7 +44,7 @@ def _look_for_torchvision(job: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(
             code="W0803",
             message="`augment` needs the library `torchvision`, which is not installed",
-            span=source.at("augment"),
+            span=source.value_span("augment"),
             help="`pip install 'dslc[torchvision]'`; torch for CPUs alone is best beside torchvision for CPUs alone, "
             "from the same index",
         )

@@ -66,13 +66,15 @@ def _try_images(trial: Trial, source: Call, facts: SourceFacts) -> Findings[None
         answer = in_child(work)
         tried = answer.get("made")
         if tried is None:
-            yield Diagnostic("E0335", f"torchvision does not take this: {answer['error']}", source.at("augment"))
+            yield Diagnostic(
+                "E0335", f"torchvision does not take this: {answer['error']}", source.value_span("augment")
+            )
     if tried is not None:
         yield from _compare(source, tuple(step.shape), tried)
 
 
 def _compare(source: PictureSource, wanted: tuple[int, ...], tried: dict[str, Json]) -> Iterator[Diagnostic]:
-    place = source.at("transform" if source.transform is not None else "augment")
+    place = source.value_span("transform" if source.transform is not None else "augment")
     made = tuple(tried["shape"])
     if made != wanted:
         crop = f"`RandomResizedCrop({wanted[-1]})` or `CenterCrop({wanted[-1]})` in it"
@@ -144,7 +146,7 @@ def _try_weights(trial: Trial, sampler: Weighted) -> Findings[None]:
         yield Diagnostic(
             "E0318",
             f"{name} does not fit: {fault.removeprefix(f'{step.line}: ')}",
-            sampler.at("weights"),
+            sampler.value_span("weights"),
             help="one number of at least 0 for each sample, in the order of the source",
         )
 

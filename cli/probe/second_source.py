@@ -125,12 +125,14 @@ def compare_twice(trial: Trial, call: PythonSource, ranks: int, hashes: bool) ->
             else "a training that resumes goes on with other data, and what was held out may be trained on"
         )
         what = "the data set is another each time it is made" if why == "entropy" else _ORDER[why]
-        yield Diagnostic(code, f"{what}: {sample} differs, and {so}", call.at("function"), label=label, help=_HELP[why])
+        yield Diagnostic(
+            code, f"{what}: {sample} differs, and {so}", call.value_span("function"), label=label, help=_HELP[why]
+        )
         return
     yield Diagnostic(
         "W0657",
         f"{_ORDER[why]}: {sample} differs, and a training that resumes, or runs on another host, has other data",
-        call.at("function"),
+        call.value_span("function"),
         label=label,
         help=_HELP[why],
     )

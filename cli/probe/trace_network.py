@@ -386,7 +386,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
     import_torch_for_children()
     real = RealBatch(trial)
     answer = in_child(kept.watched(lambda: _or_fault(work), real.load_batch))
-    yield from check_what_is_left(f"`{network.path}`", answer, network.at("path"))
+    yield from check_what_is_left(f"`{network.path}`", answer, network.value_span("path"))
     if "made" in answer:
         made = answer["made"]
         if faults := list(_faults(job, made["facts"])):
@@ -399,7 +399,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
     yield Diagnostic(
         "E0805",
         f"`{network.path}` cannot be used as a model: {answer['error']}",
-        network.at(answer["argument"] or "path"),
+        network.value_span(answer["argument"] or "path"),
         help=answer["remedy"] or "arguments of `transformers(…)` override the configuration",
     )
     return None
@@ -459,13 +459,13 @@ def _faults(job: JobSpec, made: Json) -> Iterator[Diagnostic]:
     if not isinstance(made, dict) or _FAULT not in made or adapter is None:
         return
     if not made["dense"]:
-        yield Diagnostic("E0727", made[_FAULT], adapter.at(made["argument"]), help=_REMEDIES[made["argument"]])
+        yield Diagnostic("E0727", made[_FAULT], adapter.value_span(made["argument"]), help=_REMEDIES[made["argument"]])
         return
     ends = dict.fromkeys(name.rpartition(".")[2] for name in made["dense"])
     yield from unmatched_patterns(
         "0727",
         "`model.adapter.targets`: no dense layer is called @",
-        adapter.at("targets"),
+        adapter.value_span("targets"),
         adapter.targets,
         [*ends, *made["dense"]],
         what="its dense layers",
@@ -505,7 +505,7 @@ def open_weights(trial: Trial) -> Findings[Trial | None]:
     yield Diagnostic(
         "W0712",
         f"{files.path} cannot be read as weights: {answer['error']}",
-        start.at("path"),
+        start.value_span("path"),
         help="a file in which `torch.save` has put a state dict: names and tensors, and nothing that runs",
     )
     return None

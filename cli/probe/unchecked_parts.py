@@ -89,8 +89,8 @@ def uncalled_network(job: JobSpec, source: SourceFacts) -> Diagnostic:
     return Diagnostic(
         "W0439",
         "the network was made, but not called: the shape of a sample is not known while the data is missing",
-        job.model.at("network"),
-        notes=(Note(message="the data", span=job.data.at("source")),),
+        job.model.value_span("network"),
+        notes=(Note(message="the data", span=job.data.value_span("source")),),
         help=source.help,
     )
 
@@ -104,12 +104,12 @@ def uncompared_parts(analysis: Analysis, name: str) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "W0439",
             f"the tensors of {name} are not compared with the network",
-            job.model.at("network"),
+            job.model.value_span("network"),
             help="`--trace` calls the function that makes it, and compares them" if own else "",
         )
     if analysis.workload.train is None:
         yield Diagnostic(
             "W0439",
             f"the number of samples of {name} is not compared: that of the data is not known",
-            job.data.at("source"),
+            job.data.value_span("source"),
         )

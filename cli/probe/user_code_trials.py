@@ -83,7 +83,7 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
         yield Diagnostic(
             "E0681",
             f"the loss computes with a tensor on the CPU beside those on the GPU ({answer['cpu']})",
-            job.model.at("loss"),
+            job.model.value_span("loss"),
             help="`.to(output.device)` for a tensor that is kept; `device = output.device` for one that the loss makes",
         )
         return None
@@ -96,7 +96,7 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             "W0625",
             f"the loss of a sample depends on the others of its batch, and a batch is cut into {pieces} pieces: the "
             "training is not that of one process",
-            job.model.at("loss"),
+            job.model.value_span("loss"),
             help=f'`python("{call.function}", over = all)` is given the outputs and targets of the whole batch, on any '
             "number of ranks and micro-batches",
         )
@@ -116,7 +116,7 @@ def _loss_state(call: PythonLoss, names: Sequence[str], moves: bool) -> Diagnost
     return Diagnostic(
         "E0661" if moves else "E0660",
         f"the loss `{call.function}` {message}",
-        call.at("function"),
+        call.value_span("function"),
         help=f"make the loss a module of the network, whose `forward` returns it, with `loss = own()`{fixed}",
     )
 
@@ -221,8 +221,8 @@ def try_targets(trial: Trial) -> Findings[None]:
             "E0691",
             f"`{metric.word}` counts all targets, and a sample has the target {target}, where the network scores "
             f"{plural(classes, 'class')}",
-            metric.span or job.evaluate.at("metrics"),
-            notes=(Note(message="the loss is yours", span=job.model.at("loss")),),
+            metric.span or job.evaluate.value_span("metrics"),
+            notes=(Note(message="the loss is yours", span=job.model.value_span("loss")),),
             help=f'`python("{job.model.loss.function}", ignore = {target})` leaves {target} out of metrics as well',
         )
 
@@ -265,15 +265,15 @@ def try_step(trial: Trial) -> Findings[None]:
             "E0624",
             "a part of the network is used otherwise than by calling it, and its parameters are gathered only then: "
             f"{found['where']}",
-            job.parallelism.at("zero"),
-            notes=(Note(message="the step", span=job.train.at("step")),),
+            job.parallelism.value_span("zero"),
+            notes=(Note(message="the step", span=job.train.value_span("step")),),
             help="call the part itself, so that its `forward` uses its parameters; or `zero = 1`",
         )
     if found.get("draws") and ranks > 1:
         yield Diagnostic(
             "W0624",
             f"the step draws random numbers, which are others on each of {ranks} ranks than in one process",
-            job.train.at("step"),
+            job.train.value_span("step"),
             help="draw them in the data set, whose random numbers follow from the seed and the sample's number",
         )
 
@@ -332,8 +332,8 @@ def try_optimizer(trial: Trial) -> Findings[Trial | None]:
         yield Diagnostic(
             "E0690",
             f"`no_decay` divides the parameters into two groups, which `{call.function}` does not take: {found}",
-            job.train.at("no_decay"),
-            notes=(Note(message="the optimizer", span=job.train.at("optimizer")),),
+            job.train.value_span("no_decay"),
+            notes=(Note(message="the optimizer", span=job.train.value_span("optimizer")),),
             help="leave `no_decay` out; or an optimizer whose `params` may be groups, as those of `torch.optim` are",
         )
         return None
@@ -386,7 +386,7 @@ def used(
 
     import_torch_for_children()
     answer = in_child(watched(work) if watched else work)
-    yield from check_what_is_left(f"`{call.function}`", answer, call.at("function"))
+    yield from check_what_is_left(f"`{call.function}`", answer, call.value_span("function"))
     if "made" in answer:
         return answer["made"]
     if absent and not answer["absent"]:
@@ -394,7 +394,7 @@ def used(
             "W0650",
             f"`{call.function}` fails on invented numbers ({answer['error']}), and could not be tried on others, as "
             f"{absent}",
-            call.at("function"),
+            call.value_span("function"),
             label=answer["where"],
             help="`dslc run --try` trains the first steps, on the outputs that the network gives",
         )
@@ -402,7 +402,7 @@ def used(
     yield Diagnostic(
         "E0802",
         f"`{call.function}` cannot be used as {article(what)}: {answer['error']}",
-        call.at("function"),
+        call.value_span("function"),
         label=answer["where"],
         help=answer["remedy"] or _remedy(call, what, answer),
     )

@@ -51,7 +51,7 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
         report.add(
             "E0901",
             f"there is no checkpoint in {place}",
-            job.checkpoint.at("resume"),
+            job.checkpoint.value_span("resume"),
             help="a checkpoint (`step-00000050`), a folder that holds some, or a run directory",
         )
         return ""
@@ -90,7 +90,7 @@ def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
         Diagnostic(
             code="E0902",
             message=f"{path_text(candidate.path)} is damaged: {candidate.damage}",
-            span=analysis.job.checkpoint.at("resume"),
+            span=analysis.job.checkpoint.value_span("resume"),
             help="it cannot be repaired: resume from an older one, or copy it again from an intact copy",
         )
     ]
@@ -106,7 +106,7 @@ def _incompatibilities(path: str, manifest: Manifest, analysis: Analysis) -> Ite
         other = misfitting_tensors(fit.tensors, tensors_of(analysis.model, fit.tensors))
         if other:
             remedy = "the network that it was written with; `dslc export` and `model.weights` begin a new training"
-            yield wrong("E0903", other, job.model.at("network"), remedy)
+            yield wrong("E0903", other, job.model.value_span("network"), remedy)
     optimizer = job.train.optimizer
     own = isinstance(optimizer, PythonOptimizer)
     if not own or analysis.facts.optimizer is not None:
@@ -115,25 +115,31 @@ def _incompatibilities(path: str, manifest: Manifest, analysis: Analysis) -> Ite
             written = f'python("{fit.optimizer}", …)' if ":" in fit.optimizer else f"{fit.optimizer.lower()}(…)"
             kind = step.kind if own else optimizer.word
             what = f"its optimizer is {written.removesuffix('(…)')}, and the job's {kind}"
-            yield wrong("E0904", what, job.train.at("optimizer"), f"`optimizer = {written}`")
+            yield wrong("E0904", what, job.train.value_span("optimizer"), f"`optimizer = {written}`")
         elif set(step.state) != set(fit.states):
             kept, wanted = (", ".join(states) or "nothing" for states in (fit.states, step.state))
             what = f"its optimizer keeps {kept} for each parameter, and the job's {wanted}"
             yield wrong("E0904", what, optimizer.span, "the arguments that decide it, as `momentum` and `amsgrad`")
     same: list[tuple[str, int | str, int | str | None, Span | None, str]] = [
-        ("seed", fit.seed, job.train.seed, job.train.at("seed"), f"`train.seed = {fit.seed}`"),
-        ("global batch", fit.batch, job.data.batch, job.data.at("batch"), f"`data.batch = {fit.batch}`"),
-        ("shuffling", fit.shuffle, job.data.shuffle, job.data.at("shuffle"), f"`shuffle = {str(fit.shuffle).lower()}`"),
+        ("seed", fit.seed, job.train.seed, job.train.value_span("seed"), f"`train.seed = {fit.seed}`"),
+        ("global batch", fit.batch, job.data.batch, job.data.value_span("batch"), f"`data.batch = {fit.batch}`"),
+        (
+            "shuffling",
+            fit.shuffle,
+            job.data.shuffle,
+            job.data.value_span("shuffle"),
+            f"`shuffle = {str(fit.shuffle).lower()}`",
+        ),
         (
             "number of training samples",
             fit.train_samples,
             0 if workload.endless else workload.train,
-            job.data.at("source"),
+            job.data.value_span("source"),
             "the same data, and the same `validation`",
         ),
     ]
     if workload.visited is not None and workload.train is not None:
-        what, span = data_step(analysis).order, job.data.at("sampler" if job.data.sampler else "source")
+        what, span = data_step(analysis).order, job.data.value_span("sampler" if job.data.sampler else "source")
         same.append(("order of samples", fit.order, what, span, "the same `sampler`, or the same mixture"))
     found = False
     for what, theirs, ours, span, help in same:
@@ -143,8 +149,8 @@ def _incompatibilities(path: str, manifest: Manifest, analysis: Analysis) -> Ite
     per_epoch = 0 if workload.endless else workload.steps_per_epoch
     if not found and per_epoch is not None and per_epoch != fit.steps_per_epoch:
         what = f"its epochs are of {plural(fit.steps_per_epoch, 'step')}, and the job's of {per_epoch:,}"
-        yield wrong("E0905", what, job.data.at("last_batch"), "the same `last_batch`")
+        yield wrong("E0905", what, job.data.value_span("last_batch"), "the same `last_batch`")
     if workload.steps is not None and manifest.step > workload.steps:
-        span = job.train.at("epochs") if job.train.epochs is not None else job.train.at("steps")
+        span = job.train.value_span("epochs") if job.train.epochs is not None else job.train.value_span("steps")
         what = f"it is at step {manifest.step:,}, and the job ends after {workload.steps:,}"
         yield wrong("E0906", what, span, f"more than {plural(manifest.step, 'step')}, or an older checkpoint")

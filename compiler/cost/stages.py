@@ -67,7 +67,7 @@ def cut(
         yield Diagnostic(
             "E0410",
             f"{plural(layers, 'layer')} cannot fill {plural(stages, 'stage')}",
-            job.parallelism.at("pipeline"),
+            job.parallelism.value_span("pipeline"),
             label=f"{layout.sizes['pipeline']} ranks x {layout.virtual_stages} stages"
             if layout.virtual_stages > 1
             else "",
@@ -85,8 +85,8 @@ def cut(
             "E0411",
             f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
             f"and the job has {plural(stages, 'stage')} and {plural(layers, 'layer')}",
-            job.parallelism.at("stages"),
-            notes=(Note(_layer_list(model), job.model.at("network")),),
+            job.parallelism.value_span("stages"),
+            notes=(Note(_layer_list(model), job.model.value_span("network")),),
             help=f"one count for each stage, as in `stages = {[len(stage) for stage in likely]}`, or `balanced`",
         )
         return None

@@ -194,7 +194,7 @@ def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
         asynchronous=checkpoint.asynchronous,
         folder=portable(checkpoint.dir, os.getcwd()) if checkpoint.dir else "",
         resume=portable(checkpoint.resume, analysis.job.folder) if checkpoint.resume else "none",
-        line=short_line(checkpoint.at("every") if checkpoint.is_set("every") else None),
+        line=short_line(checkpoint.value_span("every") if checkpoint.is_set("every") else None),
     )
 
 
@@ -245,7 +245,7 @@ def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
         rename=start.rename,
         allow_missing=start.allow_missing,
         allow_unused=start.allow_unused,
-        line=short_line(start.at("path")),
+        line=short_line(start.value_span("path")),
     )
 
 
@@ -302,7 +302,7 @@ def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: Par
         ignore=-100 if ignore is None else ignore,
         workers=job.data.workers,
         stream=workload.stream,
-        line=short_line(source.span if isinstance(job.data.source, c.Mixture) else job.data.at("source")),
+        line=short_line(source.span if isinstance(job.data.source, c.Mixture) else job.data.value_span("source")),
     )
 
 
@@ -439,7 +439,7 @@ def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
     if isinstance(schedule, Plateau):
         own_names = {field.name for field in dataclasses.fields(p.PlateauStep)} & values.keys()
         of_plateau = {name: values.pop(name) for name in own_names}
-        values["plateau"] = p.PlateauStep(**of_plateau, line=short_line(schedule.at("metric")))
+        values["plateau"] = p.PlateauStep(**of_plateau, line=short_line(schedule.value_span("metric")))
     return p.LearningRateStep(kind=schedule.curve, steps=workload.steps, **values)  # type: ignore[arg-type]
 
 
@@ -464,5 +464,5 @@ def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | N
 def goal_step(goal: Goal | None) -> p.GoalStep | None:
     if goal is None:
         return None
-    step = p.GoalStep(metric=goal.metric, highest=goal.highest, line=short_line(goal.at("metric")))
+    step = p.GoalStep(metric=goal.metric, highest=goal.highest, line=short_line(goal.value_span("metric")))
     return replace(step, patience=goal.patience, by=goal.by) if isinstance(goal, EarlyStopping) else step

@@ -158,7 +158,7 @@ def loss_step(job: JobSpec, source: SourceFacts, output: TensorFact | None = Non
         counts=loss_divisor(job, source),
         ignore=ignored(job, source),
         python=python_function(loss) if isinstance(loss, c.PythonLoss) else None,
-        line=short_line(job.model.at("loss")),
+        line=short_line(job.model.value_span("loss")),
         together=int(compares(loss)),  # as on one rank
     )
 
@@ -187,7 +187,7 @@ def sampler_step(job: JobSpec, samples: int) -> p.SamplerStep | None:
         window=getattr(sampler, "window", 0),
         file=portable(numbers, job.folder) if isinstance(numbers, str) else "",
         python=python_function(numbers) if isinstance(numbers, PythonNumbers) else None,
-        line=short_line(sampler.span or job.data.at("sampler")),
+        line=short_line(sampler.span or job.data.value_span("sampler")),
     )
 
 

@@ -90,7 +90,7 @@ def _graph(
         yield Diagnostic(
             "E0217",
             "the network has no parameters: there is nothing to train",
-            network.span if isinstance(network, Call) else model.at("network"),
+            network.span if isinstance(network, Call) else model.value_span("network"),
             help="add a layer that learns, such as `linear(10)`",
         )
         return None
@@ -243,7 +243,7 @@ def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
                 Diagnostic(
                     code="E0226",
                     message=fault,
-                    span=spec.at("tie"),
+                    span=spec.value_span("tie"),
                     help="one `embedding` in the list, and `tie = true` in the last layer",
                 )
             )
@@ -253,7 +253,7 @@ def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
                 Diagnostic(
                     code="E0226",
                     message=f"a weight of {say(shape)} cannot be that of the embedding, {say(table.shape)}",
-                    span=spec.at("tie"),
+                    span=spec.value_span("tie"),
                     notes=(Note("the embedding", tables[0].span),),
                     help="as many features as tokens, and an input as wide as the embedding",
                 )

@@ -41,7 +41,7 @@ def expand(network: Call, source: SourceFacts) -> Expansion:
     for name in ("layers", "widths", "channels"):
         asked = getattr(network, name, 0)
         if (asked if isinstance(asked, int) else len(asked)) > LAYERS.most:
-            raise LayerInputError(too_many(network.at(name)))
+            raise LayerInputError(too_many(network.value_span(name)))
     return make(network, source)
 
 
@@ -78,7 +78,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
             Diagnostic(
                 code="E0220",
                 message=f"a kernel of {network.kernel} is even, so that padding cannot keep the size of the image",
-                span=network.at("kernel"),
+                span=network.value_span("kernel"),
                 help=f"`kernel = {network.kernel - 1}` or `{network.kernel + 1}`",
             )
         )
@@ -159,7 +159,7 @@ def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
             Diagnostic(
                 code="E0212",
                 message=f"there is no residual network of {network.depth} layers",
-                span=network.at("depth"),
+                span=network.value_span("depth"),
                 help=f"one of {', '.join(map(str, DEPTHS))}",
             )
         )
@@ -246,7 +246,7 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
             Diagnostic(
                 code="E0209",
                 message=f"a context of {network.context} is shorter than the data's sequences of {length}",
-                span=network.at("context"),
+                span=network.value_span("context"),
                 label=f"{network.context} < {length}",
                 help=f"`context = {length}`, or shorter sequences: `context` of the source",
             )

@@ -98,7 +98,7 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
 
 
 def _span(model: ModelSpec) -> Span | None:
-    return model.network.span if isinstance(model.network, Call) else model.at("network")
+    return model.network.span if isinstance(model.network, Call) else model.value_span("network")
 
 
 def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[LayerNode, ...]:
@@ -153,7 +153,7 @@ def _check_vocab(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> It
         yield Diagnostic(
             "E0208",
             f"a vocabulary of {facts.vocab} does not hold the data's {source.vocab} tokens",
-            network.at(written) if written and isinstance(network, Call) else _span(model),
+            network.value_span(written) if written and isinstance(network, Call) else _span(model),
             label=f"{facts.vocab} < {source.vocab}",
             help=f"an embedding of {source.vocab} rows",
         )

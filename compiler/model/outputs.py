@@ -35,7 +35,7 @@ def check_output(
             yield Diagnostic(
                 "E0215",
                 f"`bce` needs targets of 0 or 1, and the data's are {source.classes} classes",
-                model.loss.span or model.at("loss"),
+                model.loss.span or model.value_span("loss"),
                 help="use `cross_entropy()`",
             )
         elif _without_ones(output.shape) != _without_ones(target.shape):
@@ -80,7 +80,7 @@ def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, sourc
             "E0227",
             "`contrastive` tells the positives of a single embedding by classes, and the data's targets are "
             f"{say(target.shape) if target.shape else 'numbers'} of {target.dtype}",
-            model.loss.span or model.at("loss"),
+            model.loss.span or model.value_span("loss"),
             help='a class for each sample as the target, or several views of it; or `python("module:function", '
             "over = all)`",
         )
@@ -94,7 +94,7 @@ def _check_classes(
         yield Diagnostic(
             "E0215",
             "`cross_entropy` needs classes as targets, and the data's are real numbers",
-            model.loss.span or model.at("loss"),
+            model.loss.span or model.value_span("loss"),
             help=_of_numbers(output, target),
         )
         return
@@ -159,13 +159,13 @@ def _network_span(model: ModelSpec, last: LayerNode | None) -> Span | None:
     if isinstance(network, Call):
         for argument in ("classes", "vocab"):
             if network.is_set(argument):
-                return network.at(argument)
+                return network.value_span(argument)
         return network.span
-    return last.span if last else model.at("network")
+    return last.span if last else model.value_span("network")
 
 
 def _of_loss(model: ModelSpec) -> Note:
-    return Note("the loss is set here", model.loss.span or model.at("loss"))
+    return Note("the loss is set here", model.loss.span or model.value_span("loss"))
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

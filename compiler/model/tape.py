@@ -318,7 +318,7 @@ class Tape:
         return Diagnostic(
             code=code,
             message=message,
-            span=spec.at(argument) if argument else spec.span,
+            span=spec.value_span(argument) if argument else spec.span,
             label=label,
             notes=(*notes, *inside),
             help=help,

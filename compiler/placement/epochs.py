@@ -86,7 +86,7 @@ def check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnost
 
 def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     batch, ranks = job.data.batch, epoch.ranks
-    where = job.parallelism.named("data") if job.parallelism.is_set("data") else _devices_span(job)
+    where = job.parallelism.name_span("data") if job.parallelism.is_set("data") else _devices_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
     near = epoch.nearest_batches(batch)
     remedies = [f"use {either(near)}"] if near else []
@@ -95,7 +95,7 @@ def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "E0301",
         f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
-        job.data.at("batch"),
+        job.data.value_span("batch"),
         label=division(batch, ranks),
         notes=(Note(what, where),),
         help=", or ".join(remedies),
@@ -116,9 +116,9 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagno
     yield Diagnostic(
         "E0302",
         f"a share of {plural(share, 'sample')} cannot be cut into {pieces} equal micro-batches",
-        job.parallelism.at("microbatches") if written else job.data.at("batch"),
+        job.parallelism.value_span("microbatches") if written else job.data.value_span("batch"),
         label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
-        notes=(Note("the global batch is set here", job.data.at("batch")),) if written else (),
+        notes=(Note("the global batch is set here", job.data.value_span("batch")),) if written else (),
         help=", or ".join(filter(None, remedies)) or "another batch, or another number of ranks",
     )
 
@@ -136,7 +136,7 @@ def fitting_pieces(job: JobSpec, layout: Layout) -> list[int]:
 
 def _devices_span(job: JobSpec) -> Span | None:
     devices = job.devices
-    return devices.named("gpus" if devices.gpus is not None else "cpus")
+    return devices.name_span("gpus" if devices.gpus is not None else "cpus")
 
 
 def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
@@ -150,7 +150,7 @@ def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0303",
             f"an epoch of {plural(train, 'sample')} holds no full batch of {batch}, and the rest is dropped",
-            job.data.at("batch"),
+            job.data.value_span("batch"),
             help=", or ".join([f"use {near}", *remedies] if near else remedies) or "fewer ranks, or more data",
         )
         return
@@ -161,16 +161,16 @@ def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
             "E0304",
             f"the last batch of an epoch holds {last} of {train} samples: "
             f"{ranks - last} of {ranks} data-parallel ranks would have none",
-            job.data.at("last_batch"),
+            job.data.value_span("last_batch"),
             label=counted,
-            notes=(Note("the global batch is set here", job.data.at("batch")),),
+            notes=(Note("the global batch is set here", job.data.value_span("batch")),),
             help=", or ".join([*remedies, "fewer ranks"]),
         )
     else:
         yield Diagnostic(
             "E0307",
             f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds {plural(last, 'sample')}",
-            job.data.at("last_batch"),
+            job.data.value_span("last_batch"),
             label=counted,
             help=", or ".join(remedies) or "another batch",
         )

@@ -141,7 +141,7 @@ def _check_count(devices: DevicesSpec, world: int) -> Iterator[Diagnostic]:
     yield Diagnostic(
         DEVICES.code,
         f"the job asks for {world:,} devices",
-        devices.at(field),
+        devices.value_span(field),
         help=f"{DEVICES.most:,} are the most that dslc plans",
     )
 
@@ -154,7 +154,7 @@ def _processes(devices: DevicesSpec, machine: MachineFacts | None) -> Findings[t
         return named, count
     if machine.fault:
         help = "`nvidia-smi` by hand shows what is wrong"
-        yield Diagnostic("E0824", machine.fault, devices.at("gpus"), help=help)
+        yield Diagnostic("E0824", machine.fault, devices.value_span("gpus"), help=help)
         return named, None
     there = len(machine.gpus)
     needed = max(named) + 1 if named else max(1, count or 1)
@@ -165,7 +165,7 @@ def _processes(devices: DevicesSpec, machine: MachineFacts | None) -> Findings[t
         yield Diagnostic(
             "E0420",
             f"the job asks for {asked}, and this machine has {there}{used}",
-            devices.at("gpus"),
+            devices.value_span("gpus"),
             help=f"at most {there}" if there else "wait for one, or name some" if used else "`cpus = 2` runs anywhere",
         )
         return named, None
@@ -178,13 +178,13 @@ def warn_of_unknown_count(devices: DevicesSpec, machine: MachineFacts | None) ->
         yield Diagnostic(
             "W0404",
             "the number of GPUs is known only where the job runs: nothing that depends on it is checked",
-            devices.at("gpus"),
+            devices.value_span("gpus"),
             help="a count, or a list",
         )
 
 
 def _check_gpus(devices: DevicesSpec) -> Iterator[Diagnostic]:
-    (named, count), span = _requested_devices(devices), devices.at("gpus")
+    (named, count), span = _requested_devices(devices), devices.value_span("gpus")
     twice = min((gpu for gpu, uses in Counter(named).items() if uses > 1), default=None)
     if twice is not None:
         yield Diagnostic("E0405", f"GPU {twice} is named twice", span, help="name each GPU once")
@@ -216,7 +216,7 @@ def _requested_devices(devices: DevicesSpec) -> tuple[tuple[int, ...], int | Non
 
 def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
     kind = devices.kind or ("cpu" if devices.gpus is None else "gpu")
-    catalogue = yield from read_catalogue(devices.catalogue, devices.at("catalogue"))
+    catalogue = yield from read_catalogue(devices.catalogue, devices.value_span("catalogue"))
     found = catalogue.get(kind)
     if found is None:
         sizes = [name for name in catalogue if name.startswith(f"{kind.lower()}_")]  # `a100` has two
@@ -224,7 +224,7 @@ def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
         yield Diagnostic(
             "E0407",
             f"`{kind}` is not in the hardware catalogue",
-            devices.at("kind"),
+            devices.value_span("kind"),
             help=f"did you mean {listed(likely)}?" if likely else f"one of {', '.join(catalogue)}",
         )
         return CATALOGUE["cpu"]
@@ -232,7 +232,7 @@ def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
         yield Diagnostic(
             "W0423",
             f"`devices.catalogue` has no entry for `{kind}`, the kind of device that the job runs on",
-            devices.at("catalogue"),
+            devices.value_span("catalogue"),
             help=f"a table `[{kind}]` in it, or the `kind` that it is about",
         )
     if found.cpu != (devices.gpus is None):
@@ -247,7 +247,7 @@ def _warn_of_other_machine(devices: DevicesSpec, calibration: Calibration | RunF
         yield Diagnostic(
             "W0880",
             f"the times in `devices.catalogue` were measured on another machine: it has {differences[0]}",
-            devices.at("catalogue"),
+            devices.value_span("catalogue"),
             notes=tuple(Note(f"it has {each}") for each in differences[1:]),
             help="`dslc calibrate JOB` measures this one, for jobs without `devices.catalogue`",
         )
@@ -263,8 +263,8 @@ def _report_other_device(devices: DevicesSpec, hardware: Hardware) -> Iterator[D
     yield Diagnostic(
         "E0408",
         f"`devices.kind` is `{kind}`, a kind of {other.upper()}, but the job asks for {asked.upper()}s",
-        devices.at("kind"),
-        notes=(Note(f"`devices.{asked}s` is set here", devices.named(f"{asked}s")),),
+        devices.value_span("kind"),
+        notes=(Note(f"`devices.{asked}s` is set here", devices.name_span(f"{asked}s")),),
         help=remedy,
     )
 
@@ -274,7 +274,7 @@ def _check_backend(devices: DevicesSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0409",
             "nccl works between GPUs only, and this job runs on CPUs",
-            devices.at("backend"),
+            devices.value_span("backend"),
             help="leave `backend` out: gloo is taken on CPUs",
         )
 
@@ -310,12 +310,12 @@ def _axes(job: JobSpec, nodes: int, processes: int) -> Findings[dict[str, int] |
     yield Diagnostic(
         "E0401",
         says,
-        parallelism.at(blamed),
+        parallelism.value_span(blamed),
         label=f"{shown} = {product}" if len(given) > 1 else "",
         notes=(
             Note(
                 f"the job asks for {where} here",
-                job.devices.at(field if job.devices.is_set(field) else "nodes"),
+                job.devices.value_span(field if job.devices.is_set(field) else "nodes"),
             ),
         ),
         help=remedy,

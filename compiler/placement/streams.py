@@ -43,7 +43,7 @@ def _check_unstreamed(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports fields for streams where a user's source turns out to be none."""
     for name in ("samples", "shuffle_buffer", "interleave"):
         if changed(job.data, name):
-            yield no_effect(f"data.{name}", "the source is no stream", job.data.named(name))
+            yield no_effect(f"data.{name}", "the source is no stream", job.data.name_span(name))
 
 
 def _lanes(batch: int, shards: int) -> int:
@@ -51,13 +51,13 @@ def _lanes(batch: int, shards: int) -> int:
 
 
 def _check_fields(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
-    data, notes = job.data, (Note("the stream", job.data.at("source")),)
+    data, notes = job.data, (Note("the stream", job.data.value_span("source")),)
     for field in ("validation", "test"):
         if getattr(data, field):
             yield Diagnostic(
                 "E0331",
                 "a stream has no share that can be held out: its samples come one after another",
-                data.at(field),
+                data.value_span(field),
                 notes=notes,
                 help="let the source give a pair (train, validation), of which each may be a stream or a data set"
                 if field == "validation"
@@ -67,7 +67,7 @@ def _check_fields(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0331",
             f"`{data.sampler.word}` decides the order of samples by their numbers, and those of a stream have none",
-            data.at("sampler"),
+            data.value_span("sampler"),
             notes=notes,
             help="leave `sampler` out: `shuffle_buffer` samples are shuffled at a time",
         )
@@ -75,7 +75,7 @@ def _check_fields(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0331",
             "the batches of a stream are all full: the next pass fills the last of a pass",
-            data.at("last_batch"),
+            data.value_span("last_batch"),
             notes=notes,
             help="leave `last_batch` out",
         )
@@ -89,14 +89,14 @@ def _check_lanes(job: JobSpec, shards: int) -> Iterator[Diagnostic]:
     best = f"`interleave = {_lanes(data.batch, shards)}`"
     if wanted > shards:
         message = f"the stream has {plural(shards, 'shard')}, and {wanted} cannot be read at the same time"
-        yield Diagnostic("E0332", message, data.at("interleave"), help=best)
+        yield Diagnostic("E0332", message, data.value_span("interleave"), help=best)
     elif data.batch % wanted:
         yield Diagnostic(
             "E0332",
             f"a batch of {data.batch} cannot have equally many samples of each of {wanted} shards",
-            data.at("interleave"),
+            data.value_span("interleave"),
             label=f"{data.batch} = {wanted} x {data.batch // wanted} + {data.batch % wanted}",
-            notes=(Note("the global batch is set here", data.at("batch")),),
+            notes=(Note("the global batch is set here", data.value_span("batch")),),
             help=best,
         )
 
@@ -108,7 +108,7 @@ def _check_times(job: JobSpec) -> Iterator[Diagnostic]:
             "E0330",
             f"`{path}` is in epochs, and nothing says how many samples a pass of the stream has",
             span,
-            notes=(Note("the stream", job.data.at("source")),),
+            notes=(Note("the stream", job.data.value_span("source")),),
             help="give it in steps; or `data.samples = …`, the samples of a pass",
         )
 
@@ -123,7 +123,7 @@ def _in_epochs(job: JobSpec) -> Iterator[tuple[str, Span | None]]:
             else:
                 found = any(each.dimension == "epochs" for each in _times(value))
             if found:
-                yield f"{word}.{declared.name}", block.at(declared.name)
+                yield f"{word}.{declared.name}", block.value_span(declared.name)
 
 
 def _times(value: object) -> Iterator[Quantity]:
@@ -144,13 +144,13 @@ def _warn(job: JobSpec, shards: int, lanes: int, ranks: int) -> Iterator[Diagnos
             "W0330",
             f"{plural(ranks, 'data-parallel rank')} read {plural(lanes, 'shard')} of the stream at a time: some read "
             "the same one, and each of them drops what is another's",
-            job.data.at("interleave") if job.data.interleave else job.data.at("source"),
+            job.data.value_span("interleave") if job.data.interleave else job.data.value_span("source"),
             help=f"`data.interleave = {ranks}`" if alone else "as many shards as ranks",
         )
     if job.data.workers > 1:
         yield Diagnostic(
             "W0330",
             f"one process reads a stream ahead for each rank, and `data.workers` asks for {job.data.workers}",
-            job.data.at("workers"),
+            job.data.value_span("workers"),
             help="`workers = 1`; what takes time may be done in `data.collate`, which has this rank's samples alone",
         )

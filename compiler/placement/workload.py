@@ -226,7 +226,9 @@ def steps_of(time: Quantity, workload: Workload) -> int | None:
 def _missing(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     if source.missing:
         elsewhere = source.code in ("E0309", "E0803")  # another machine may have it
-        fault = Diagnostic(code=source.code, message=source.missing, span=job.data.at("source"), help=source.help)
+        fault = Diagnostic(
+            code=source.code, message=source.missing, span=job.data.value_span("source"), help=source.help
+        )
         yield fault.as_warning() if elsewhere else fault
 
 
@@ -245,7 +247,7 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float]) -> Fi
                 yield Diagnostic(
                     "E0306",
                     f"the source brings a validation set of its own, and `data.{field}` would hold out another part",
-                    job.data.at(field),
+                    job.data.value_span(field),
                     help=f"leave `{field}` out"
                     if field == "validation"
                     or source.test_samples is not None
@@ -269,7 +271,7 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float]) -> Fi
             yield Diagnostic(
                 "E0305",
                 f"{'both shares' if both else format(ratio, '.4g')} of {plural(source.samples, 'sample')}: {why}",
-                job.data.at(field),
+                job.data.value_span(field),
                 label=f"{source.samples} x {sum(shares.values()) if both else ratio:.4g} = "
                 f"{source.samples * (sum(shares.values()) if both else ratio):.3g}",
                 help=_shares_between(source.samples) if not both else "smaller shares, or more data",

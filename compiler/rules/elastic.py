@@ -72,8 +72,8 @@ def _check(job: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0814",
             f"`data = {parallelism.data}` fixes the number of ranks, and `devices.nodes` is a range",
-            parallelism.at("data"),
-            notes=(Note("the range is here", devices.at("nodes")),),
+            parallelism.value_span("data"),
+            notes=(Note("the range is here", devices.value_span("nodes")),),
             help="leave `data` out: it grows with the nodes; or name one count of nodes",
         )
     call = job.launch.with_
@@ -81,15 +81,15 @@ def _check(job: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0827",
             "pods that come and go need a run directory that all of them see, and they have no volume",
-            job.launch.at("with_"),
-            notes=(Note("the range is here", devices.at("nodes")),),
+            job.launch.value_span("with_"),
+            notes=(Note("the range is here", devices.value_span("nodes")),),
             help='`volumes = ["claim:/runs"]` mounts a persistent volume claim; or one count of nodes',
         )
     if not job.checkpoint.is_enabled:
         yield Diagnostic(
             "E0816",
             "when hosts come or go the training goes on from a checkpoint, and it writes none",
-            devices.at("nodes"),
+            devices.value_span("nodes"),
             help="`checkpoint { every = … }`, or one count of nodes",
         )
 
@@ -102,7 +102,7 @@ def _tell_of_skipped(job: JobSpec, skipped: Mapping[int, Report], known: tuple[i
     yield Diagnostic(
         "W0808",
         f"the job does not train on {_listed(sorted(skipped))} {'nodes' if max(skipped) > 1 else 'node'}",
-        job.devices.at("nodes"),
+        job.devices.value_span("nodes"),
         notes=_reasons(skipped),
         help=f"it trains on {on}{more}",
     )
@@ -128,7 +128,7 @@ def _tell_why_none(job: JobSpec, told: Mapping[int, Report]) -> Iterator[Diagnos
     yield Diagnostic(
         "E0813",
         f"the job trains on none of {first} to {last} nodes" if first < last else "the job does not train on any count",
-        job.devices.at("nodes"),
+        job.devices.value_span("nodes"),
         notes=_reasons(told),
         help="another batch, or other axes; `--set devices.nodes=…` shows more about one count",
     )
@@ -142,8 +142,8 @@ def _too_few_hosts(job: JobSpec) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "E0823",
         f"`ssh` reaches {plural(len(call.hosts), 'host')}, and the job takes {nodes.first} at least",
-        call.at("hosts"),
-        notes=(Note("the range is here", job.devices.at("nodes")),),
+        call.value_span("hosts"),
+        notes=(Note("the range is here", job.devices.value_span("nodes")),),
         help=f"name {nodes.first} hosts or more, or begin the range with {max(1, len(call.hosts))}",
     )
 

@@ -41,7 +41,7 @@ def check_sequence_length(job: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0310",
             f"neither `{source.word}` nor the network says how long a sequence is",
-            job.data.at("source"),
+            job.data.value_span("source"),
             help=f"`{source.word}(context = 128, …)`",
         )
 
@@ -59,9 +59,9 @@ def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: Mo
         yield Diagnostic(
             "E0314",
             "batch norm would take its statistics from a single number for each channel",
-            job.parallelism.at("microbatches") if layout.microbatches > 1 else job.data.at("batch"),
+            job.parallelism.value_span("microbatches") if layout.microbatches > 1 else job.data.value_span("batch"),
             label="one sample at a time",
-            notes=(Note("the network", job.model.at("network")),),
+            notes=(Note("the network", job.model.value_span("network")),),
             help="more samples in a micro-batch, or `layer_norm`",
         )
 
@@ -83,7 +83,7 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None)
         yield Diagnostic(
             "E0602",
             f"{' and '.join(long)} {'does' if len(long) == 1 else 'do'} not fit a training of {workload.steps}",
-            train.lr_schedule.at(longest),
+            train.lr_schedule.value_span(longest),
             help=f"a shorter one, as in `{longest} = 5%`",
         )
     for blk, what in ((job.evaluate, "evaluation"), (job.checkpoint, "checkpoint")):
@@ -96,14 +96,14 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None)
             yield Diagnostic(
                 "W0603",
                 f"the training ends after {plural(workload.steps, 'step')}, before the first {what} at step {steps}",
-                blk.at("every"),
+                blk.value_span("every"),
                 help=f"`every = {plural(half, 'step')}`",
             )
     if job.evaluate.training and workload.stream is not None:
         yield Diagnostic(
             "E0340",
             "the training split is a stream, which is read once an epoch by the training alone",
-            job.evaluate.at("training"),
+            job.evaluate.value_span("training"),
             help="leave `training` out, or give a data set with a length",
         )
     exchange = exchange_of(job, layout) if layout is not None else None
@@ -112,7 +112,7 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None)
             "W0603",
             f"the training ends after {plural(workload.steps, 'step')}, before the first exchange of weights at step "
             f"{exchange.first_step}: its ranks never agree",
-            job.parallelism.at("gradients"),
+            job.parallelism.value_span("gradients"),
             help="a shorter period, or `allreduce()`",
         )
 
@@ -129,7 +129,7 @@ def check_axes(
         yield Diagnostic(
             "E0403",
             f"{replicas} replicas cannot be kept inside a data axis of {shards}",
-            parallelism.at("replicas"),
+            parallelism.value_span("replicas"),
             label=division(shards, replicas),
             help="a divisor of the data axis",
         )
@@ -137,7 +137,7 @@ def check_axes(
         yield Diagnostic(
             "W0402",
             f"`parallelism.zero = {parallelism.zero}` shards over the data axis, which has one rank",
-            parallelism.at("zero"),
+            parallelism.value_span("zero"),
             help="leave it out, or use more data-parallel ranks",
         )
     if sizes["tensor"] > 1:
@@ -155,7 +155,7 @@ def check_ignored(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
         for name in ("ignore", "shift"):
             if changed(loss, name):
                 why = "it is for the part of a batch that `mean_of` names"
-                yield no_effect(f"model.loss.{name}", why, loss.named(name))
+                yield no_effect(f"model.loss.{name}", why, loss.name_span(name))
     if not isinstance(loss, c.PythonLoss) or loss.over or not changed(loss, "ignore"):
         return
     fills = data.pad is not None or data.documents is not None
@@ -165,7 +165,7 @@ def check_ignored(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
         why = "the loss itself says which targets count"
     else:
         return
-    yield no_effect("model.loss.ignore", why, loss.named("ignore"))
+    yield no_effect("model.loss.ignore", why, loss.name_span("ignore"))
 
 
 def warn_of_samples(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
@@ -174,7 +174,7 @@ def warn_of_samples(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
             "W0610",
             f"sample {source.changes} differs when it is read again, as the data set keeps a random generator of its "
             "own: the training depends on the number of ranks and workers, and on where it was resumed",
-            job.data.at("source"),
+            job.data.value_span("source"),
             help="draw from `random`, `numpy.random` or `torch`: they are seeded anew for each sample, from the seed, "
             "the epoch and the sample's number",
         )
@@ -188,7 +188,7 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None) -
             "W0609",
             "in fp16 overflows set the scale of the loss, and rounding decides where they occur: other steps may be "
             f"skipped than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
-            job.train.at("precision"),
+            job.train.value_span("precision"),
             help="`bf16` needs no loss scaling",
         )
     if model is None:
@@ -197,7 +197,7 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None) -
         yield Diagnostic(
             "W0606",
             f"batch statistics are taken over each of {layout.microbatches} micro-batches, not over the whole batch",
-            job.parallelism.at("microbatches"),
+            job.parallelism.value_span("microbatches"),
             help="`layer_norm` or `rms_norm` do not depend on how a batch is cut",
         )
     if model.unsynced_batch_norm and data > 1:
@@ -205,7 +205,7 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None) -
             "W0607",
             f"`batch_norm(sync = false)` takes statistics on each of {data} ranks alone: the training depends on "
             "their number",
-            job.model.at("network"),
+            job.model.value_span("network"),
             help="leave `sync` out for statistics over all ranks",
         )
 
@@ -226,7 +226,7 @@ def check_launch_texts(job: JobSpec) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "E0835",
                     f"`{call.word}` would pass on `{plain(text)}`, which has control characters in it",
-                    call.at(field.name),
+                    call.value_span(field.name),
                     help="one line of plain text; several options are several texts of the list",
                 )
                 break
@@ -248,7 +248,7 @@ def check_hosts(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
         remedy = f"`devices {{ nodes = {len(call.hosts)} }}`" if call.hosts else "a host for each node"
     else:
         return
-    yield Diagnostic("E0823", what, call.at("hosts"), help=remedy)
+    yield Diagnostic("E0823", what, call.value_span("hosts"), help=remedy)
 
 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
@@ -272,4 +272,4 @@ def check_supported(job: JobSpec) -> Iterator[Diagnostic]:
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     """Yields (feature, span, the feature that runs instead)."""
     if job.devices.backend == "mpi":
-        yield "`backend = mpi`", job.devices.at("backend"), _MPI
+        yield "`backend = mpi`", job.devices.value_span("backend"), _MPI

@@ -56,7 +56,7 @@ def check_memory(analysis: Analysis, again: Reanalysis) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "E0501",
         f"{_holder(analysis)} would hold {byte_text(_peak(analysis))} at its peak, over a limit of {byte_text(limit)}",
-        job.memory.at("limit") if job.memory.is_set("limit") else job.devices.at("kind"),
+        job.memory.value_span("limit") if job.memory.is_set("limit") else job.devices.value_span("kind"),
         label=blame(_worst(analysis)),
         help=remedies(analysis, lambda peak: peak <= limit, again),
     )

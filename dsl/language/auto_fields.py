@@ -28,7 +28,7 @@ def auto_fields(job: JobSpec) -> tuple[str, ...]:
 def auto_span(job: JobSpec) -> Span | None:
     """Returns the place of the first `auto`."""
     first = next(iter(auto_fields(job)), "")
-    return _block_of(job, first).at(first.partition(".")[2]) if first else None
+    return _block_of(job, first).value_span(first.partition(".")[2]) if first else None
 
 
 def with_values(job: JobSpec, values: Mapping[str, object]) -> JobSpec:
@@ -39,7 +39,7 @@ def with_values(job: JobSpec, values: Mapping[str, object]) -> JobSpec:
         written = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{word}.")}
         places = {name: place for name, place in block.places.items() if name not in block.auto_fields}
         for name in written:
-            if block.at(name) is not None:
+            if block.value_span(name) is not None:
                 places[name] = block.places.get(name) or Place(block.span, block.span, "auto")
         changes: dict[str, Any] = {**written, "auto": False, "auto_fields": (), "places": places}
         made[word] = replace(block, **changes)

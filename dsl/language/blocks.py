@@ -70,18 +70,18 @@ class ModelSpec(Block):
     @property
     def network_span(self) -> Span | None:
         """The place of the call that makes the network, or of the list of layers."""
-        return self.network.span if isinstance(self.network, Call) else self.at("network")
+        return self.network.span if isinstance(self.network, Call) else self.value_span("network")
 
     @property
     def loss_span(self) -> Span | None:
         """The place of the call of the loss."""
-        return self.loss.span or self.at("loss")
+        return self.loss.span or self.value_span("loss")
 
     @property
     def start(self) -> c.Pretrained | None:
         """`weights` in its long form."""
         if isinstance(self.weights, str):
-            return c.Pretrained(path=self.weights, span=self.at("weights"))
+            return c.Pretrained(path=self.weights, span=self.value_span("weights"))
         assert self.weights is None or isinstance(self.weights, c.Pretrained)
         return self.weights
 

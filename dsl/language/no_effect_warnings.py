@@ -41,7 +41,7 @@ def no_effect(path: str, why: str, span: Span | None, help: str = "") -> Diagnos
 def _field_warnings(block: Block, names: tuple[str, ...], why: str, help: str = "") -> Iterator[Diagnostic]:
     for name in names:
         if changed(block, name):
-            yield no_effect(f"{type(block).word}.{name.removesuffix('_')}", why, block.named(name), help)
+            yield no_effect(f"{type(block).word}.{name.removesuffix('_')}", why, block.name_span(name), help)
 
 
 def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
@@ -148,17 +148,17 @@ def momentum(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
         notes = [Note(message="it is set here", span=place.value)] if place else []
         yield Diagnostic(
             code="E0138", message="Nesterov's momentum needs a `momentum` above 0 and no `dampening`",
-            span=optimizer.named("nesterov"), notes=tuple(notes),
+            span=optimizer.name_span("nesterov"), notes=tuple(notes),
             help="give the optimizer a `momentum`" if wrong == "momentum" else "remove `dampening`",
         )  # fmt: skip
     elif optimizer.momentum == 0 and changed(optimizer, "dampening"):
-        yield no_effect("train.optimizer.dampening", "the optimizer has no momentum", optimizer.named("dampening"))
+        yield no_effect("train.optimizer.dampening", "the optimizer has no momentum", optimizer.name_span("dampening"))
 
 
 def tokens_and_numbers(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     source = blocks["data"].source
     if isinstance(source, c.Synthetic) and source.vocab is None and changed(source, "context"):
-        yield no_effect("data.source.context", "the samples are numbers, not tokens", source.named("context"),
+        yield no_effect("data.source.context", "the samples are numbers, not tokens", source.name_span("context"),
                         "set `vocab` for tokens")  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def without_window(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     network = blocks["model"].network
     if isinstance(network, Llama) and network.window is None and changed(network, "max_window_layers"):
         yield no_effect("model.network.max_window_layers", "the network has no window",
-                        network.named("max_window_layers"), "set `window`, or remove it")  # fmt: skip
+                        network.name_span("max_window_layers"), "set `window`, or remove it")  # fmt: skip
 
 
 def without_stream(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
@@ -196,7 +196,7 @@ def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
         total = totals[times[0].dimension]
         yield no_effect(
             "train.lr_schedule", f"the training ends before its first step, after {total} {times[0].dimension}",
-            train.named("lr_schedule"),
+            train.name_span("lr_schedule"),
         )  # fmt: skip
 
 

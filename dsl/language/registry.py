@@ -231,12 +231,12 @@ class Node(Record):
     span: Span | None = dataclasses.field(default=None, compare=False, repr=False)
     places: Mapping[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
-    def at(self, name: str) -> Span | None:
+    def value_span(self, name: str) -> Span | None:
         """Returns the span of the value of `name` if the user wrote one, else of the block's header or the call."""
         place = self.places.get(name)
         return place.value if place else self.span
 
-    def named(self, name: str) -> Span | None:
+    def name_span(self, name: str) -> Span | None:
         """Returns the span of the entry's name if the user wrote one, else of the block's header or the call."""
         place = self.places.get(name)
         return place.name if place else self.span

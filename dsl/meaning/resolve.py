@@ -105,7 +105,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
             report.add(
                 "E0145",
                 f"the runs of the sweep over {swept} would all write their checkpoints into {checkpoint.dir}",
-                checkpoint.at("dir"),
+                checkpoint.value_span("dir"),
                 help="leave `checkpoint.dir` out: each run has a folder of its own",
             )
     origins = _origins(merged, base)

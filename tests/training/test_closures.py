@@ -149,7 +149,7 @@ def test_what_cannot_evaluate_again_is_refused(tmp_path: Path, field: str, setti
     assert spec is not None
     (error,) = check_own_optimizer(spec, Report().collect(lay_out(spec)), OptimizerFacts(closure=True))
     block = spec.parallelism if field in ("zero", "pipeline", "tensor", "context", "gradients") else spec.train
-    assert error.code == "E0663" and error.span == block.at(field), error.message
+    assert error.code == "E0663" and error.span == block.value_span(field), error.message
 
 
 def test_the_plan_says_that_it_shows_one_evaluation(tmp_path: Path) -> None:

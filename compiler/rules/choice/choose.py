@@ -67,8 +67,8 @@ def _refusals(job: JobSpec, fields: Collection[str], layout: Layout) -> Iterator
         yield Diagnostic(
             "E0492",
             f"`auto` needs the count of devices, and the job takes {layout.node_counts[0]} to {layout.nodes} nodes",
-            span or job.devices.at("nodes"),
-            notes=(Note("the range is here", job.devices.at("nodes")),),
+            span or job.devices.value_span("nodes"),
+            notes=(Note("the range is here", job.devices.value_span("nodes")),),
             help="one count of nodes; or write the axes, of which `data` grows with the nodes",
         )
     plain = with_defaults(job, _AXES)
@@ -148,7 +148,7 @@ def untraced(job: JobSpec) -> Diagnostic:
         "W0494",
         "the plan is not chosen: the layers of the network are known only after tracing",
         auto_span(job),
-        notes=(Note("the network", job.model.at("network")),),
+        notes=(Note("the network", job.model.value_span("network")),),
         help="`--trace` calls the function that makes it; `dslc run` always does",
     )
 

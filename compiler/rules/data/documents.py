@@ -21,7 +21,7 @@ def check_documents(
 ) -> Iterator[Diagnostic]:
     if job.data.documents is None:
         return
-    span = job.data.at("documents")
+    span = job.data.value_span("documents")
     of_data = list(_of_data(job, source))
     for what, where, help in (*of_data, *(() if of_data else _of_network(job, model)), *_of_plan(job, layout)):
         notes = (Note("`documents` is set here", span),) if where != span else ()
@@ -29,16 +29,16 @@ def check_documents(
 
 
 def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
-    token, span = job.data.documents, job.data.at("documents")
+    token, span = job.data.documents, job.data.value_span("documents")
     assert token is not None
     tokens = source.input is None or (source.input.dtype == "int64" and len(source.input.shape) == 1)
     if source.shards is not None:
         what = "the documents of a stream are not looked for"
-        yield what, job.data.at("source"), "a data set with `len` and indexing"
+        yield what, job.data.value_span("source"), "a data set with `len` and indexing"
     elif source.structures is not None or not tokens or (source.target is not None and source.target != source.input):
         yield (
             "a token ends a document, and the samples are not sequences of tokens with the tokens that follow",
-            (job.data.at("source")),
+            (job.data.value_span("source")),
             "leave `documents` out",
         )
     elif source.vocab is not None and token >= source.vocab:
@@ -55,13 +55,13 @@ def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
 def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
     if job.model.has_user_network:
         what = "attention can be kept within documents in dslc's own layers, and this network has others"
-        yield what, job.model.at("network"), "`gpt(…)`, `llama(…)`, or a list of layers with `attention`"
+        yield what, job.model.value_span("network"), "`gpt(…)`, `llama(…)`, or a list of layers with `attention`"
     elif model is not None and model.root is not None and (mixes := needs_whole(model)) is not None:
         layer = model.layer_of(mixes)
         what = f"`{layer.kind if layer else mixes}` mixes positions of different documents"
         yield (
             what,
-            (layer.span if layer else None) or job.model.at("network"),
+            (layer.span if layer else None) or job.model.value_span("network"),
             "attention, which can be kept within one",
         )
 
@@ -70,10 +70,14 @@ def _of_plan(job: JobSpec, layout: Layout | None) -> Iterator[Reason]:
     for axis in ("pipeline", "context"):
         if layout is not None and layout.sizes[axis] > 1:
             what = f"a rank of the {axis} axis does not see where the documents of a sequence end"
-            yield what, job.parallelism.at(axis), "the data and the tensor axis, with `zero` where memory is short"
+            yield (
+                what,
+                job.parallelism.value_span(axis),
+                "the data and the tensor axis, with `zero` where memory is short",
+            )
     if job.train.compile:
         yield (
             "what attention sees changes with each input, which `compile` does not follow",
-            job.train.at("compile"),
+            job.train.value_span("compile"),
             "leave it out",
         )

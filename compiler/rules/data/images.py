@@ -33,8 +33,8 @@ def check_pictures(job: JobSpec, facts: SourceFacts) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0335",
             f"pictures are scaled to {source.resize} on their shorter side, which is less than `size`, {source.size}",
-            source.at("resize"),
-            notes=(Note("`size`", source.at("size")),) if source.is_set("size") else (),
+            source.value_span("resize"),
+            notes=(Note("`size`", source.value_span("size")),) if source.is_set("size") else (),
             help=f"`resize` is at least `size`: {source.size * 8 // 7}, for instance",
         )
     arguments = [name for name in _GIVEN if getattr(source, name)]
@@ -45,7 +45,7 @@ def check_pictures(job: JobSpec, facts: SourceFacts) -> Iterator[Diagnostic]:
             "E0337",
             f"`{arguments[0]}` is for pictures, and the inputs of this source are numbers"
             + (f" (column `{source.input[0]}`)" if isinstance(source, c.Parquet | c.Datasets) and source.input else ""),
-            source.at(arguments[0]),
+            source.value_span(arguments[0]),
             help=f"remove `{arguments[0]}`, or name the column of the pictures as `input`",
         )
         return
@@ -128,13 +128,17 @@ def _arguments(source: c.PictureSource, channels: int) -> Iterator[tuple[str, Sp
             fitting = [name for name, (mean, _) in NORMALIZED.items() if len(mean) in (1, channels)]
             yield (
                 f"`{chosen}` has {len(NORMALIZED[chosen][0])} channels, and {_CHANNELS[channels]}",
-                source.at("normalize"),
+                source.value_span("normalize"),
                 f"`{fitting[0]}`, or `normalize(mean = [0.5], std = [0.5])`",
             )
     elif isinstance(chosen, Normalize):
         for name in ("mean", "std"):
             if (count := len(getattr(chosen, name))) not in (1, channels):
-                yield f"`{name}` is of {count} channels, and {_CHANNELS[channels]}", chosen.at(name), "one for each"
+                yield (
+                    f"`{name}` is of {count} channels, and {_CHANNELS[channels]}",
+                    chosen.value_span(name),
+                    "one for each",
+                )
 
 
 def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, Span | None, str]]:
@@ -143,20 +147,20 @@ def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, S
         if isinstance(value, tuple) and value[0] > value[1]:
             yield (
                 f"`{name}` is [lowest, highest], and {value[0]:g} is more than {value[1]:g}",
-                each.at(name),
+                each.value_span(name),
                 f"`{name} = [{value[1]:g}, {value[0]:g}]`",
             )
     if isinstance(each, augmentations.GaussianBlur) and each.kernel_size % 2 == 0:
-        yield f"a kernel of {each.kernel_size} has no middle", each.at("kernel_size"), f"{each.kernel_size + 1}"
+        yield f"a kernel of {each.kernel_size} has no middle", each.value_span("kernel_size"), f"{each.kernel_size + 1}"
     if isinstance(each, augmentations.RandAugment) and each.magnitude >= each.num_magnitude_bins:
         yield (
             f"`magnitude` is one of the strengths 0 to {each.num_magnitude_bins - 1}, and not {each.magnitude}",
-            each.at("magnitude"),
+            each.value_span("magnitude"),
             "`num_magnitude_bins` is their number",
         )
     fill = getattr(each, "fill", 0)
     if isinstance(fill, tuple) and len(fill) not in (1, channels):
-        yield f"`fill` has {len(fill)} channels, and {_CHANNELS[channels]}", each.at("fill"), "one for each"
+        yield f"`fill` has {len(fill)} channels, and {_CHANNELS[channels]}", each.value_span("fill"), "one for each"
     if isinstance(each, augmentations.AutoAugment) and channels == 1:
         yield (
             "the policies of `auto_augment` were learnt on pictures with colours, and these are gray",
@@ -187,7 +191,7 @@ def _check_size(source: c.PictureSource, shape: tuple[int, ...]) -> Iterator[Dia
     if size == (height, width):
         return
     wanted = f"{height} x {width}"
-    where = last.at("size") if last is not None else source.at("augment")
+    where = last.value_span("size") if last is not None else source.value_span("augment")
     if size is None:
         yield Diagnostic(
             "E0336",
@@ -200,7 +204,7 @@ def _check_size(source: c.PictureSource, shape: tuple[int, ...]) -> Iterator[Dia
         "E0336",
         f"training pictures end up {size[0]} x {size[1]}, and those of the validation split are {wanted}",
         where,
-        notes=(Note("the size of all pictures", source.at("size")),) if source.is_set("size") else (),
+        notes=(Note("the size of all pictures", source.value_span("size")),) if source.is_set("size") else (),
         help=f"`{width}` here"
         + (f", or `size = {size[0]}` of the source" if getattr(source, "size", None) is not None else ""),
     )

@@ -28,7 +28,7 @@ def check_mixture(job: JobSpec, workload: Workload | None, source: SourceFacts) 
         yield Diagnostic(
             "E0327",
             f"the mixture has {plural(len(mixture.sources), 'source')} and {plural(len(mixture.weights), 'weight')}",
-            mixture.at("weights"),
+            mixture.value_span("weights"),
             help="one weight for each source",
         )
     alone = [(each, facts) for each, facts in zip(mixture.sources, source.parts, strict=True) if each not in nested]

@@ -27,7 +27,7 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -
         yield from _warn(job, source, model)
         return
     tokens = source.input is None or source.input.dtype == "int64"
-    note = Note("the network", job.model.at("network"))
+    note = Note("the network", job.model.value_span("network"))
     if not isinstance(network, TransformersNetwork):
         fault = "only a model of `transformers(…)` can be told what is padding"
         help = "leave `pad` out; `cross_entropy(ignore = …)` leaves targets out of the loss"
@@ -35,14 +35,14 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -
         fault = "the samples of this source have no padding"
         if not tokens:
             fault = "padding is a token, and the data holds no tokens"
-        note, help = Note("the source", job.data.at("source")), "leave `pad` out"
+        note, help = Note("the source", job.data.value_span("source")), "leave `pad` out"
     elif not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         fault = f"`{job.model.loss.word}` cannot leave out the targets at padding"
-        note = Note("the loss", job.model.at("loss"))
+        note = Note("the loss", job.model.value_span("loss"))
         help = "`cross_entropy()` and `python(…)` can"
     else:
         return
-    yield Diagnostic("E0606", fault, job.data.at("pad"), notes=(note,), help=help)
+    yield Diagnostic("E0606", fault, job.data.value_span("pad"), notes=(note,), help=help)
 
 
 def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[Diagnostic]:
@@ -53,8 +53,8 @@ def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterat
     yield Diagnostic(
         "W0612",
         f"where the data has padding, the model attends to it: by its configuration that is the token {padding}",
-        job.data.at("source"),
-        notes=(Note("the network", job.model.at("network")),),
+        job.data.value_span("source"),
+        notes=(Note("the network", job.model.value_span("network")),),
         help=f"`pad = {padding}` gives it a mask, if sequences are filled up with that",
     )
 

@@ -22,7 +22,7 @@ def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts) 
     sampler = job.data.sampler
     if sampler is None:
         return
-    span = sampler.span or job.data.at("sampler")
+    span = sampler.span or job.data.value_span("sampler")
     for what, where, help in _excluded(job, source):
         notes = (Note("the sampler", span),) if where != span else ()
         yield Diagnostic("E0328", what, where, notes=notes, help=help)
@@ -33,7 +33,7 @@ def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts) 
             yield Diagnostic(
                 "E0318",
                 f"{plural(sampler.samples, 'sample')} cannot be drawn from {most:,} without drawing some again",
-                sampler.at("samples"),
+                sampler.value_span("samples"),
                 help=f"`samples = {most}` at most, or `replacement = true`",
             )
     yield from _warn(job, source)
@@ -50,13 +50,13 @@ def _excluded(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Span | N
     assert sampler is not None
     if isinstance(job.data.source, c.Mixture):
         what = f"a mixture has an order of its own, and `{sampler.word}` would be another"
-        yield what, sampler.span or job.data.at("sampler"), "the `weights` of the mixture, or one source"
+        yield what, sampler.span or job.data.value_span("sampler"), "the `weights` of the mixture, or one source"
     if not job.data.shuffle:
         what = f"`{sampler.word}` decides the order of the samples, and so does `shuffle = false`"
-        yield what, job.data.at("shuffle"), "leave one of the two out"
+        yield what, job.data.value_span("shuffle"), "leave one of the two out"
     if not isinstance(sampler, Balanced):
         return
-    target, span = source.target, sampler.span or job.data.at("sampler")
+    target, span = source.target, sampler.span or job.data.value_span("sampler")
     if isinstance(job.model.loss, c.NetworkLoss):
         what = "`balanced` needs the class of each sample, and `own()` takes samples that are not pairs (input, target)"
         yield what, span, '`weighted(python("module:weights"))`'
@@ -88,7 +88,7 @@ def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts)
         return
     if isinstance(numbers, PythonNumbers):
         return
-    span, name = sampler.at(what), path_text(numbers)
+    span, name = sampler.value_span(what), path_text(numbers)
     try:
         count = count_of(numbers, name)
     except MissingDataError as absent:
@@ -100,7 +100,7 @@ def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts)
             "E0318",
             f"{name} holds {plural(count, 'number')}, and the data has {plural(wanted, 'sample')}",
             span,
-            notes=(Note("the source", job.data.at("source")),),
+            notes=(Note("the source", job.data.value_span("source")),),
             help="one for each sample, in the order of the source, whether it is held out or not"
             if workload and workload.split in ("random", "tail")
             else "one for each training sample, in the order of the source",
@@ -110,7 +110,7 @@ def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts)
 def _warn(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     sampler = job.data.sampler
     assert sampler is not None
-    span = sampler.span or job.data.at("sampler")
+    span = sampler.span or job.data.value_span("sampler")
     if isinstance(sampler, ByLength) and source.input is not None:
         yield Diagnostic(
             "W0327",

@@ -57,7 +57,7 @@ def check_structure_axes(
             "W0440",
             f"`{collate.function}` draws random numbers for each micro-batch as a whole, so that the samples get "  # type: ignore[attr-defined]
             "others than in one process",
-            job.data.at("collate"),
+            job.data.value_span("collate"),
             help="draw them in the data set, where each sample has its own",
         )
     used = [axis for axis in _AXES if layout.sizes[axis] > 1]
@@ -66,7 +66,7 @@ def check_structure_axes(
             yield Diagnostic(
                 "E0320",
                 f"{why}, which the {axis} axis cannot share out",
-                job.parallelism.at(axis),
+                job.parallelism.value_span(axis),
                 notes=(Note(what, span),),
                 help=f"{remedy}use the data axis, with `zero` where memory is short",
             )
@@ -74,11 +74,17 @@ def check_structure_axes(
 
 def _unfit(job: JobSpec, *, structures: bool) -> Iterator[tuple[str, str, Span | None, Note, str]]:
     """Yields what the data, the network and the loss cannot be to each other: code, message, place, note, remedy."""
-    model, source = job.model, Note("the source", job.data.at("source"))
+    model, source = job.model, Note("the source", job.data.value_span("source"))
     has_user_samples = all(isinstance(each, c.PythonSource) for each in c.parts_of(job.data.source))
     if job.data.collate is not None and not has_user_samples:
         what = f"`{job.data.source.word}` makes its batches itself"
-        yield "E0325", what, job.data.at("collate"), source, "leave `collate` out; it is for the samples of `python(…)`"
+        yield (
+            "E0325",
+            what,
+            job.data.value_span("collate"),
+            source,
+            "leave `collate` out; it is for the samples of `python(…)`",
+        )
     if isinstance(model.loss, c.NetworkLoss) and job.train.step is None:
         if not model.has_user_network:
             what = "`own()` takes the loss that the network returns, and this network returns none"
@@ -149,7 +155,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
             yield Diagnostic(
                 "E0323",
                 f"`{metric.word}` compares two tensors, and the network's output or the target is a structure of them",
-                metric.span or job.evaluate.at("metrics"),
+                metric.span or job.evaluate.value_span("metrics"),
                 help='`python("module:function")`, a metric of your own',
             )
 
@@ -175,7 +181,7 @@ def _reasons(
         return
     over_stages = "`pipeline`, if the network is too large for a rank; or "
     if source.structures is not None and "pipeline" in used:
-        yield "a batch over stages is a structure of tensors", "the source", job.data.at("source"), ""
+        yield "a batch over stages is a structure of tensors", "the source", job.data.value_span("source"), ""
     if source.structures is not None:
         yield from _not_in_pieces(job, source.structures, source)
         return
@@ -188,7 +194,7 @@ def _reasons(
 
 def _not_staged(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, str, Span | None, str]]:
     """Yields the structures that cannot enter a pipeline, whose stages pass on tensors with a row for each sample."""
-    span = job.data.at("source")
+    span = job.data.value_span("source")
     if source.structures is not None and source.stream:
         yield "a stream gives structures of tensors", "the source", span, "a data set with `len` and indexing; or "
     if source.structures is not None and source.uneven is not None:
@@ -214,7 +220,7 @@ def _not_in_pieces(
     job: JobSpec, structures: tuple[TreeFact, TreeFact], source: SourceFacts
 ) -> Iterator[tuple[str, str, Span | None, str]]:
     """Yields the structures that the context axis cannot cut: each of its ranks has a piece of every sequence."""
-    span = job.data.at("source")
+    span = job.data.value_span("source")
     yield from _not_staged(job, source)
     leaves = [(leaf, "target" if tree is structures[1] else "input") for tree in structures for leaf in tree.leaves]
     length = next((leaf.fixed[1] for leaf, _ in leaves if leaf.has_samples_first and len(leaf.fixed) > 1), 0)
@@ -226,5 +232,5 @@ def _not_in_pieces(
             yield f"{name} has {has}", "the source", span, "tensors of (batch, positions, …), of one length; or "
     metric = next((each for each in job.evaluate.metrics if isinstance(each, m.PythonMetric)), None)
     if isinstance(job.model.loss, c.NetworkLoss) and metric is not None:
-        place = metric.span or job.evaluate.at("metrics")
+        place = metric.span or job.evaluate.value_span("metrics")
         yield "the loss in the output that a metric is given is of a piece", "the metric", place, "leave it out; or "

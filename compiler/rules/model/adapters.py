@@ -60,7 +60,7 @@ def _check_patterns(adapter: Lora, names: list[str]) -> Iterator[Diagnostic]:
         yield from unmatched_patterns(
             "0727",
             message.format(field, what),
-            adapter.at(field),
+            adapter.value_span(field),
             getattr(adapter, field),
             known,
             what=f"its {what}s" if field == "save" else "those that others match",
@@ -88,7 +88,7 @@ def _check_targets(adapter: Lora, model: ModelGraph, names: list[str]) -> Iterat
         wrong = [layer for layer in layers if layer in faulty]
         if wrong:
             text = message.replace("@", shorten_list(quoted(wrong)))
-            yield Diagnostic("E0728", text, adapter.at("targets"), help=help)
+            yield Diagnostic("E0728", text, adapter.value_span("targets"), help=help)
 
 
 def _check_saved(adapter: Lora, model: ModelGraph) -> Iterator[Diagnostic]:
@@ -110,7 +110,7 @@ def _check_saved(adapter: Lora, model: ModelGraph) -> Iterator[Diagnostic]:
             "E0730",
             f"`{one}` is to train, and it is `{other}` as well, which is not: peft would train a copy, and the two "
             "would come apart",
-            adapter.at("save"),
+            adapter.value_span("save"),
             help=f"`save = [{both}]` trains the one weight for all of its modules; or leave it out of `save`",
         )
 
@@ -122,6 +122,6 @@ def _check_freeze(job: JobSpec, model: ModelGraph, names: list[str]) -> Iterator
         yield Diagnostic(
             "E0711",
             "`model.freeze` leaves no adapter to train",
-            job.model.at("freeze"),
+            job.model.value_span("freeze"),
             help="an adapter freezes all else by itself",
         )

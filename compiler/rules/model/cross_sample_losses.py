@@ -23,7 +23,7 @@ def check_whole_loss(job: JobSpec, source: SourceFacts, model: ModelFacts | None
         return
     if isinstance(loss, c.PythonLoss) and changed(loss, "ignore"):
         why = "a loss over a whole batch is given all targets, and leaves out what it likes"
-        yield no_effect("model.loss.ignore", why, loss.named("ignore"))
+        yield no_effect("model.loss.ignore", why, loss.name_span("ignore"))
     if source.structures is not None:
         yield from _check_padded(job, source, model)
 
@@ -37,7 +37,7 @@ def check_loss_axes(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0627",
             f"a loss over the samples of a batch does not go with the {axis} axis: {why}",
-            job.parallelism.at(axis),
+            job.parallelism.value_span(axis),
             notes=(Note("the loss", job.model.loss_span),),
             help="use the data axis, with `zero` where memory is short",
         )
@@ -46,7 +46,7 @@ def check_loss_axes(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             "W0626",
             f"each of {layout.nodes} nodes compares only the samples that it has itself: the training depends on the "
             "number of nodes",
-            loss.named("over") if loss.is_set("over") else job.model.loss_span,
+            loss.name_span("over") if loss.is_set("over") else job.model.loss_span,
             help="`over = all` compares the samples of the whole global batch",
         )
 
@@ -87,7 +87,7 @@ def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -
             f"{what} more dims than the samples, which `collate` may make longer on one rank than on another: a loss "
             "over a whole batch needs equal ones",
             job.model.loss_span,
-            notes=(Note("`collate`", job.data.at("collate")),),
+            notes=(Note("`collate`", job.data.value_span("collate")),),
             help="one vector for each sample as the output, and one number as the target; or leave `collate` out",
         )
 

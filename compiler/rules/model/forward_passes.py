@@ -73,7 +73,7 @@ def check_forward_passes(
             "W0625",
             f"the loss that the network returns is no mean of losses of single samples, and a batch is cut into "
             f"{chunks} pieces: the training is not that of one process",
-            job.model.at("loss"),
+            job.model.value_span("loss"),
             notes=(Note("the network", job.model.network_span),),
             help='return the outputs, and compare them in `loss = python("module:function", over = all)`; for a mean '
             "over a part of a batch, `own(mean_of = …)` or a pair (sum, count)",
@@ -101,7 +101,9 @@ def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: Netwo
     if place is not None and "Dropout" not in place.kind:
         draws = f"the network{source} draws random numbers, different ones"
     yield Diagnostic(
-        "W0608", f"{draws} {where}: training agrees with one process in distribution only", job.model.at("network")
+        "W0608",
+        f"{draws} {where}: training agrees with one process in distribution only",
+        job.model.value_span("network"),
     )
 
 
@@ -175,9 +177,9 @@ def _warn_of_buffers(
     yield Diagnostic(
         "W0437",
         what,
-        job.parallelism.at("microbatches") if microbatches > 1 else job.model.network_span,
+        job.parallelism.value_span("microbatches") if microbatches > 1 else job.model.network_span,
         label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
-        notes=(Note("the network", job.model.at("network")),) if microbatches > 1 else (),
+        notes=(Note("the network", job.model.value_span("network")),) if microbatches > 1 else (),
         help="`microbatches = 1`, or a buffer that forward passes leave as it is"
         if microbatches > 1
         else "one rank; or a parameter that trains, or torch's `BatchNorm`, whose statistics are over all ranks",
@@ -216,7 +218,7 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts) -> Iterato
             "W0685",
             f"the forward pass moves the parameter `{name}` {layout.microbatches} times in a step, once for each "
             "micro-batch: training differs from that with a whole batch",
-            job.parallelism.at("microbatches"),
+            job.parallelism.value_span("microbatches"),
             label=label,
             notes=(note,),
             help="`microbatches = 1`",
@@ -235,7 +237,7 @@ def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts) -> I
                 "E0641",
                 f"the block `{block}` takes its path by {state}, and recomputation runs it a second time, where it "
                 "would take another",
-                job.memory.at("recompute"),
+                job.memory.value_span("recompute"),
                 notes=(Note("the network", job.model.network_span),),
                 help="draw from `random`, `numpy.random` or `torch`, which draw the same in both passes; or "
                 "`recompute = none`",
@@ -255,7 +257,9 @@ def _check_untracked(job: JobSpec, ranks: int, workload: Workload | None, facts:
             f"differ on {ranks} ranks from those in one process",
             job.model.network_span,
             label=_remainder_text(more),
-            notes=(Note("the samples of evaluations", job.data.at("validation") or job.data.at("source")),),
+            notes=(
+                Note("the samples of evaluations", job.data.value_span("validation") or job.data.value_span("source")),
+            ),
             help="`track_running_stats = True`; or one rank of the data axis; or no validation and test samples",
         )
     elif facts.mixes_evaluation is None:

@@ -50,7 +50,7 @@ def check_weights(
         yield Diagnostic(
             "W0712",
             str(absent),
-            start.at("path"),
+            start.value_span("path"),
             help="a `.safetensors` file, a run directory, a folder or an index of `save_pretrained`, or a file of "
             "`torch.save`; paths are relative to the file that wrote them",
         )
@@ -97,7 +97,7 @@ def _check_renames(start: Pretrained) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "E0726",
                 f"`{rename}` has {right} `*` on the right, and {left} on the left whose text they could repeat",
-                entry_at(start.at("rename"), rename),
+                entry_at(start.value_span("rename"), rename),
                 help="`model.* -> *`: each `*` on the right is the text of the one at the same place on the left",
             )
 
@@ -113,7 +113,7 @@ def _check_patterns(
         yield from unmatched_patterns(
             "0724",
             f"`model.weights.{field}`: no tensor of the {'network' if names is wanted else 'file'} is called @",
-            start.at(field),
+            start.value_span(field),
             getattr(start, field),
             names,
             what="its tensors",
@@ -143,7 +143,7 @@ def _check_fit(
         yield Diagnostic(
             "E0713",
             f"{file} does not hold the weights of this network",
-            start.at("path"),
+            start.value_span("path"),
             notes=tuple(Note(f"the file {what} {shorten_list(names)}") for what, names in said),
             help=_remedy(made, wanted),
         )
@@ -153,7 +153,7 @@ def _check_fit(
         yield Diagnostic(
             "E0725",
             f"{file} gives this network none of its tensors",
-            start.at("path"),
+            start.value_span("path"),
             notes=tuple(Note(f"the tensors of the {what} are called {shorten_list(quoted(names))}")
                    for what, names in (("file", list(found)), ("network", list(wanted)))),
             help="`rename` gives the tensors of the file the names of the network's; without `weights` all begin anew",
@@ -168,7 +168,7 @@ def _random_parameters(made: WeightMatch, model: ModelGraph, start: Pretrained) 
             "E0729",
             f"{shorten_list(quoted(held))} would keep {'its' if len(held) == 1 else 'their'} random numbers: the file "
             "does not give them, and the adapter freezes them",
-            start.span or start.at("path"),
+            start.span or start.value_span("path"),
             help=f'`save = ["{held[0].rpartition(".")[0]}"]` in the adapter trains it whole',
         )
 

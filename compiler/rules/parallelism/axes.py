@@ -34,7 +34,7 @@ def check_tensor(
     job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None
 ) -> Iterator[Diagnostic]:
     """Checks that the network can be cut over the tensor axis into equal parts."""
-    ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
+    ranks, span = layout.sizes["tensor"], job.parallelism.value_span("tensor")
     if job.model.has_user_network:
         yield from check_styles(job, ranks, source, model)
         return
@@ -47,18 +47,18 @@ def check_tensor(
         if kv_heads is not None and kv_heads % ranks:
             near = [n for n in range(1, block.heads + 1) if block.heads % n == n % ranks == 0]
             remedy = f"`kv_heads = {near[0]}`" if near else f"`heads` and `kv_heads` that are multiples of {ranks}"
-            yield from report_uneven("kv_heads", kv_heads, ranks, block.at("kv_heads"), job, help=remedy)
+            yield from report_uneven("kv_heads", kv_heads, ranks, block.value_span("kv_heads"), job, help=remedy)
         vocab = getattr(block, "vocab", None)
         if vocab is not None and vocab % ranks:
             seen.add((block.span, vocab))
-            yield from report_uneven("vocab", vocab, ranks, block.at("vocab"), job, at_least=source.vocab)
+            yield from report_uneven("vocab", vocab, ranks, block.value_span("vocab"), job, at_least=source.vocab)
     if model is None or model.root is None or cuts is None:
         return
     plan = cuts
     yield from _check_known(job, model, plan)
     for module, name, value in plan.uneven:
         layer = model.layer_of(module)
-        where = (layer.span if layer else None) or job.model.at("network")
+        where = (layer.span if layer else None) or job.model.value_span("network")
         # Without heads to share, only attention's own rules find fault with its widths.
         if (where, value) not in seen and name not in ("heads", "kv_heads", "width"):
             seen.add((where, value))
@@ -69,7 +69,7 @@ def check_tensor(
             "E0424",
             "this dropout works on a tensor that every tensor-parallel rank holds whole, and each would "
             "drop different numbers",
-            (layer.span if layer else None) or job.model.at("network"),
+            (layer.span if layer else None) or job.model.value_span("network"),
             label="along with layers that work on a piece of the sequence",
             notes=(Note("`parallelism.tensor` is set here", span),),
             help="`sequence = false`, so that all ranks draw the same",
@@ -85,7 +85,7 @@ def _report_heads(block: WithHeads, ranks: int, job: JobSpec) -> Iterator[Diagno
     if width is not None:
         fitting = [(n, max(1, round(width / n)) * n) for n in near]
         remedies = [f"`heads = {n}`" + (f" with `width = {w}`" if w != width else "") for n, w in fitting]
-    yield from report_uneven("heads", heads, ranks, block.at("heads"), job, help=", or ".join(remedies))
+    yield from report_uneven("heads", heads, ranks, block.value_span("heads"), job, help=", or ".join(remedies))
 
 
 def _report_features(
@@ -109,14 +109,14 @@ def _report_features(
 
 def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan) -> Iterator[Diagnostic]:
     """Checks that all layers can stand beside cut ones, and that something is cut at all."""
-    span = job.parallelism.at("tensor")
+    span = job.parallelism.value_span("tensor")
     advice = "attention, gated networks, blocks of both, `gpt`, `llama` and `vit` do; use the data axis for others"
     if not plan.styles:
         yield Diagnostic(
             "E0416",
             "the network has no layer that knows how to be split over the tensor axis",
             span,
-            notes=(Note("the network", job.model.at("network")),),
+            notes=(Note("the network", job.model.value_span("network")),),
             help=advice,
         )
         return
@@ -126,7 +126,7 @@ def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan) -> Iterator[
             "E0416",
             f"dslc cannot split `{layer.kind if layer else name}` over the tensor axis",
             span,
-            notes=(Note("the layer", (layer.span if layer else None) or job.model.at("network")),),
+            notes=(Note("the layer", (layer.span if layer else None) or job.model.value_span("network")),),
             help=advice,
         )
 
@@ -152,7 +152,7 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
 
 def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks that sequences can be cut into equal pieces, and that the layers work on each piece for itself."""
-    ranks, span = layout.sizes["context"], job.parallelism.at("context")
+    ranks, span = layout.sizes["context"], job.parallelism.value_span("context")
     length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
     if source.structures is not None:  # all of one length (structures.py)
         length = next((leaf.fixed[1] for leaf in source.structures[0].leaves), None)
@@ -183,7 +183,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
         yield Diagnostic(
             "E0425",
             f"`{kind}` needs the whole sequence, of which a context-parallel rank has a piece",
-            (layer.span if layer else None) or job.model.at("network"),
+            (layer.span if layer else None) or job.model.value_span("network"),
             notes=(Note("`parallelism.context` is set here", span),),
             help="use the data axis",
         )
@@ -208,8 +208,8 @@ def _report_pieces(job: JobSpec, pieces: PieceFacts) -> Iterator[Diagnostic]:
     yield Diagnostic(
         pieces.code,
         f"{why}: {pieces.fault}",
-        job.parallelism.at("context"),
-        notes=(Note("the network", job.model.at("network")),),
+        job.parallelism.value_span("context"),
+        notes=(Note("the network", job.model.value_span("network")),),
         help=pieces.help or "use the data axis",
     )
 

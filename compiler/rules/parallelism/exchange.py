@@ -37,8 +37,8 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         yield Diagnostic(
             "E0605",
             f"`{optimizer.word}` exchanges gradients in a way of its own",
-            job.parallelism.at("gradients"),
-            notes=(Note("the optimizer is set here", job.train.at("optimizer")),),
+            job.parallelism.value_span("gradients"),
+            notes=(Note("the optimizer is set here", job.train.value_span("optimizer")),),
             help=f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`, which goes with every axis and sharding"
             if layout is not None and exchange is not None and _excluded(job, layout, exchange)
             else f"leave `gradients` out, or `optimizer = {_adam(optimizer)}`",
@@ -56,7 +56,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             "E0620",
             f"`{exchange.word}` changes what happens within a step, and this job does its steps itself",
             where,
-            notes=(Note("the step", job.train.at("step")),),
+            notes=(Note("the step", job.train.value_span("step")),),
             help="leave one of the two out",
         )
     elif fine and exchange.agrees is not Payload.GRADIENTS:
@@ -80,7 +80,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             f"numbers decide which parameters a step of this network uses, and under `{exchange.word}` no rank knows "
             "which others have used",
             where,
-            notes=(Note("the network", job.model.at("network")),),
+            notes=(Note("the network", job.model.value_span("network")),),
             help=exact,
         )
     if model is not None and isinstance(optimizer, Compressed) and optimizer.eps < TINY:
@@ -108,7 +108,7 @@ def _check_biases(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
             "W0636",
             f"a bias before a batch norm has no gradient but rounding, which `{word}` divides by next to nothing: it "
             "runs away, and what is evaluated is wrong",
-            job.train.at("optimizer"),
+            job.train.value_span("optimizer"),
             notes=(Note(f"`{found[0].kind}` has a bias before a batch norm", found[0].span),),
             help="`bias = false` there; or `eps = 1e-4`",
         )
@@ -128,14 +128,16 @@ def check_warmup(job: JobSpec, steps: int) -> Iterator[Diagnostic]:
         return
     name = "warmup" if isinstance(optimizer, QAdam) else "freeze"
     fifth = max(1, steps // 5)
-    yield Diagnostic("W0635", told, job.train.at("optimizer"), help=f"`{name} = {fifth}`, a fifth of the training")
+    yield Diagnostic(
+        "W0635", told, job.train.value_span("optimizer"), help=f"`{name} = {fifth}`, a fifth of the training"
+    )
 
 
 def exchange_span(job: JobSpec) -> Span | None:
     """Returns the place where a job says its exchange."""
     if isinstance(job.train.optimizer, Compressed):
-        return job.train.at("optimizer")
-    return job.parallelism.at("gradients")
+        return job.train.value_span("optimizer")
+    return job.parallelism.value_span("gradients")
 
 
 def _adam(optimizer: Compressed) -> str:
@@ -175,11 +177,11 @@ def _excluded(job: JobSpec, layout: Layout, exchange: ExchangePolicy) -> list[tu
         excluded.append((f"`zero = {zero}`", "zero"))
     if job.parallelism.replicas > 1:
         excluded.append(("`replicas`", "replicas"))
-    found: list[tuple[str, Span | None]] = [(what, job.parallelism.at(name)) for what, name in excluded]
+    found: list[tuple[str, Span | None]] = [(what, job.parallelism.value_span(name)) for what, name in excluded]
     if low_copy(job):
-        found.append(("a 16-bit copy of the parameters", job.train.at("precision")))
+        found.append(("a 16-bit copy of the parameters", job.train.value_span("precision")))
     if "parameters" in job.memory.offload and layout.device == "cuda":
-        found.append(("parameters in the host's memory", job.memory.at("offload")))
+        found.append(("parameters in the host's memory", job.memory.value_span("offload")))
     return found
 
 
@@ -198,17 +200,22 @@ def _check_step(job: JobSpec, exchange: ExchangePolicy, where: Span | None) -> I
 def _needs_agreement(job: JobSpec, exchange: ExchangePolicy) -> Iterator[tuple[str, Span | None, str, str]]:
     train = job.train
     if train.clip is not None:
-        yield "clipping", train.at("clip"), "limits the gradient of the whole batch", "leave `clip` out"
+        yield "clipping", train.value_span("clip"), "limits the gradient of the whole batch", "leave `clip` out"
     waits_never = exchange.every == 0  # else the ranks agree on a flag in each step
     if train.on_nonfinite == "skip" and waits_never:
         told = "is decided by the gradient of the whole batch"
-        yield "`on_nonfinite = skip`", train.at("on_nonfinite"), told, "`on_nonfinite = stop`"
+        yield "`on_nonfinite = skip`", train.value_span("on_nonfinite"), told, "`on_nonfinite = stop`"
     if isinstance(train.precision, c.Fp16) and waits_never:
-        yield "the scale of `fp16`", train.at("precision"), "follows the gradient of the whole batch", "`bf16`"
+        yield "the scale of `fp16`", train.value_span("precision"), "follows the gradient of the whole batch", "`bf16`"
     if train.average is not None:
-        yield "`ema`", train.at("ema"), "averages the weights that one step leaves", "leave `ema` out"
+        yield "`ema`", train.value_span("ema"), "averages the weights that one step leaves", "leave `ema` out"
     if waits_never and getattr(job.model.loss, "over", None):
         told = "is over samples of all ranks"
-        yield "a loss that compares samples", job.model.at("loss"), told, "`local_sgd()` averages in step"
+        yield "a loss that compares samples", job.model.value_span("loss"), told, "`local_sgd()` averages in step"
     if "optimizer" in job.memory.offload:
-        yield "an optimizer in the host's memory", job.memory.at("offload"), "is given whole gradients", "leave it out"
+        yield (
+            "an optimizer in the host's memory",
+            job.memory.value_span("offload"),
+            "is given whole gradients",
+            "leave it out",
+        )

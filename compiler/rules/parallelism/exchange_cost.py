@@ -58,7 +58,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEsti
         yield Diagnostic(
             "N0640",
             f"a step waits {time_text(found.exposed)} of its {time_text(step)} for gradients on their way",
-            job.parallelism.at("gradients") if job.parallelism.is_set("gradients") else job.devices.span,
+            job.parallelism.value_span("gradients") if job.parallelism.is_set("gradients") else job.devices.span,
             help=f"other exchanges, each another training (docs/exchanges.md), would take a step in {times}",
         )
 

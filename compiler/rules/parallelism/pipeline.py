@@ -28,7 +28,7 @@ def check_pipeline(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
                 code,
                 f"`{parallelism.schedule}` splits the backward pass in two, {why}",
                 span,
-                notes=(Note("the schedule is set here", parallelism.at("schedule")),),
+                notes=(Note("the schedule is set here", parallelism.value_span("schedule")),),
                 help=f"{help}, or another schedule",
             )
     if parallelism.zero == 2 and sharding_of(job, layout).shards > 1 and layout.microbatches > 1:
@@ -36,8 +36,8 @@ def check_pipeline(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             "W0433",
             "under a pipeline the gradients of a stage stay whole until its last micro-batch: `zero = 2` saves no "
             "more than `zero = 1`",
-            parallelism.at("zero"),
-            notes=(Note("the stages are asked for here", parallelism.at("pipeline")),),
+            parallelism.value_span("zero"),
+            notes=(Note("the stages are asked for here", parallelism.value_span("pipeline")),),
         )
 
 
@@ -47,8 +47,8 @@ def warn_of_unknown_stages(job: JobSpec, layout: Layout, model: ModelGraph | Non
         yield Diagnostic(
             "W0436",
             f"the cut of the network into {layout.sizes['pipeline'] * layout.virtual_stages} stages is not checked",
-            job.parallelism.at("pipeline"),
-            notes=(Note("the network", job.model.at("network")),),
+            job.parallelism.value_span("pipeline"),
+            notes=(Note("the network", job.model.value_span("network")),),
             help="`dslc check --trace` calls the function that makes it; `dslc run` always does",
         )
 
@@ -56,14 +56,14 @@ def warn_of_unknown_stages(job: JobSpec, layout: Layout, model: ModelGraph | Non
 def _unsplit(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Span | None, str]]:
     """Yields what excludes a split backward pass: the code, why, the place, and a change that helps."""
     if job.train.compile:
-        yield "E0414", "which compiled stages cannot do", job.train.at("compile"), "`compile = false`"
+        yield "E0414", "which compiled stages cannot do", job.train.value_span("compile"), "`compile = false`"
     if job.parallelism.zero == 3 and sharding_of(job, layout).reshard:
         why = "and between the halves `zero = 3` frees the parameters that the second needs"
-        yield "E0430", why, job.parallelism.at("zero"), "`zero = 2`"
+        yield "E0430", why, job.parallelism.value_span("zero"), "`zero = 2`"
     if job.memory.recompute == "selective":
         why = "and torch recomputes what `selective` dropped only once"
         help = "`recompute = none`, which takes less memory here than `full`"
-        yield "E0431", why, job.memory.at("recompute"), help
+        yield "E0431", why, job.memory.value_span("recompute"), help
 
 
 def has_piece_fault(model: ModelGraph) -> bool:
@@ -79,9 +79,9 @@ def check_traced(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "E0434",
         f"the network cannot be cut into stages: {reason}",
-        job.parallelism.at("pipeline"),
+        job.parallelism.value_span("pipeline"),
         label=where,
-        notes=(Note("the network", job.model.at("network")),),
+        notes=(Note("the network", job.model.value_span("network")),),
         help="make it a sequence of blocks, with only tensors passed between them; or use the data axis",
     )
 
@@ -100,8 +100,8 @@ def check_schedule(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0412",
             demand,
-            parallelism.at(blamed),
-            notes=(Note("the schedule is set here", parallelism.at("schedule")),)
+            parallelism.value_span(blamed),
+            notes=(Note("the schedule is set here", parallelism.value_span("schedule")),)
             if parallelism.is_set("schedule") and blamed != "schedule"
             else (),
             help=either(f"`microbatches = {count}`" for count in close) if close else "another schedule",
@@ -123,7 +123,7 @@ def check_size(job: JobSpec, layout: Layout, layers: int) -> Iterator[Diagnostic
     yield Diagnostic(
         "E0413",
         step + (f" of {layers:,} layers" if allowed < ACTIONS.most else "") + " is too large to plan",
-        job.parallelism.at("microbatches"),
+        job.parallelism.value_span("microbatches"),
         help=f"at most {plural(fewer, 'micro-batch')}" if fewer >= layout.sizes["pipeline"] else "fewer stages",
     )
 
@@ -132,7 +132,7 @@ def check_stages(
     job: JobSpec, layout: Layout, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
 ) -> Iterator[Diagnostic]:
     """Checks that each rank trains something, each stage sends a gradient, and no rank updates a shared value alone."""
-    span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
+    span = job.parallelism.value_span("stages" if job.parallelism.is_set("stages") else "pipeline")
     names = trained(job, model)
     idle: dict[int, list[range]] = {}
     for rank in range(schedule.ranks):
@@ -156,7 +156,7 @@ def check_stages(
             yield Diagnostic(
                 "E0716",
                 f"the optimizer's state cannot be offloaded alone with `{name}`, whose gradient two stages add up",
-                job.memory.at("offload"),
+                job.memory.value_span("offload"),
                 notes=(Note("the stages are asked for here", span),),
                 help="`offload = [optimizer, parameters]` works",
             )
@@ -176,9 +176,9 @@ def _warn_of_repeated(
         f"`{schedule.name}` splits the backward pass in two, and torch cannot where a stage uses a parameter again "
         f"after another, as stage {stage} does `{parameter}` after `{other}`: it computes both halves at once, and "
         "the pipeline waits longer than planned",
-        job.parallelism.at("schedule"),
+        job.parallelism.value_span("schedule"),
         label=f"in {where}" + (f", and {plural(more, 'other stage')}" if more else ""),
-        notes=(Note("the network", job.model.at("network")),),
+        notes=(Note("the network", job.model.value_span("network")),),
         help="`schedule = 1f1b`, or another schedule with whole backward passes; or `stages` that part the two uses",
     )
 
@@ -205,7 +205,7 @@ def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: 
         f"a stage cannot end with {_name(last)}, before {_name(model.layers[wrong[0] + 1])}: {reason}",
         span,
         label=label,
-        notes=(Note("the network", job.model.at("network")),),
+        notes=(Note("the network", job.model.value_span("network")),),
         help=_places(model),
     )
 

@@ -33,7 +33,7 @@ def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: Mode
                 "E0675",
                 f"the buffer `{name}` is of {dtype}, which {backend} does not send, and {layout.world_size} ranks "
                 "begin with the buffers of the first",
-                job.model.at("network"),
+                job.model.value_span("network"),
                 help="a buffer of `int32`, `uint8` or `float32`, from which `forward` makes the other",
             )
 
@@ -50,7 +50,7 @@ def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelG
             "parameters that train have to be of one dtype to be sharded: "
             + ", ".join(f"`{name}` is {dtype}" for dtype, name in found.items()),
             sharding_span(job, layout),
-            notes=(Note("the network", job.model.at("network")),),
+            notes=(Note("the network", job.model.value_span("network")),),
             help="make them of one dtype, or freeze one kind of them" + or_else(job, layout, "none", "ddp"),
         )
 
@@ -58,13 +58,13 @@ def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelG
 def sharding_span(job: JobSpec, layout: Layout) -> Span | None:
     """Returns the span of the field that asks for sharded parameters."""
     if job.parallelism.zero:
-        return job.parallelism.at("zero")
+        return job.parallelism.value_span("zero")
     if low_copy(job):
-        return job.train.at("precision")
+        return job.train.value_span("precision")
     if "parameters" in offloaded(job, layout):
-        return job.memory.at("offload")
+        return job.memory.value_span("offload")
     beside = next(axis for axis, size in layout.sizes.items() if axis != "data" and size > 1)
-    return job.parallelism.at(beside)
+    return job.parallelism.value_span(beside)
 
 
 def or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
@@ -96,6 +96,6 @@ def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts) -> Iterator[
                 f"the parameter `{names[0]}` {fault}",
                 sharding_span(job, layout),
                 label=f"{len(names)} such parameters" if len(names) > 1 else "",
-                notes=(Note("the network", job.model.at("network")),),
+                notes=(Note("the network", job.model.value_span("network")),),
                 help=remedy + or_else(job, layout, "none", "ddp", "zero1"),
             )

@@ -32,7 +32,7 @@ _HEADS = ("num_attention_heads", "num_key_value_heads")
 def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks that the plan of `job`, or of the library, cuts the network into equal parts that compute the same."""
     plan = job.parallelism.tensor_plan
-    span = job.parallelism.at("tensor")
+    span = job.parallelism.value_span("tensor")
     library = isinstance(job.model.network, TransformersNetwork)
     facts = model.traced if model else None
     if plan is None and (not library or (facts is not None and not facts.published)):
@@ -59,7 +59,11 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
 
 
 def _report_fault(job: JobSpec, fault: TensorPlanFault, facts: ModelFacts | None) -> Iterator[Diagnostic]:
-    where = entry_at(job.parallelism.at("tensor_plan"), fault.entry) if fault.entry else job.parallelism.at("tensor")
+    where = (
+        entry_at(job.parallelism.value_span("tensor_plan"), fault.entry)
+        if fault.entry
+        else job.parallelism.value_span("tensor")
+    )
     advice = fault.help
     if fault.code == "E0427":
         advice = f"a plan of your own: {example_plan(facts)}"
@@ -68,7 +72,7 @@ def _report_fault(job: JobSpec, fault: TensorPlanFault, facts: ModelFacts | None
         meant = nearest_choice(fault.unknown, likely_patterns(names))
         advice = f"did you mean `{meant}`?" if meant else "what `named_modules` of the network calls them"
     yield Diagnostic(
-        fault.code, fault.message, where, notes=(Note("the network", job.model.at("network")),), help=advice
+        fault.code, fault.message, where, notes=(Note("the network", job.model.value_span("network")),), help=advice
     )
 
 
@@ -102,7 +106,7 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
         "E0428",
         f"cut over {ranks} tensor-parallel ranks the network would not compute the same: {shares.fault}",
         _place(job),
-        notes=(Note("the network", job.model.at("network")),),
+        notes=(Note("the network", job.model.value_span("network")),),
         help=shares.help or "leave its modules whole, or cut what it works with alike",
     )
 
@@ -135,7 +139,7 @@ def report_uneven(
         f"{value} ({what}) cannot be shared out over {ranks} tensor-parallel ranks",
         where,
         label=division(value, ranks),
-        notes=(Note("`parallelism.tensor` is set here", job.parallelism.at("tensor")),),
+        notes=(Note("`parallelism.tensor` is set here", job.parallelism.value_span("tensor")),),
         help=help or f"use {' or '.join(map(str, near))}",
     )
 
@@ -168,12 +172,12 @@ def example_plan(facts: ModelFacts | None) -> str:
 
 def _place(job: JobSpec) -> Span | None:
     parallelism = job.parallelism
-    return parallelism.at("tensor_plan" if parallelism.is_set("tensor_plan") else "tensor")
+    return parallelism.value_span("tensor_plan" if parallelism.is_set("tensor_plan") else "tensor")
 
 
 def _number_span(job: JobSpec, name: str | None) -> Span | None:
     """Returns the span of a number of the configuration; else the span of the network."""
     network = job.model.network
     if name and isinstance(network, Call) and network.is_set(name):
-        return network.at(name)
-    return job.model.at("network")
+        return network.value_span(name)
+    return job.model.value_span("network")

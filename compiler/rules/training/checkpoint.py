@@ -24,7 +24,7 @@ def check_checkpoints(job: JobSpec) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "W0811",
                 f"{checkpoint.dir} holds checkpoints already",
-                checkpoint.at("dir"),
+                checkpoint.value_span("dir"),
                 label=f"the newest is {there[-1]}",
                 help="`resume = auto` continues from them; otherwise name another folder, or remove them",
             )
@@ -34,7 +34,7 @@ def check_checkpoints(job: JobSpec) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "W0812",
                 f"there is no checkpoint to resume from: {missing}",
-                checkpoint.at("resume"),
+                checkpoint.value_span("resume"),
                 help="a checkpoint (`step-00000050`), a folder that holds some, a run directory, or `auto`",
             )
     call = job.launch.with_
@@ -42,14 +42,14 @@ def check_checkpoints(job: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "W0815",
             "SLURM ends the job at its time limit, and the training writes no checkpoint to go on from",
-            call.at("time"),
+            call.value_span("time"),
             help="`checkpoint { every = … }`: it is warned before the limit, writes one, and goes on",
         )
     if job.launch.restarts and not checkpoint.is_enabled:
         yield Diagnostic(
             "E0808",
             "a restart goes on from the last checkpoint, and the training writes none",
-            job.launch.at("restarts"),
+            job.launch.value_span("restarts"),
             help="`checkpoint { every = … }`, or leave `restarts` out",
         )
 

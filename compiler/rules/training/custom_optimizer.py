@@ -30,8 +30,8 @@ def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFac
         yield Diagnostic(
             "E0622",
             f"`groups` is for torch's optimizers: `{call.function}` is given the parameters that train, without groups",
-            job.train.at("groups"),
-            notes=(Note("the optimizer", job.train.at("optimizer")),),
+            job.train.value_span("groups"),
+            notes=(Note("the optimizer", job.train.value_span("optimizer")),),
             help="leave `groups` out, and let a function make them: it is given names as well if its first argument is "
             "`named_parameters`",
         )
@@ -48,19 +48,19 @@ def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFac
         yield from _check_closure(job, call, layout)
     if job.train.no_decay and not facts.decays:
         why = f"`{call.function}` takes no `weight_decay`"
-        yield no_effect("train.no_decay", why, job.train.named("no_decay"), "give it such an argument")
+        yield no_effect("train.no_decay", why, job.train.name_span("no_decay"), "give it such an argument")
 
 
 def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: OptimizerFacts) -> Iterator[Diagnostic]:
     sharding, sizes = sharding_of(job, layout), layout.sizes
-    notes = (Note("the optimizer", job.train.at("optimizer")),)
+    notes = (Note("the optimizer", job.train.value_span("optimizer")),)
     if facts.draws:
         if layout.world_size > 1:
             yield Diagnostic(
                 "E0615",
                 f"`{call.function}` draws random numbers, which are others on each rank: copies of a parameter on "
                 f"{layout.world_size} ranks would not stay the same",
-                job.train.at("optimizer"),
+                job.train.value_span("optimizer"),
                 help="an update that follows from gradients and state alone, or one rank",
             )
         return
@@ -70,7 +70,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
         yield Diagnostic(
             "E0723",
             f"`{call.function}` needs whole parameters, and ranks would have parts of them: {facts.rows}",
-            job.parallelism.at("tensor") if sizes["tensor"] > 1 else sharding_span(job, layout),
+            job.parallelism.value_span("tensor") if sizes["tensor"] > 1 else sharding_span(job, layout),
             notes=notes,
             help="an optimizer that treats each number alone" + or_else(job, layout, *whole),
         )
@@ -78,7 +78,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
         yield Diagnostic(
             "E0613",
             f"`{call.function}` needs all parameters, and each rank would have some: {facts.alone}",
-            job.parallelism.at("pipeline" if sizes["pipeline"] > 1 else "zero"),
+            job.parallelism.value_span("pipeline" if sizes["pipeline"] > 1 else "zero"),
             notes=notes,
             help="an optimizer that treats each parameter alone" + or_else(job, layout, "none", "ddp"),
         )
@@ -89,19 +89,21 @@ def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -> 
     sharding = sharding_of(job, layout) if layout is not None else None
     parallelism, found = job.parallelism, list[tuple[str, Span | None, str]]()
     if job.train.ema:
-        found.append(("`ema` averages those that train", job.train.at("ema"), "leave `ema` out"))
+        found.append(("`ema` averages those that train", job.train.value_span("ema"), "leave `ema` out"))
     if sharding is not None and sharding.engine == "zero1":
         reason = "under `zero = 1` each rank would change those of its own parameters alone"
-        found.append((reason, parallelism.at("zero"), "`zero = 2` shards the optimizer's state as well, or `zero = 0`"))
+        found.append(
+            (reason, parallelism.value_span("zero"), "`zero = 2` shards the optimizer's state as well, or `zero = 0`")
+        )
     if sharding is not None and sharding.engine == "local":
         reason = "this exchange averages the weights of ranks, and not what the optimizer keeps of them"
-        found.append((reason, parallelism.at("gradients"), "leave `gradients` out"))
+        found.append((reason, parallelism.value_span("gradients"), "leave `gradients` out"))
     for reason, span, help in found:
         yield Diagnostic(
             "E0662",
             f"`{call.function}` has `train()` and `eval()`, and evaluates other weights than it trains: {reason}",
             span,
-            notes=(Note("the optimizer", job.train.at("optimizer")),),
+            notes=(Note("the optimizer", job.train.value_span("optimizer")),),
             help=help,
         )
 
@@ -111,13 +113,15 @@ def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -
     train, refusals = job.train, list[tuple[str, Span | None, str]]()
     if train.step is not None:
         reason = "a step of your own makes its updates by itself, and hands no closure over"
-        refusals.append((reason, train.at("step"), "leave `step` out"))
+        refusals.append((reason, train.value_span("step"), "leave `step` out"))
     if isinstance(train.precision, Fp16):
         reason = "`fp16` scales the loss, and a step whose gradients overflow is left out after its evaluations"
-        refusals.append((reason, train.at("precision"), "`bf16` needs no loss scaling"))
+        refusals.append((reason, train.value_span("precision"), "`bf16` needs no loss scaling"))
     if train.on_nonfinite == "skip":
         reason = "`skip` leaves out a step after its evaluations, which have moved the parameters by then"
-        refusals.append((reason, train.at("on_nonfinite"), "`on_nonfinite = stop`, which sees the first evaluation"))
+        refusals.append(
+            (reason, train.value_span("on_nonfinite"), "`on_nonfinite = stop`, which sees the first evaluation")
+        )
     if layout is not None:
         refusals += _split_parameters(job, layout)
     for reason, span, help in refusals:
@@ -125,7 +129,7 @@ def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -
             "E0663",
             f"`{call.function}` evaluates the loss within its `step`, by a closure: {reason}",
             span,
-            notes=(Note("the optimizer", train.at("optimizer")),),
+            notes=(Note("the optimizer", train.value_span("optimizer")),),
             help=f"{help}; or an optimizer whose `step` takes no closure",
         )
     if not refusals:
@@ -133,7 +137,7 @@ def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -
             "W0663",
             f"`{call.function}` may evaluate a step several times, and the plan shows one evaluation: a step takes at "
             "least that time, and at least those collectives",
-            train.at("optimizer"),
+            train.value_span("optimizer"),
         )
 
 
@@ -143,13 +147,13 @@ def _split_parameters(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span 
     axes = [axis for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
     for axis in axes:
         reason = f"over the {axis} axis no rank has all parameters and gradients of the step"
-        yield reason, parallelism.at(axis), f"`{axis} = 1`"
+        yield reason, parallelism.value_span(axis), f"`{axis} = 1`"
     if not axes and sharding.engine in ("zero1", "fsdp"):
         fine = or_else(job, layout, "none", "ddp").removeprefix("; or ")
         yield "a rank would have parts of the parameters", sharding_span(job, layout), fine or "leave it out"
     if sharding.exchange is not None:
         reason = "this exchange is no exact sum of gradients, so that a line search would differ on each rank"
-        yield reason, parallelism.at("gradients"), "leave `gradients` out"
+        yield reason, parallelism.value_span("gradients"), "leave `gradients` out"
 
 
 def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout) -> Iterator[Diagnostic]:
@@ -159,8 +163,8 @@ def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout) -> Itera
             "E0616",
             f"torchao's offloading updates parameters one by one beside the backward pass, and `{call.function}` is "
             "yours",
-            job.memory.at("offload"),
-            notes=(Note("the optimizer", job.train.at("optimizer")),),
+            job.memory.value_span("offload"),
+            notes=(Note("the optimizer", job.train.value_span("optimizer")),),
             help="`offload = [optimizer, parameters]` works",
         )
 
@@ -172,8 +176,8 @@ def _check_kept(job: JobSpec, call: PythonOptimizer, facts: OptimizerFacts) -> I
             "E0617",
             f"`{call.function}` would not go on from a checkpoint as it was: it depends on something that is neither "
             "in its `state`, by parameter, nor in its groups",
-            job.checkpoint.at(asked),
-            notes=(Note("the optimizer", job.train.at("optimizer")),),
+            job.checkpoint.value_span(asked),
+            notes=(Note("the optimizer", job.train.value_span("optimizer")),),
             help="keep it in `self.state[parameter]` or `group[…]`, as tensors and numbers",
         )
 
@@ -185,6 +189,6 @@ def tell_of_memory(job: JobSpec, facts: OptimizerFacts | None) -> Iterator[Diagn
         yield Diagnostic(
             "W0613",
             f"the memory is shown without what `{call.function}` keeps, which was not called",
-            job.train.at("optimizer"),
+            job.train.value_span("optimizer"),
             help="`--trace` calls it, and measures that",
         )

@@ -15,7 +15,7 @@ from dslc.dsl.source import Span
 def check_own_step(job: JobSpec) -> Iterator[Diagnostic]:
     if job.train.step is None:
         return
-    note = Note("the step", job.train.at("step"))
+    note = Note("the step", job.train.value_span("step"))
     loss, network = job.model.loss, job.model.network
     if not isinstance(loss, c.NetworkLoss):
         yield Diagnostic(
@@ -29,14 +29,14 @@ def check_own_step(job: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0621",
             "a step of your own calls the parts of a network of your own",
-            job.model.at("network"),
+            job.model.value_span("network"),
             notes=(note,),
             help='`network = python("module:function")`',
         )
     yield Diagnostic(
         "W0620",
         "what a step of your own holds and exchanges is not known before it runs: there is no account of its memory",
-        job.train.at("step"),
+        job.train.value_span("step"),
         help="`dslc run --profile` measures it",
     )
 
@@ -48,7 +48,7 @@ def check_step_fields(job: JobSpec, layout: Layout | None) -> Iterator[Diagnosti
             "E0620",
             f"{what} changes what happens within a step, and this job does its steps itself",
             span,
-            notes=(Note("the step", job.train.at("step")),),
+            notes=(Note("the step", job.train.value_span("step")),),
             help="leave one of the two out",
         )
 
@@ -57,13 +57,13 @@ def _excluded(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, Span |
     """Yields what does not go with such a step."""
     for axis in ("pipeline", "tensor", "context"):
         if layout is not None and layout.sizes[axis] > 1:
-            yield f"the {axis} axis", job.parallelism.at(axis)
+            yield f"the {axis} axis", job.parallelism.value_span(axis)
     if layout is not None and layout.microbatches > 1:
-        yield "`microbatches`", job.parallelism.at("microbatches")
+        yield "`microbatches`", job.parallelism.value_span("microbatches")
     for name in ("recompute", "offload"):
         if job.memory.is_set(name):
-            yield f"`memory.{name}`", job.memory.at(name)
+            yield f"`memory.{name}`", job.memory.value_span(name)
     if job.train.compile:
-        yield "`compile`", job.train.at("compile")
+        yield "`compile`", job.train.value_span("compile")
     if job.train.on_nonfinite == "skip":
-        yield "`on_nonfinite = skip`", job.train.at("on_nonfinite")
+        yield "`on_nonfinite = skip`", job.train.value_span("on_nonfinite")

@@ -30,7 +30,7 @@ def check_goals(job: JobSpec, workload: Workload | None) -> Iterator[Diagnostic]
             yield Diagnostic(
                 "E0317",
                 f"`{field}` looks at evaluations, and the job holds no samples out",
-                job.data.at("validation") if job.data.is_set("validation") else goal.span,
+                job.data.value_span("validation") if job.data.is_set("validation") else goal.span,
                 help="`data.validation = 10%`",
             )
             continue
@@ -42,13 +42,13 @@ def check_goals(job: JobSpec, workload: Workload | None) -> Iterator[Diagnostic]
             name = of_set
         metric = named.get(name)
         if metric is None and name != LOSS and not _within(name, named):
-            yield from _report_missing(job, field, goal.metric, goal.at("metric"), [*named, LOSS])
+            yield from _report_missing(job, field, goal.metric, goal.value_span("metric"), [*named, LOSS])
         elif metric is not None and _is_list(metric):
             yield Diagnostic(
                 "E0317",
                 f"`{goal.metric}` is a list of numbers, and `{field}` needs one",
-                goal.at("metric"),
-                notes=(Note("the metric", metric.span or job.evaluate.at("metrics")),),
+                goal.value_span("metric"),
+                notes=(Note("the metric", metric.span or job.evaluate.value_span("metrics")),),
                 help=f"`{metric.word}(average = macro, …)`" if hasattr(metric, "average") else "another metric",
             )
 
@@ -66,9 +66,11 @@ def _check_set(
     names = [f"{name}.{metric}" for name, _ in workload.sets for metric in dict.fromkeys((*named, LOSS))]
     own, _, metric = goal.metric.partition(".")
     if goal.metric not in names and not (own in dict(workload.sets) and _within(metric, named)):
-        yield from _report_missing(job, field, goal.metric, goal.at("metric"), names)
+        yield from _report_missing(job, field, goal.metric, goal.value_span("metric"), names)
     elif (of := named.get(metric)) is not None and _is_list(of):
-        yield Diagnostic("E0317", f"`{goal.metric}` is a list of numbers, and `{field}` needs one", goal.at("metric"))
+        yield Diagnostic(
+            "E0317", f"`{goal.metric}` is a list of numbers, and `{field}` needs one", goal.value_span("metric")
+        )
 
 
 def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str]) -> Iterator[Diagnostic]:
@@ -80,7 +82,7 @@ def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str]) ->
             yield Diagnostic(
                 "E0317",
                 f"`{field}` looks for a number `{goal.metric}`, which `{metric.function}` does not give",
-                goal.at("metric"),
+                goal.value_span("metric"),
                 notes=(Note("the metric", metric.span),),
                 help=f"did you mean `{meant}`?" if meant else f"it gives {listed(numbers) or 'no single number'}",
             )
@@ -101,6 +103,6 @@ def _report_missing(job: JobSpec, field: str, name: str, span: Span | None, name
         "E0317",
         f"`{field}` looks at `{name}`, which is not among the metrics of the evaluations",
         span,
-        notes=(Note("the metrics", job.evaluate.at("metrics")),) if job.evaluate.is_set("metrics") else (),
+        notes=(Note("the metrics", job.evaluate.value_span("metrics")),) if job.evaluate.is_set("metrics") else (),
         help=f"did you mean `{meant}`?" if meant else f"{listed(sorted(set(names)))}; or add it to `evaluate.metrics`",
     )

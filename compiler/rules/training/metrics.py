@@ -26,7 +26,7 @@ def check_metrics(
     classes = isinstance(loss, c.CrossEntropy) or indices
     named: dict[str, Span | None] = {}
     for metric in job.evaluate.metrics:
-        span = metric.span or job.evaluate.at("metrics")
+        span = metric.span or job.evaluate.value_span("metrics")
         name = m.name_of(metric)
         if name in named:
             yield Diagnostic(
@@ -46,7 +46,7 @@ def check_metrics(
                 "E0312",
                 f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
                 span,
-                notes=(Note("the loss is set here", job.model.at("loss")),),
+                notes=(Note("the loss is set here", job.model.value_span("loss")),),
                 help="leave it out, or `loss = cross_entropy()`",
             )
         elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
@@ -56,7 +56,7 @@ def check_metrics(
                 "E0312",
                 f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
                 span,
-                notes=(Note("the loss is set here", job.model.at("loss")),),
+                notes=(Note("the loss is set here", job.model.value_span("loss")),),
                 help="`metrics = [loss]`" if isinstance(loss, c.Contrastive) else "`metrics = [loss, mse]`",
             )
         elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
@@ -106,7 +106,7 @@ def check_outputs(
                 "E0691",
                 f"`{metric.word}` takes {takes}, and the network gives {say(output.shape)} for a target "
                 f"{say(target.shape)} of {target.dtype}",
-                metric.span or job.evaluate.at("metrics"),
-                notes=(Note("the loss is yours", job.model.at("loss")),),
+                metric.span or job.evaluate.value_span("metrics"),
+                notes=(Note("the loss is yours", job.model.value_span("loss")),),
                 help=f'{remedy}a metric of your own, `python("module:function")`; or leave it out',
             )

@@ -59,11 +59,11 @@ def check_patterns(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0711",
             f"`model.freeze` leaves none of {plural(len(names), 'parameter')} to train",
-            job.model.at("freeze"),
+            job.model.value_span("freeze"),
             help="leave out the layers that are to learn",
         )
         return
-    lists = [("train.no_decay", no_decay, job.train.named("no_decay"))] if no_decay and not unmatched else []
+    lists = [("train.no_decay", no_decay, job.train.name_span("no_decay"))] if no_decay and not unmatched else []
     for field, patterns, span in lists + [("train.groups", group.parameters, group.span) for group in job.train.groups]:
         matched = model.names.matching(patterns)
         if matched and not training & matched:
@@ -71,7 +71,7 @@ def check_patterns(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
                 "W0103",
                 f"`{field}` has no effect: all that it matches is frozen",
                 span,
-                notes=(Note(f"`model.{cause}` is set here", job.model.at(cause)),),
+                notes=(Note(f"`model.{cause}` is set here", job.model.value_span(cause)),),
             )
 
 
@@ -107,7 +107,7 @@ def _check_groups(job: JobSpec) -> Iterator[Diagnostic]:
 
 def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str]) -> Iterator[Diagnostic]:
     message = f"`{type(block).word}.{field}`: no parameter is called @"
-    return unmatched_patterns("0710", message, block.at(field), patterns, names)
+    return unmatched_patterns("0710", message, block.value_span(field), patterns, names)
 
 
 # --------------------------------------------------------------------------------------- configurations of networks
@@ -123,7 +123,7 @@ def _check_configuration(job: JobSpec, network: TransformersNetwork) -> Iterator
         here = name.rpartition("/")[2]
         fetch = f"hf download {name} config.json --local-dir {here}"
         help = f'nothing is fetched: `{fetch}` does it; then write `transformers("./{here}")`'
-    yield Diagnostic("W0806", f"there is no {file}", network.at("path"), help=help)
+    yield Diagnostic("W0806", f"there is no {file}", network.value_span("path"), help=help)
 
 
 # ------------------------------------------------------------------------------------------------------- warm-ups
@@ -133,10 +133,10 @@ def _check_warmups(job: JobSpec) -> Iterator[Diagnostic]:
     """Warns of arguments of warm-ups that the job does not have."""
     schedule, average = job.train.lr_schedule, job.train.ema
     if getattr(schedule, "from_", None) is not None and not schedule.warmup.value:  # type: ignore[attr-defined]
-        yield no_effect("train.lr_schedule.from", "there is no `warmup`", schedule.at("from_"))
+        yield no_effect("train.lr_schedule.from", "there is no `warmup`", schedule.value_span("from_"))
     if isinstance(average, c.EMA) and average.power is None:
         for name in filter(average.is_set, ("inv_gamma", "min_decay")):
-            yield no_effect(f"train.ema.{name}", "it is for a warm-up with `power`", average.at(name))
+            yield no_effect(f"train.ema.{name}", "it is for a warm-up with `power`", average.value_span(name))
 
 
 # ------------------------------------------------------------------------------------------- recomputation, offload
@@ -147,8 +147,8 @@ def _check_recompute(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "W0714",
             "`memory.recompute` has no effect: the network has no blocks",
-            job.memory.at("recompute"),
-            notes=(Note("the network", job.model.at("network")),),
+            job.memory.value_span("recompute"),
+            notes=(Note("the network", job.model.value_span("network")),),
             help="blocks are modules of one class, with submodules, in an `nn.ModuleList`, `nn.ModuleDict` or "
             "`nn.Sequential`, or in attributes such as `block1` and `block2`"
             if job.model.has_user_network
@@ -159,7 +159,7 @@ def _check_recompute(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
 def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
     """Reports combinations that torch (`CPUOffloadPolicy`) and torchao (`CPUOffloadOptimizer`) cannot do."""
     moved = offloaded(job, layout)
-    span = job.memory.at("offload")
+    span = job.memory.value_span("offload")
     if "parameters" in moved and "optimizer" not in moved:
         yield Diagnostic(
             "E0715",
@@ -174,7 +174,7 @@ def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             "E0717",
             "loss scaling has to see every gradient before the update, and the offloaded ones are elsewhere by then",
             span,
-            notes=(Note("fp16 implies loss scaling", job.train.at("precision")),),
+            notes=(Note("fp16 implies loss scaling", job.train.value_span("precision")),),
             help="`bf16` needs no loss scaling",
         )
     elif job.train.on_nonfinite == "skip":
@@ -183,7 +183,7 @@ def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             "to leave a step out every gradient has to be seen before the update, and the offloaded ones are elsewhere "
             "by then",
             span,
-            notes=(Note("steps that are not finite are left out", job.train.at("on_nonfinite")),),
+            notes=(Note("steps that are not finite are left out", job.train.value_span("on_nonfinite")),),
             help="`on_nonfinite = stop` looks at the loss",
         )
     if "parameters" in moved:
@@ -206,8 +206,8 @@ def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph) -> It
         yield Diagnostic(
             "E0718",
             "an LSTM cannot be computed in 16 bits on every CPU",
-            job.train.at("precision"),
-            notes=(Note("the network", job.model.at("network")),),
+            job.train.value_span("precision"),
+            notes=(Note("the network", job.model.value_span("network")),),
             help=f"`precision = fp32`, or `precision = {job.train.precision.word}(level = O2)`",
         )
 
@@ -219,14 +219,20 @@ def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]
         if sizes[axis] > 1:
             named = next((field for field in ("zero", axis) if parallelism.is_set(field)), "")
             what = f"gradients that {sizes[axis]} ranks agree on"
-            yield what, parallelism.at(named) if named else job.devices.at("gpus")
+            yield what, parallelism.value_span(named) if named else job.devices.value_span("gpus")
             break
     else:
         if sharding_of(job, layout).engine == "fsdp":
-            yield "a 16-bit copy of the parameters", train.at("precision")
+            yield "a 16-bit copy of the parameters", train.value_span("precision")
     if splits_backward(job):
-        yield "a split backward pass, in which torch does not tell when a gradient is ready", parallelism.at("schedule")
+        yield (
+            "a split backward pass, in which torch does not tell when a gradient is ready",
+            parallelism.value_span("schedule"),
+        )
     if train.clip is not None:
-        yield "gradients that are clipped", train.at("clip")
+        yield "gradients that are clipped", train.value_span("clip")
     if job.checkpoint.is_enabled:
-        yield "checkpoints of its state", job.checkpoint.at("every" if job.checkpoint.every is not None else "best")
+        yield (
+            "checkpoints of its state",
+            job.checkpoint.value_span("every" if job.checkpoint.every is not None else "best"),
+        )

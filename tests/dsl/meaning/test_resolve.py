@@ -234,10 +234,12 @@ def test_an_optional_value_that_is_wrong_leaves_a_job_without_it() -> None:
 def test_values_know_where_they_stand() -> None:
     job = load_text(BASE + "launch {\n  restarts = 3\n  with = slurm(time = 2h)\n}").job
     assert job is not None
-    assert str(job.launch.span) == "job.plt:4:1" and str(job.launch.at("restarts")) == "job.plt:5:14"
-    assert str(job.launch.named("with_")) == "job.plt:6:3" and job.launch.with_.at("time") != job.launch.at("with_")
+    assert str(job.launch.span) == "job.plt:4:1" and str(job.launch.value_span("restarts")) == "job.plt:5:14"
+    assert str(job.launch.name_span("with_")) == "job.plt:6:3" and job.launch.with_.value_span(
+        "time"
+    ) != job.launch.value_span("with_")
     assert job.memory.span is None and not job.launch.is_set("timeout")
-    assert str(job.launch.at("timeout")) == "job.plt:4:1", "a default points at the block's header"
+    assert str(job.launch.value_span("timeout")) == "job.plt:4:1", "a default points at the block's header"
     assert job.launch == replace(job.launch, span=None, places={})
     with pytest.raises(FrozenInstanceError):
         job.launch.restarts = 4  # type: ignore[misc]
