@@ -10,7 +10,7 @@ from dslc.compiler.graph.plan_graph import PlanGraph, passes_in
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Action
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.records import Batches, Devices, Estimate, Job, Placed, Process, Schedule, Stage
+from dslc.compiler.ir.records import Batches, Devices, Estimate, Job, PlacementEdge, Process, Schedule, Stage
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
@@ -92,7 +92,7 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
     schedule = plan.find(Schedule)
     if schedule is None:
         return None
-    placed, stages = plan.related(Placed), []
+    placed, stages = plan.related(PlacementEdge), []
     for name, stage in sorted(plan.of_kind(Stage), key=lambda item: item[1].index):
         (process,) = placed.successors(name)
         stages.append(

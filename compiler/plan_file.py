@@ -27,7 +27,7 @@ from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.plan_facts import PlanFacts
 from dslc.dsl.record import Record, record
 
-FORMAT = 5  # 1 had no graph, 2 also what was shown, 3 one class for all actions, 4 no times of stages
+FORMAT = 6  # 1 had no graph, 2 also what was shown, 3 one class for all actions, 4 no times of stages, 5 other names
 _LINES = {"graph": ("nodes", "edges"), "facts": ("files",), "source": ("files",)}  # written one item a line
 
 

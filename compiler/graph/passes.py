@@ -29,7 +29,7 @@ def add_constants(plan: PlanGraph, constants: Mapping[str, records.NodeRecord]) 
 def place_devices(plan: PlanGraph, machines: records.Machines, devices: records.Devices) -> None:
     plan.put("nodes", machines)
     plan.put("devices", devices)
-    plan.relate("devices", "nodes", records.Placed())
+    plan.relate("devices", "nodes", records.PlacementEdge())
 
 
 def place_processes(plan: PlanGraph) -> None:
@@ -38,7 +38,7 @@ def place_processes(plan: PlanGraph) -> None:
     for p in range(pipeline.size):
         first = p * pipeline.stride
         plan.put(f"process {p}", records.Process(index=p, pipeline=p, first=first, last=first + pipeline.stride - 1))
-        plan.relate(f"process {p}", "devices", records.Placed())
+        plan.relate(f"process {p}", "devices", records.PlacementEdge())
 
 
 def place_stages(
@@ -49,7 +49,7 @@ def place_stages(
         plan.put("network", network)
     for stage, coordinate in zip(stages, placement, strict=True):
         plan.put(f"stage {stage.index}", stage)
-        plan.relate(f"stage {stage.index}", f"process {coordinate}", records.Placed())
+        plan.relate(f"stage {stage.index}", f"process {coordinate}", records.PlacementEdge())
 
 
 def hold_weights(
@@ -79,7 +79,7 @@ def deal_samples(plan: PlanGraph, batches: records.Batches) -> None:
         for first, ranks, size in equal_share_runs(samples, plan.axis("data").size):
             name = f"share {batch} {first}"
             plan.put(name, records.Share(batch=batch, first_rank=first, ranks=ranks, samples=size))
-            plan.relate(name, enters[0] if enters else "process 0", records.Placed())
+            plan.relate(name, enters[0] if enters else "process 0", records.PlacementEdge())
 
 
 def account(plan: PlanGraph, costs: Sequence[tuple[MemoryNode, int]], held: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ def order_actions(plan: PlanGraph, rows: Sequence[Iterable[StageAction]], schedu
     ends = {(end.operation, message(end)): (name, end) for name, end in plan.of_kind(Message)}
     for (operation, key), (name, end) in ends.items():
         if operation == "send":
-            plan.relate(name, ends["receive", key][0], records.Hands(bytes=end.bytes))
+            plan.relate(name, ends["receive", key][0], records.TransferEdge(bytes=end.bytes))
 
 
 def _name(text: str, plan: PlanGraph) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import networkx as nx
 
 from dslc.compiler.ir.actions import Action, StagePass
-from dslc.compiler.ir.records import Axis, Devices, Follows, Network, Relation
+from dslc.compiler.ir.records import Axis, Devices, Network, NextActionEdge, Relation
 
 Record = TypeVar("Record")
 
@@ -79,7 +79,7 @@ class PlanGraph:
     def line(self, names: list[str], instead_of: list[str]) -> None:
         """Puts actions of a process into this order."""
         self.graph.remove_edges_from(pairwise(instead_of))
-        self.graph.add_edges_from(pairwise(names), relation=Follows())
+        self.graph.add_edges_from(pairwise(names), relation=NextActionEdge())
 
     def lines(self) -> tuple[dict[int, list[str]], str]:
         """Returns the actions of each process in order; and, if they do not form one line, the place of the fault."""
@@ -93,7 +93,7 @@ class PlanGraph:
             process = process_of[name]
             members[process] = members.get(process, 0) + 1
             for other, edge in others.items():
-                if not isinstance(edge["relation"], Follows):
+                if not isinstance(edge["relation"], NextActionEdge):
                     continue
                 if name in after:
                     return {}, f"both {after[name]} and {other} follow {name}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.actions import Action
-from dslc.compiler.ir.records import Hands, Placed
+from dslc.compiler.ir.records import PlacementEdge, TransferEdge
 from dslc.dsl.record import Record
 
 _MOST = 8  # items of a list that are shown
@@ -30,9 +30,9 @@ def _node_lines(plan: PlanGraph, name: str, node: Record) -> Iterator[str]:
     yield f"{name}: {type(node).__name__} {' '.join(_values(node))}".rstrip()
     for other, edge in plan.graph.adj[name].items():
         match edge["relation"]:
-            case Placed():
+            case PlacementEdge():
                 yield f"  on {other}"
-            case Hands(bytes=size):
+            case TransferEdge(bytes=size):
                 yield f"  hands {size} bytes to {other}"
 
 

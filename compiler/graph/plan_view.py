@@ -85,7 +85,7 @@ def _shards(plan: PlanGraph) -> int:
 
 
 def _stages(plan: PlanGraph, network: records.Network) -> tuple[StageNode, ...]:
-    placed, microbatch = plan.related(records.Placed), _microbatch(plan)
+    placed, microbatch = plan.related(records.PlacementEdge), _microbatch(plan)
     stages = []
     for name, stage in plan.of_kind(records.Stage):
         layers = network.layers[stage.first : stage.last + 1]
@@ -106,7 +106,7 @@ def _stages(plan: PlanGraph, network: records.Network) -> tuple[StageNode, ...]:
 
 
 def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
-    placed, stage_of = plan.related(records.Placed), dict(plan.of_kind(records.Stage))
+    placed, stage_of = plan.related(records.PlacementEdge), dict(plan.of_kind(records.Stage))
     return tuple(
         RankNode(
             pipeline=process.pipeline,

@@ -341,23 +341,23 @@ class PartialPlan(Record):
 
 
 @positional
-class Placed(Record):
+class PlacementEdge(Record):
     """Edge: a stage on a process, a process on devices, devices on machines."""
 
 
 @positional
-class Follows(Record):
+class NextActionEdge(Record):
     """Edge: an action, and the next of the same process. The actions of a process form one line."""
 
 
 @record
-class Hands(Record):
+class TransferEdge(Record):
     """Edge: a transfer from one action to another."""
 
     bytes: int
 
 
-Relation: TypeAlias = Placed | Follows | Hands
+Relation: TypeAlias = PlacementEdge | NextActionEdge | TransferEdge
 NodeRecord: TypeAlias = (
     Job
     | PartialPlan

@@ -129,7 +129,7 @@ def test_a_forged_plan_shows_what_it_runs(digits: PlanFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"graph": 1, "hash": 2}', "model {}", "\0", '{"graph": {}, "hash": "x", "format": 5}']
+    "text", ["", "[]", "{}", '{"graph": 1, "hash": 2}', "model {}", "\0", '{"graph": {}, "hash": "x", "format": 6}']
 )
 def test_what_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(PlanFileError, match="not a plan") as refused:
@@ -140,7 +140,7 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 def test_an_older_format_is_refused_by_its_number(digits: PlanFile) -> None:
     data = json.loads(digits.text())
     del data["format"]
-    with pytest.raises(PlanFileError, match="format 1, and this dslc reads format 5") as refused:
+    with pytest.raises(PlanFileError, match="format 1, and this dslc reads format 6") as refused:
         read_plan(json.dumps(data))
     assert refused.value.code == "E1003"
 

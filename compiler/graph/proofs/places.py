@@ -15,7 +15,7 @@ from dslc.compiler.ir.records import (
     Devices,
     Machines,
     Network,
-    Placed,
+    PlacementEdge,
     Process,
     Share,
     SharedWeight,
@@ -46,7 +46,7 @@ def devices(view: View) -> str:
     placed = [("devices", "nodes"), *((name, "devices") for name, _ in plan.of_kind(Process))]
     for name, on in placed:
         edge = plan.graph.get_edge_data(name, on)
-        if edge is None or not isinstance(edge["relation"], Placed):
+        if edge is None or not isinstance(edge["relation"], PlacementEdge):
             return f"{name} is not placed on {on}"
     sizes = {axis.name: axis.size for axis in found.axes}
     if tuple(axis.name for axis in found.axes) != AXES:
@@ -89,7 +89,7 @@ def layers(view: View) -> str:
         if stage.first != expected or stage.last < stage.first:
             return f"{name} holds layers {stage.first} to {stage.last}, not {expected} on"
         expected = stage.last + 1
-        homes = {other for other, edge in plan.graph.adj[name].items() if isinstance(edge["relation"], Placed)}
+        homes = {other for other, edge in plan.graph.adj[name].items() if isinstance(edge["relation"], PlacementEdge)}
         if homes not in at.values():
             return f"{name} is on {len(homes)} processes, which are not those of one pipeline coordinate"
     return "" if expected == len(network.layers) else f"{expected} of {len(network.layers)} layers are on a stage"
@@ -113,7 +113,9 @@ def _entering(view: View) -> str:
     for name, _ in plan.of_kind(Share):
         edges = plan.graph.adj[name].items()
         on = [
-            view.coordinates[plan.node_record(b, Process).index] for b, e in edges if isinstance(e["relation"], Placed)
+            view.coordinates[plan.node_record(b, Process).index]
+            for b, e in edges
+            if isinstance(e["relation"], PlacementEdge)
         ]
         if on != [first]:
             return f"{name} enters at pipeline coordinate {on}, and the first stage is at {first}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.actions import Action, Collective, Message
-from dslc.compiler.ir.records import Hands, Process, Stage
+from dslc.compiler.ir.records import Process, Stage, TransferEdge
 from dslc.dsl.record import Record, record
 
 Line = list[tuple[str, Action]]
@@ -48,7 +48,7 @@ def view(plan: PlanGraph) -> View:
     handed: dict[str, list[str]] = {}
     for before, name, data in plan.graph.edges(data=True):
         meet = before in key_of and key_of[before] == key_of.get(name)
-        if isinstance(data["relation"], Hands) and before in actions and not meet:
+        if isinstance(data["relation"], TransferEdge) and before in actions and not meet:
             handed.setdefault(name, []).append(before)
     homes = {}
     for name, stage in plan.of_kind(Stage):

@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from dslc.compiler.graph.proofs.view import Key, View, message
 from dslc.compiler.ir.actions import Collective, Message
-from dslc.compiler.ir.records import Hands
+from dslc.compiler.ir.records import TransferEdge
 
 
 def ends(view: View) -> str:
@@ -54,7 +54,7 @@ def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[i
             return f"{side[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(wanted)}"
     for one, other in ((a, b) for a in sent for b in taken):
         edge = view.plan.graph.get_edge_data(one, other)
-        if edge is None or edge["relation"] != Hands(bytes=ends[one].bytes):
+        if edge is None or edge["relation"] != TransferEdge(bytes=ends[one].bytes):
             return f"{one} does not hand its bytes to {other}"
     return ""
 

@@ -23,7 +23,7 @@ from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.actions import Action, Collective
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import ModelStep
-from dslc.compiler.ir.records import Devices, Follows, Hands, Placed, Weights
+from dslc.compiler.ir.records import Devices, NextActionEdge, PlacementEdge, TransferEdge, Weights
 from dslc.compiler.placement.schedules import NAMES
 from dslc.dsl.language.blocks import DevicesSpec
 
@@ -237,7 +237,7 @@ def mutate(plan: PlanGraph, names: Iterable[str]) -> Iterator[str]:
         plan.put(name, record)
         for neighbour, edge in list(plan.graph.adj[name].items()):
             relation = edge["relation"]
-            for value in (*changed(relation), Placed(), Follows(), Hands(bytes=0)):
+            for value in (*changed(relation), PlacementEdge(), NextActionEdge(), TransferEdge(bytes=0)):
                 if value != relation:
                     plan.relate(name, neighbour, value)
                     yield f"{type(relation).__name__} from {type(record).__name__}"

@@ -18,7 +18,7 @@ from dslc.compiler.graph.proofs.view import message, view
 from dslc.compiler.graph.proofs.waits import waits
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir import actions as a
-from dslc.compiler.ir.records import Follows, Hands, Placed, Process, Share, Stage
+from dslc.compiler.ir.records import NextActionEdge, PlacementEdge, Process, Share, Stage, TransferEdge
 from dslc.compiler.placement.schedules import NAMES, SPLITS_BACKWARD, default_virtual_stages, demands
 
 Change = Callable[[PlanGraph], None]
@@ -95,18 +95,18 @@ def split(plan: PlanGraph) -> None:
     """Ranks 0 and 1, which do the same, as two processes that do the same."""
     line = plan.lines()[0][0]
     plan.put("process 0b", replace(plan.node_record("process 0", Process), index=9, first=1))
-    plan.relate("process 0b", "devices", Placed())
+    plan.relate("process 0b", "devices", PlacementEdge())
     plan.change("process 0", last=0)
     for stage in [name for name, _ in plan.of_kind(Stage)]:
         if plan.graph.has_edge(stage, "process 0"):
-            plan.relate(stage, "process 0b", Placed())
+            plan.relate(stage, "process 0b", PlacementEdge())
     for name in line:
         plan.put(f"{name}b", replace(plan.node_record(name, a.Action), process=9))
         for other, edge in list(plan.graph.adj[name].items()):
-            if isinstance(edge["relation"], Hands):
+            if isinstance(edge["relation"], TransferEdge):
                 plan.relate(f"{name}b", other, edge["relation"])
         for other, edge in list(plan.graph.pred[name].items()):
-            if isinstance(edge["relation"], Hands):
+            if isinstance(edge["relation"], TransferEdge):
                 plan.relate(other, f"{name}b", edge["relation"])
     plan.line([f"{name}b" for name in line], instead_of=[])
 
@@ -150,7 +150,7 @@ def test_a_forward_where_a_backward_should_be(pipeline: Compiled) -> None:
 
 def test_two_actions_at_once(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.relate("0B0", "0F0", Follows())
+        plan.relate("0B0", "0F0", NextActionEdge())
 
     assert refused(pipeline, change).startswith("order: ")
 
@@ -231,7 +231,7 @@ def test_sends_that_wait_for_each_other_are_a_hang(pipeline: Compiled) -> None:
 
 def test_processes_that_wait_for_each_other(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.relate("update 0", "1F0", Hands(bytes=0))
+        plan.relate("update 0", "1F0", TransferEdge(bytes=0))
 
     found = refused(pipeline, change)
     assert found.startswith("waits: ") and "a circle of waits" in found and "1F0" in found

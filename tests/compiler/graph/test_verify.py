@@ -25,7 +25,7 @@ from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_view import plan_view
 from dslc.compiler.graph.stored import plan_hash, restore, store
 from dslc.compiler.graph.verify import Unsound, verify
-from dslc.compiler.ir.records import Placed, Process, Stage, Weights
+from dslc.compiler.ir.records import PlacementEdge, Process, Stage, Weights
 from dslc.compiler.placement.schedules import NAMES
 
 SOUND = ("pipeline.plt", "uneven.plt")
@@ -184,7 +184,7 @@ def test_a_layer_on_no_stage(pipeline: Compiled) -> None:
 
 def test_a_stage_on_two_processes_or_none(pipeline: Compiled) -> None:
     def two(plan: PlanGraph) -> None:
-        plan.relate("stage 0", "process 1", Placed())
+        plan.relate("stage 0", "process 1", PlacementEdge())
 
     def none(plan: PlanGraph) -> None:
         plan.graph.remove_edge("stage 0", "process 0")
