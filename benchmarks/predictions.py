@@ -224,6 +224,23 @@ def choice_lines(runs: Sequence[Run], found: Array) -> Iterator[str]:
     yield f"The plan that is predicted to be the fastest is {found_text}."
 
 
+def odd_pair_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Says in how many pairs of runs more work takes less time, which no model of the plan can tell."""
+    plans: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        plan = (run.model, run.length, run.tensor, run.pipeline, run.replicas, run.microbatches)
+        plans.setdefault(plan, []).append(run)
+    pairs = [pair for group in plans.values() for pair in combinations(group, 2)]
+    odd = [pair for pair in pairs if _takes_less_for_more(*pair)]
+    what = f"Of {len(pairs):,} pairs of runs that differ in the size of a micro-batch alone"
+    yield f"{what}, in {len(odd):,} the larger one takes less time, by more than 3%."
+
+
+def _takes_less_for_more(one: Run, other: Run) -> bool:
+    small, large = sorted((one, other), key=lambda run: run.microbatch)
+    return small.seconds > 1.03 * large.seconds
+
+
 def constants_table(fits: Sequence[tuple[str, PublishedFit]]) -> Iterator[str]:
     yield f"| constant | {' | '.join(name for name, _ in fits)} |"
     yield "| --- |" + " ---: |" * len(fits)
@@ -301,6 +318,8 @@ def write_fits(runs: Sequence[Run]) -> None:
             *error_table("axes", vtrain, left_out, lambda run: f"tensor {run.tensor}, pipeline {run.pipeline}"),
             "",
             *choice_lines(vtrain, left_out),
+            "",
+            *odd_pair_lines(vtrain),
         ],
     )
 
