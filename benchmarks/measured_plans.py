@@ -13,13 +13,15 @@ import shutil
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
+from typing import Any
 
 from benchmarks.step_times import ROOT, TRAINED, finish, flags, jobs_folder
 
 PAGE = ROOT / "docs" / "choosing.md"
 MARKS = ("<!-- measured, written by `python -m benchmarks plans` -->\n", "<!-- end of measured -->")
 CLOSE = 1.15  # times the fastest plan: those up to here are measured again
+KEPT = 4  # runs of a job, for `dslc calibrate --from`
 APART = 1.1  # measured times that differ by less have no order
 
 
@@ -30,6 +32,10 @@ class Case:
     job: str
     searched: tuple[str, ...]
     settings: tuple[str, ...] = ()
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        return ("devices.cpus=4", *self.settings)
 
     @property
     def auto(self) -> tuple[str, ...]:
@@ -69,34 +75,58 @@ class MeasuredPlan:
         return ", ".join(each.partition(".")[2].replace("=", " ") for each in self.settings)
 
 
-def measure(case: Case, folder: Path) -> list[MeasuredPlan]:
-    """Returns each admissible plan of a job with its times, the chosen one first."""
-    source = ROOT / case.job if (ROOT / case.job).exists() else folder / case.job
-    catalogue = folder / "here.toml"
-    settings = ("devices.cpus=4", *case.settings)
-    finish("calibrate", source, "-o", catalogue, *flags((*settings, *case.auto)))
-    settings = (*settings, *TRAINED, f'devices.catalogue="{catalogue}"')
-    choice = json.loads(finish("choose", source, "--json", *flags((*settings, *case.auto))))
+def measure(case: Case, source: Path, folder: Path) -> list[MeasuredPlan]:
+    """Returns each admissible plan of a job with its times, the chosen one first. Some runs are left in `folder`."""
+    catalogue = folder.with_suffix(".toml")
+    finish("calibrate", source, "-o", catalogue, *flags((*case.written, *case.auto)))
+    settings = (*case.written, *TRAINED, f'devices.catalogue="{catalogue}"')
+    choice = _choice(source, (*settings, *case.auto))
     plans = [
         MeasuredPlan(tuple(plan["settings"]), plan["step_time"], [])
         for plan in choice["plans"]
         if "code" not in plan and plan["source"] == "measured"
     ]
     plans.sort(key=lambda plan: plan.settings != tuple(choice["chosen"]["settings"]))
-    for plan in plans:
-        plan.measured.append(_step(source, (*settings, *plan.settings), folder))
+    folder.mkdir()
+    spread = len(plans) // KEPT + 1
+    for number, plan in enumerate(plans):
+        out = folder / str(number)
+        plan.measured.append(_step(source, (*settings, *plan.settings), out))
+        if number % spread:
+            shutil.rmtree(out)
     fastest = min(plan.seconds for plan in plans)
     for plan in [plan for plan in plans if plan is plans[0] or plan.seconds < CLOSE * fastest]:
-        plan.measured.append(_step(source, (*settings, *plan.settings), folder))
+        plan.measured.append(_step(source, (*settings, *plan.settings), folder / "again"))
+        shutil.rmtree(folder / "again")
     return plans
 
 
-def _step(source: Path, settings: tuple[str, ...], folder: Path) -> float:
-    out = folder / "run"
+def _choice(source: Path, settings: tuple[str, ...]) -> dict[str, Any]:
+    choice: dict[str, Any] = json.loads(finish("choose", source, "--json", *flags(settings)))
+    return choice
+
+
+def _step(source: Path, settings: tuple[str, ...], out: Path) -> float:
     finish("run", source, "--out", out, *flags(settings))
     seconds: float = json.loads((out / "report.json").read_text())["step_time"]["measured"]
-    shutil.rmtree(out)
     return seconds
+
+
+def errors_from_runs(measured: list[tuple[Case, Path, list[MeasuredPlan]]], folder: Path) -> str:
+    """Says how well `dslc calibrate --from` with the kept runs of every second job predicts plans of the other jobs."""
+    runs = [run for number in range(0, len(measured), 2) for run in sorted((folder / str(number)).iterdir())]
+    catalogue = folder / "fit.toml"
+    print(finish("calibrate", "--from", *runs, "-o", catalogue))
+    errors: list[float] = []
+    for case, source, plans in measured[1::2]:
+        settings = (*case.written, *TRAINED, f'devices.catalogue="{catalogue}"', *case.auto)
+        times = {tuple(plan["settings"]): plan.get("step_time") for plan in _choice(source, settings)["plans"]}
+        here = [abs(times[plan.settings] / plan.seconds - 1) for plan in plans if times[plan.settings]]
+        print(f"    {source.stem}: {len(here)} of {len(plans)} plans, off by {100 * median(here):.0f}% at the median")
+        errors += here
+    tenth = sorted(errors)[9 * len(errors) // 10]
+    figures = f"off by {100 * median(errors):.0f}% at the median, and 9 of 10 by less than {100 * tenth:.0f}%"
+    return f"By constants from {len(runs)} of these runs, {len(errors):,} plans of the other jobs are {figures}."
 
 
 def row(case: Case, plans: list[MeasuredPlan]) -> str:
@@ -135,9 +165,12 @@ def write_measured() -> None:
         "| --- | ---: | --- | ---: | --- | ---: | ---: | ---: |",
     ]
     right = apart = 0
+    measured: list[tuple[Case, Path, list[MeasuredPlan]]] = []
     with jobs_folder() as folder:
-        for case in CASES:
-            plans = measure(case, folder)
+        for number, case in enumerate(CASES):
+            source = ROOT / case.job if (ROOT / case.job).exists() else folder / case.job
+            plans = measure(case, source, folder / str(number))
+            measured.append((case, source, plans))
             lines.append(row(case, plans))
             print(lines[-1], flush=True)
             for plan in sorted(plans, key=lambda plan: plan.seconds):
@@ -145,9 +178,10 @@ def write_measured() -> None:
             here = order(plans)
             right, apart = right + here[0], apart + here[1]
             print(f"    order: {here[0]} of {here[1]} pairs", flush=True)
-    summary = (
-        f"Of {apart:,} pairs of plans of one job whose times are more than 10% apart, {right:,} are in the right order."
-    )
+        summary = (
+            f"Of {apart:,} pairs of plans of one job whose times are more than 10% apart, {right:,} are in the right "
+            f"order.\n\n{errors_from_runs(measured, folder)}"
+        )
     print(summary)
     table = "\n".join(lines) + f"\n\n{summary}\n"
     page = PAGE.read_text(encoding="utf-8")
