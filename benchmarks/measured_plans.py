@@ -102,7 +102,7 @@ def measure(case: Case, source: Path, folder: Path) -> list[MeasuredPlan]:
 
 
 def _choice(source: Path, settings: tuple[str, ...]) -> dict[str, Any]:
-    choice: dict[str, Any] = json.loads(finish("choose", source, "--json", *flags(settings)))
+    choice: dict[str, Any] = json.loads(finish("choose", source, "--trace", "--json", *flags(settings)))
     return choice
 
 
