@@ -86,7 +86,8 @@ def measure(case: Case, source: Path, folder: Path) -> list[MeasuredPlan]:
         for plan in choice["plans"]
         if "code" not in plan and plan["source"] == "measured"
     ]
-    plans.sort(key=lambda plan: plan.settings != tuple(choice["chosen"]["settings"]))
+    chosen = tuple(choice["plans"][choice["chosen"]]["settings"])
+    plans.sort(key=lambda plan: plan.settings != chosen)
     folder.mkdir()
     spread = len(plans) // KEPT + 1
     for number, plan in enumerate(plans):
