@@ -278,9 +278,47 @@ def _stop(made: argparse.ArgumentParser) -> None:
     made.add_argument("--no-wait", action="store_true", help="ask the run to end, and do not wait for it")
 
 
+def _convert(made: argparse.ArgumentParser) -> None:
+    _config_arguments(made, "files of one training: a DeepSpeed JSON with the arguments that resolve its `auto`, say")
+    made.add_argument("-o", "--output", metavar="FILE", help="write the job there, a .plt file (default: print it)")
+
+
+def _lint(made: argparse.ArgumentParser) -> None:
+    _config_arguments(made, "configurations, each by itself")
+    made.add_argument(
+        "--format", choices=("text", "github"), default="text", help="github: as annotations of a workflow"
+    )
+
+
+def _config_arguments(made: argparse.ArgumentParser, help: str) -> None:
+    made.add_argument("files", metavar="FILE", nargs="+", help=help)
+    made.add_argument(
+        "--from", dest="tool", choices=_TOOLS, help="the tool of the files (default: recognised by their keys)"
+    )
+    made.add_argument(
+        "--devices",
+        metavar="[NODES x]GPUS",
+        type=_node_and_gpu_counts,
+        help="the devices, where no file states them: 8, or 2x8 for two nodes",
+    )
+
+
+def _node_and_gpu_counts(text: str) -> tuple[int, int]:
+    import argparse
+    import re
+
+    parts = re.fullmatch(r"(?:(\d{1,5})\s*x\s*)?(\d{1,5})", text, re.ASCII)
+    nodes, gpus = (int(parts[1] or 1), int(parts[2])) if parts else (0, 0)
+    if nodes < 1 or gpus < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GPUs such as 8, or of nodes and GPUs such as 2x8")
+    return nodes, gpus
+
+
 def _schema(made: argparse.ArgumentParser) -> None:
     made.add_argument("--markdown", action="store_true", help="print the reference page")
 
+
+_TOOLS = ("deepspeed",)  # dslc.conversion.recognize.TOOLS, which only these two commands load
 
 # Of each command: its help, an example, and the function that adds its arguments.
 _COMMANDS = {
@@ -333,6 +371,16 @@ _COMMANDS = {
         "end a run after its step, with a checkpoint, from any machine that sees its folder",
         "dslc stop runs/digits/2026-11-23_20-15-00",
         _stop,
+    ),
+    "convert": (
+        "make a job of configurations of DeepSpeed, and list what becomes of every key",
+        "dslc convert ds_config.json --devices 8 -o job.plt",
+        _convert,
+    ),
+    "lint": (
+        "find what is wrong in such configurations, without a job",
+        "dslc lint ds_config.json --format github",
+        _lint,
     ),
     "schema": ("print the language as JSON schema, or as the reference page", "dslc schema --markdown", _schema),
 }

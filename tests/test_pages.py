@@ -132,7 +132,7 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     (
-        ("`dslc convert x`", "dslc convert"),
+        ("`dslc translate x`", "dslc translate"),
         ("```\nnode-a$ dslc run job.plt \\\n  --rendezvuos x\n```", "dslc run --rendezvuos"),
         ("`dslc render\nJOB --view rank`", "dslc render --view rank"),
         ("`torchrun --nproc-per-node 2 -m dslc rum job.plt`", "dslc rum"),

@@ -57,6 +57,7 @@ ROOMS = (
     "cli/python_api",
     "cli/launching",
     "cli/sweeps",
+    "cli/conversion",
     "cli/commands",
     "cli",
 )

@@ -1,0 +1,1 @@
+"""Reads configurations of other training tools, and writes them as a job."""

@@ -1,0 +1,69 @@
+"""Converts the configuration files of one training into a draft of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dslc.conversion.config_file import ConfigFile, read_config
+from dslc.conversion.deepspeed import read_deepspeed
+from dslc.conversion.draft import Draft
+from dslc.conversion.recognize import TOOLS, recognize_tool
+from dslc.dsl.diagnostics import TooManyErrors
+
+Reader = Callable[[ConfigFile, Draft], None]
+# In the order in which they are read: a later file overrides what an earlier one states.
+_READERS: dict[str, Reader] = {
+    "deepspeed": read_deepspeed,
+}
+
+
+def convert(paths: Sequence[str], *, tool: str = "", devices: tuple[int, int] | None = None) -> Draft:
+    """Reads the files as one training. Mistakes are in the draft's report; `devices` are nodes and GPUs of each."""
+    draft = Draft(devices=devices)
+    try:
+        files = [file for path in paths if (file := read_config(path, draft.report))]
+        convert_files(files, draft, tool=tool)
+    except TooManyErrors:
+        pass  # the report says so
+    return draft
+
+
+def convert_files(files: Sequence[ConfigFile], draft: Draft, *, tool: str = "") -> None:
+    """Adds what the files state to the draft."""
+    tools = {file.path: tool or recognize_tool(file, draft.report) for file in files}
+    for name, read in _READERS.items():
+        for file in files:
+            if tools[file.path] == name:
+                if name in draft.tools:
+                    draft.report.add(
+                        "E1103",
+                        f"{file.path} is a second configuration of {TOOLS[name]}",
+                        None,
+                        help="a job is made of one file of each tool",
+                    )
+                    continue
+                draft.tools.append(name)
+                read(file, draft)
+    if draft.tools:
+        _resolve_batch(draft)
+
+
+def _resolve_batch(draft: Draft) -> None:
+    """Fills in the data ranks, and reports a batch that cannot be."""
+    if draft.devices is not None:
+        world = draft.devices[0] * draft.devices[1]
+        if world % draft.model_ranks:
+            axes = ", ".join(f"{axis} = {size}" for axis, size in draft.axes.items())
+            draft.report.add(
+                "E1103",
+                f"{world} devices cannot be shared out over {axes}",
+                None,
+                help=f"the number of devices is a multiple of {draft.model_ranks}",
+            )
+            return
+        draft.batch = replace(draft.batch, ranks=world // draft.model_ranks)
+    try:
+        draft.batch = draft.batch.resolved()
+    except ValueError as error:
+        draft.report.add("E1103", str(error), None, help="change one of them so that the product is right")

@@ -1,0 +1,64 @@
+"""The keys of a tool that a job does not state: what follows without a setting, and what a job cannot state."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["carried", "implied", "named"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome for one key of a file. `text` is the setting that carries it, or the reason."""
+
+    key: str
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The table of one tool, read from its TOML file.
+
+    `implied` and `named` map a key, or the section above several, to the reason. `ignored` maps a key to why the tool
+    itself ignores it, and `removed` a section to why the newest versions of the tool refuse it.
+    """
+
+    implied: Mapping[str, str]
+    named: Mapping[str, str]
+    ignored: Mapping[str, str]
+    removed: Mapping[str, str]
+
+    def verdict(self, key: str, value: object) -> Verdict | None:
+        """Returns the outcome of a key, by itself or the nearest section above it; None for an unknown key."""
+        path = key
+        while path:
+            if path in self.implied:
+                return Verdict(key, "implied", self.implied[path])
+            if path in self.named:
+                if is_off(value):
+                    return Verdict(key, "implied", "it is off, and a job has nothing to switch on")
+                return Verdict(key, "named", self.named[path])
+            path = path.rpartition(".")[0]
+        return None
+
+
+def is_off(value: object) -> bool:
+    """True for a value that switches a feature off, or states nothing."""
+    return value is None or value is False or value in ("", "none", "no", "NO", "null") or value == [] or value == {}
+
+
+@functools.cache
+def key_table(tool: str) -> KeyTable:
+    with open(os.path.join(os.path.dirname(__file__), f"{tool}.toml"), "rb") as file:
+        rows: dict[str, list[list[str]]] = tomllib.load(file)
+    tables = {
+        kind: {key: reason for reason, keys in rows.get(kind, []) for key in keys.split()}
+        for kind in ("implied", "named", "ignored", "removed")
+    }
+    return KeyTable(tables["implied"], tables["named"], tables["ignored"], tables["removed"])

@@ -1,0 +1,105 @@
+"""Finds the tool that a configuration file belongs to, by keys that only this tool has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dslc.conversion.config_file import ConfigFile
+from dslc.dsl.diagnostics import Report
+
+TOOLS = {
+    "deepspeed": "DeepSpeed",
+}
+
+
+@dataclass(frozen=True)
+class UnsupportedTool:
+    """A tool whose files are recognised and refused. `keys` are names that its files have, some of them or all."""
+
+    name: str
+    keys: tuple[str, ...]
+    needed: int
+    reason: str
+
+
+_UNSUPPORTED = (
+    UnsupportedTool(
+        "GPT-NeoX",
+        ("pipe_parallel_size", "model_parallel_size", "train_iters", "pos_emb", "norm", "data_path", "vocab_file",
+         "tokenizer_type", "num_layers", "hidden_size", "lr_decay_iters", "checkpoint_factor", "eval_interval"),
+        3,
+        "its network is its own: describe it as `gpt(…)` or `llama(…)`, and the split as `parallelism { … }`",
+    ),
+    UnsupportedTool(
+        "Megatron-LM",
+        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "MODEL_ARGS", "TEST_TYPE", "train_iters",
+         "micro_batch_size", "global_batch_size"),
+        2,
+        "its network is its own: describe it as `gpt(…)` or `llama(…)`, and the split as `parallelism { … }`",
+    ),
+    UnsupportedTool(
+        "torchtune",
+        ("tokenizer", "checkpointer", "dataset", "loss", "optimizer", "max_steps_per_epoch", "metric_logger"),
+        5,
+        "its components are Python classes: name your network and data in a job, and its `optimizer` and batch there",
+    ),
+    UnsupportedTool(
+        "MMEngine",
+        ("_base_", "train_dataloader", "optim_wrapper", "train_cfg", "val_evaluator", "default_hooks"),
+        3,
+        "its components are Python classes: name your network and data in a job",
+    ),
+)  # fmt: skip
+
+
+def _normal(root: Mapping[str, object]) -> set[str]:
+    return {key.replace("-", "_") for key in root}
+
+
+def _is_nemo(file: ConfigFile) -> bool:
+    model = file.value("model")
+    keys = _normal(model) if isinstance(model, dict) else set()
+    return bool({"micro_batch_size", "tensor_model_parallel_size", "train_ds"} & keys) or "exp_manager" in file.root
+
+
+def _is_deepspeed(file: ConfigFile) -> bool:
+    return bool(
+        {"train_micro_batch_size_per_gpu", "zero_optimization", "zero_allow_untested_optimizer", "gradient_clipping"}
+        & file.root.keys()
+    ) or ("train_batch_size" in file.root and "model" not in file.root)
+
+
+_SIGNS: dict[str, Callable[[ConfigFile], bool]] = {
+    "deepspeed": _is_deepspeed,
+}
+
+
+def recognize_tool(file: ConfigFile, report: Report) -> str | None:
+    """Returns the tool of the file, a key of `TOOLS`; None if it is refused, with the reason in the report."""
+    keys = _normal(file.root)
+    for tool in _UNSUPPORTED:
+        if sum(key in keys for key in tool.keys) >= tool.needed and not keys & {"compute_environment", "base_model"}:
+            return _refuse(file, tool.name, tool.reason, report)
+    if _is_nemo(file):
+        reason = "its network is its own: describe it as `gpt(…)` or `llama(…)`, and the split as `parallelism { … }`"
+        return _refuse(file, "NeMo", reason, report)
+    for tool, has_signs in _SIGNS.items():
+        if has_signs(file):
+            return tool
+    report.add(
+        "E1102",
+        f"{file.path} belongs to no tool that dslc knows: its keys are {_shown(file)}",
+        None,
+        help=f"`--from` names the tool: {', '.join(TOOLS)}",
+    )
+    return None
+
+
+def _shown(file: ConfigFile) -> str:
+    keys = [f"`{key[:40]}`" for key in list(file.root)[:5]]
+    return ", ".join(keys) + (", …" if len(file.root) > 5 else "") if keys else "none"
+
+
+def _refuse(file: ConfigFile, name: str, reason: str, report: Report) -> None:
+    report.add("E1102", f"{file.path} is a configuration of {name}, which dslc does not convert", None, help=reason)

@@ -1,0 +1,45 @@
+"""Configurations of each tool, the jobs that they become, and what is reported, as golden files.
+
+Each folder of `cases` holds the files of one training, and `expected.txt`. `UPDATE_GOLDEN=1` writes these anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.golden import hold
+from helpers.paths import TESTS
+
+from dslc.conversion.convert import convert
+from dslc.conversion.job_text import job_text
+from dslc.conversion.report_text import github_annotations, head_line, key_lines
+from dslc.dsl.show import render
+from dslc.jobs.check_job import check_one
+
+CASES = sorted(path for path in (TESTS / "conversion" / "cases").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
+def test_a_configuration_becomes_a_job(case: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(case)
+    paths = sorted(path.name for path in case.iterdir() if path.suffix in (".json", ".yaml", ".yml", ".toml"))
+    draft = convert(paths)
+    parts = [render(draft.report, color=False)]
+    if not draft.report.errors:
+        text = job_text(draft, "converted")
+        parts += ["\n".join([head_line(paths, draft), *key_lines(draft)]) + "\n", text]
+        (tmp_path / "job.plt").write_text(text)
+        report, _ = check_one(str(tmp_path / "job.plt"), [])
+        assert not report.errors, render(report, color=False)
+    hold("\n".join(part for part in parts if part), case / "expected.txt")
+
+
+def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(TESTS / "conversion" / "cases" / "deepspeed_contradictions")
+    lines = github_annotations(convert(["ds_config.json"]).report)
+    assert lines[0] == (
+        "::error file=ds_config.json,line=6,col=12,title=E1103::`fp16` and `bf16` are both enabled, and DeepSpeed "
+        "refuses it; enable one of them"
+    )
+    assert len(lines) == 4
