@@ -47,15 +47,15 @@ _SHARDED = ("parallelism.zero", "parallelism.microbatches")
 _SPLIT = ("parallelism.data", "parallelism.pipeline", *_SHARDED)
 CASES = (
     Case("benchmarks/jobs/gpt.plt", _SPLIT, ("data.batch=8",)),
-    Case("benchmarks/jobs/gpt.plt", (*_SHARDED, "memory.recompute")),
+    Case("benchmarks/jobs/gpt.plt", ("parallelism.zero", "memory.recompute")),
     Case("benchmarks/jobs/convnet.plt", _SPLIT, ("data.batch=32",)),
-    Case("examples/vit.plt", _SPLIT, ("data.batch=8",)),
-    Case("examples/blocks.plt", _SPLIT, ("data.batch=8",)),
+    Case("examples/vit.plt", _SPLIT, ("data.batch=4",)),
+    Case("examples/blocks.plt", _SPLIT, ("data.batch=4",)),
     Case("examples/lstm.plt", _SHARDED),
     Case("examples/llama_cpu.plt", _SPLIT, ("parallelism.tensor=1", "data.batch=8")),
     Case("benchmarks/jobs/wide.plt", _SPLIT, ("devices.nodes=1", "data.batch=8")),
     Case("examples/own/own.plt", _SHARDED, ("evaluate.every=100 epochs", "data.batch=16")),
-    Case("llama.plt", _SPLIT, ("data.batch=8",)),
+    Case("llama.plt", _SPLIT, ("data.batch=4",)),
 )
 
 
