@@ -84,7 +84,7 @@ def measure(case: Case, source: Path, folder: Path) -> list[MeasuredPlan]:
     plans = [
         MeasuredPlan(tuple(plan["settings"]), plan["step_time"], [])
         for plan in choice["plans"]
-        if "code" not in plan and plan["source"] == "measured"
+        if plan.get("source") == "measured"
     ]
     chosen = tuple(choice["plans"][choice["chosen"]]["settings"])
     plans.sort(key=lambda plan: plan.settings != chosen)
