@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dslc.compiler.cost.estimate import fitted_step
-from dslc.compiler.cost.fitted_times import left_out_errors, run_fit, uncovered
+from dslc.compiler.cost.fitted_times import CORE, left_out_errors, run_fit, uncovered
 from dslc.compiler.facts.calibration import CONSTANTS, RunFit, with_constants
 from dslc.compiler.facts.user_calibrations import this_machine
 from dslc.compiler.ir.program import TrainMode
@@ -146,7 +146,9 @@ def fit_of(steps: Sequence[TimedStep]) -> tuple[RunFit, list[float]]:
     machine = RunFit(machine=here.processor, torch=here.torch, cores=here.cores)
     features = [[_feature(each.analysis, with_constants(machine, {name: 1.0})) for name in CONSTANTS] for each in steps]
     seconds = [each.seconds for each in steps]
-    return run_fit(machine, features, seconds), list(left_out_errors(features, seconds))
+    on_cores = all(each.analysis.layout.device == "cpu" for each in steps)
+    typical = [CORE[name] for name in CONSTANTS] if on_cores else []
+    return run_fit(machine, features, seconds, typical), list(left_out_errors(features, seconds, typical))
 
 
 def _feature(analysis: Analysis, fit: RunFit) -> float:

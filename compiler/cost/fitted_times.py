@@ -25,6 +25,18 @@ from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.placement.staging import Staging
 
 _ROUNDS = 2000  # of the descent, which ends long before
+# The constants of a core of a server, as `dslc calibrate` fits them. A constant that no training tells stays near.
+CORE = {
+    "flop": 3e-11,
+    "convolution": 3e-11,
+    "byte": 1e-10,
+    "kernel": 2e-5,
+    "latency": 3e-4,
+    "link": 4e-10,
+    "update": 2e-9,
+    "step": 1e-3,
+}
+_PRIOR = 0.05  # how much a constant that is off by its own size counts, beside the error of a step as a share of it
 
 
 class FittedTimes:
@@ -104,16 +116,20 @@ def uncovered(staging: Staging) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def fit_steps(features: Sequence[Sequence[float]], steps: Sequence[float]) -> list[float]:
+def fit_steps(
+    features: Sequence[Sequence[float]], steps: Sequence[float], typical: Sequence[float] = ()
+) -> list[float]:
     """Returns the constants, none below zero, that explain steps best: the sum of squared relative errors is least.
 
-    `features` has a row for each step: its seconds by each constant alone, at 1. Coordinates descend in turn.
+    `features` has a row for each step: its seconds by each constant alone, at 1. Constants that the steps tell little
+    about stay near `typical` ones. Coordinates descend in turn.
     """
     rows = [[value / seconds for value in row] for row, seconds in zip(features, steps, strict=True)]
+    rows += [[_PRIOR / value * (n == at) for at in range(len(typical))] for n, value in enumerate(typical)]
+    left = [1.0] * len(steps) + [_PRIOR] * len(typical)  # of each row, as a share
     columns = list(zip(*rows, strict=True))
     squares = [sum(value * value for value in column) for column in columns]
     constants = [0.0] * len(columns)
-    left = [1.0] * len(rows)  # of each step, as a share
     for _ in range(_ROUNDS):
         for n, column in enumerate(columns):
             if not squares[n]:
@@ -125,15 +141,19 @@ def fit_steps(features: Sequence[Sequence[float]], steps: Sequence[float]) -> li
     return constants
 
 
-def left_out_errors(features: Sequence[Sequence[float]], steps: Sequence[float]) -> Iterator[float]:
+def left_out_errors(
+    features: Sequence[Sequence[float]], steps: Sequence[float], typical: Sequence[float] = ()
+) -> Iterator[float]:
     """Yields the relative error of each step, predicted by a fit to the others."""
     for n, (row, seconds) in enumerate(zip(features, steps, strict=True)):
-        constants = fit_steps([*features[:n], *features[n + 1 :]], [*steps[:n], *steps[n + 1 :]])
+        constants = fit_steps([*features[:n], *features[n + 1 :]], [*steps[:n], *steps[n + 1 :]], typical)
         yield sum(value * constant for value, constant in zip(row, constants, strict=True)) / seconds - 1
 
 
-def run_fit(machine: RunFit, features: Sequence[Sequence[float]], steps: Sequence[float]) -> RunFit:
+def run_fit(
+    machine: RunFit, features: Sequence[Sequence[float]], steps: Sequence[float], typical: Sequence[float] = ()
+) -> RunFit:
     """Returns the fit to steps on a machine, with the median error of each step by the others."""
-    constants = dict(zip(CONSTANTS, fit_steps(features, steps), strict=True))
-    errors = [abs(error) for error in left_out_errors(features, steps)] if len(steps) > 1 else [1.0]
+    constants = dict(zip(CONSTANTS, fit_steps(features, steps, typical), strict=True))
+    errors = [abs(error) for error in left_out_errors(features, steps, typical)] if len(steps) > 1 else [1.0]
     return with_constants(replace(machine, runs=len(steps), error=median(errors)), constants)
