@@ -100,6 +100,7 @@ def _check(made: argparse.ArgumentParser) -> None:
     _job_arguments(made, many=True)
     made.add_argument("--json", action="store_true", help="print a list of objects, for machines")
     _trace_argument(made)
+    made.add_argument("--fix", action="store_true", help="make the changes that the helps name, and check again")
     made.add_argument("--resume", metavar="DIR", help="also check that the job can resume from the checkpoint in DIR")
     made.add_argument("--locked", action="store_true", help="also check that the plan is the one in the job's .lock")
 

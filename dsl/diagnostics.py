@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from dslc.dsl.bounds import MISTAKES
 from dslc.dsl.record import Record, positional
+from dslc.dsl.remedy import Fix, fixes_of
 from dslc.dsl.source import Span
 
 Severity = Literal["error", "warning", "note"]
@@ -50,6 +51,11 @@ class Diagnostic(Record):
     notes: tuple[Note, ...] = ()
     help: str = ""
     subject: str = ""
+
+    @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """Returns the changes that the help names, the likeliest first, of which each corrects the mistake."""
+        return fixes_of(self.help)
 
     @property
     def severity(self) -> Severity:

@@ -42,3 +42,24 @@ def open_file(path: str, *, piped: bool = False) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", path)
+
+
+def overwrite(path: str, text: str) -> None:
+    """Writes beside the file and renames, so that a crash never leaves half of it. Follows a link to its target, and
+    keeps mode, owner and group.
+    """
+    target = os.path.realpath(path)
+    before = os.stat(target)
+    beside = f"{target}.{os.getpid()}.tmp"
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        after = os.stat(beside)
+        if (before.st_uid, before.st_gid) != (after.st_uid, after.st_gid):
+            os.chown(beside, before.st_uid, before.st_gid)
+        os.chmod(beside, stat.S_IMODE(before.st_mode))
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise

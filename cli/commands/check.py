@@ -23,6 +23,11 @@ def main(arguments: argparse.Namespace) -> int:
     found: list[Diagnostic] = []
     status = GOOD
     for path in arguments.jobs:
+        if arguments.fix:
+            from dslc.jobs.fix_job import fix_job
+
+            for line in fix_job(path, arguments.settings, trace=arguments.trace):
+                print(plain(line), file=sys.stderr)
         report, analysis, goes_on = check_with(path, arguments)
         found.extend(report)
         if report.errors:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import stat
 import sys
 
 from dslc.dsl.bounds import BYTES
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.files import overwrite
 from dslc.dsl.meaning.load import decoded, read_text
 from dslc.dsl.plain import plain
 from dslc.dsl.source import Source
@@ -41,7 +40,7 @@ def _format(path: str, *, check: bool) -> bool:
         print(plain(f"{path} is not formatted: `dslc fmt {path}` does it"), file=sys.stderr)
         return False
     elif made != text:
-        _replace(path, made)
+        overwrite(path, made)
         print(plain(f"{path} formatted"), file=sys.stderr)
     return True
 
@@ -51,24 +50,3 @@ def _text(path: str, report: Report) -> str | None:
     if path != "-":
         return read_text(path, path, path, None, report)
     return decoded(sys.stdin.buffer.read(BYTES.most + 1), "<stdin>", "<stdin>", None, report)
-
-
-def _replace(path: str, text: str) -> None:
-    """Writes beside the file and renames, so that a crash never leaves half a job. Follows a link to its target, and
-    keeps mode, owner and group.
-    """
-    target = os.path.realpath(path)
-    kept = os.stat(target)
-    beside = f"{target}.{os.getpid()}.tmp"
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        made = os.stat(beside)
-        if (kept.st_uid, kept.st_gid) != (made.st_uid, made.st_gid):
-            os.chown(beside, kept.st_uid, kept.st_gid)
-        os.chmod(beside, stat.S_IMODE(kept.st_mode))
-        os.replace(beside, target)
-    except BaseException:
-        os.unlink(beside)
-        raise

@@ -45,10 +45,17 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def check_one(
-    path: str, settings: list[str], *, trace: bool = False, then: Callable[[Analysis, Report], None] | None = None
+    path: str,
+    settings: list[str],
+    *,
+    trace: bool = False,
+    then: Callable[[Analysis, Report], None] | None = None,
+    text: str | None = None,
 ) -> tuple[Report, Analysis | None]:
-    """Returns all diagnostics of one job, every combination of its sweep included; `then` looks further at each."""
-    loaded, combinations = load_each(path, settings)
+    """Returns all diagnostics of one job, every combination of its sweep included; `then` looks further at each. A
+    `text` stands for that of the file.
+    """
+    loaded, combinations = load_each(path, settings, text)
     report, analysis, reuse = Report(), None, Reuse()
     report.extend(loaded.report.found)
     for n, chosen in enumerate(combinations):

@@ -33,6 +33,7 @@ from dslc.compiler.placement.workload import Workload
 from dslc.dsl.bounds import TRIED
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import remedy, set_field
 from dslc.dsl.words import plural
 
 if TYPE_CHECKING:
@@ -87,7 +88,12 @@ def cut(
             f"and the job has {plural(stages, 'stage')} and {plural(layers, 'layer')}",
             job.parallelism.value_span("stages"),
             notes=(Note(_layer_list(model), job.model.value_span("network")),),
-            help=f"one count for each stage, as in `stages = {[len(stage) for stage in likely]}`, or `balanced`",
+            help=remedy(
+                "one count for each stage, as in ",
+                set_field("parallelism.stages", [len(stage) for stage in likely]),
+                ", or ",
+                set_field("parallelism.stages", "balanced", "`balanced`"),
+            ),
         )
         return None
     starts = [sum(wanted[:i]) for i in range(stages)]

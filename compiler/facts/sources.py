@@ -28,6 +28,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call, fields
+from dslc.dsl.remedy import remedy, remove_argument
 
 DIGITS = 1797
 BYTES = 256  # the vocabulary of text
@@ -152,7 +153,10 @@ def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
     if dict(source.arguments).get("streaming") and not here:
         return SourceFacts(
             missing=f"`{source.path}` would be streamed from the network, and only files on this machine are",
-            help="leave `streaming` out: files are mapped into memory, and a step reads only what it needs",
+            help=remedy(
+                remove_argument(source.span, "streaming"),
+                ": files are mapped into memory, and a step reads only what it needs",
+            ),
             code="E0315",
         )
     return SourceFacts()

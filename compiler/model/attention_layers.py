@@ -14,7 +14,7 @@ from dslc.compiler.model.value import Value
 from dslc.dsl.diagnostics import division
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
-from dslc.dsl.words import either
+from dslc.dsl.remedy import either_argument, join_remedies, remedy, set_argument, together
 
 
 @layer(s.Attention, recomputable=True)
@@ -26,7 +26,7 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
             "a `window` is of a position and those before it, and this attention is not causal",
             spec,
             "window",
-            help="`causal = true`",
+            help=remedy(set_argument(spec.span, "causal", "true")),
         )
     if spec.separate:
         return _separate(spec, x, t)
@@ -64,7 +64,7 @@ def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
             spec,
             "kv_heads",
             label=division(spec.heads, kv_heads),
-            help=f"a number that divides `heads`: {', '.join(map(str, near))}",
+            help=remedy("a number that divides `heads`: ", either_argument(spec.span, "kv_heads", near, ", ")),
         )
     _check_rotation(spec, head, t)
     arguments = {"rope_theta": spec.rope_theta, "rope_scaling": _scaling(spec.rope_scaling, spec, t)}
@@ -149,7 +149,10 @@ def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
             spec,
             "heads",
             label=division(width, heads),
-            help=f"{either(f'`heads = {count}`' for count in sorted(close))}, or a width that is a multiple of {heads}",
+            help=remedy(
+                join_remedies(" or ", [remedy(set_argument(spec.span, "heads", count)) for count in sorted(close)]),
+                f", or a width that is a multiple of {heads}",
+            ),
         )
 
 
@@ -179,7 +182,8 @@ def _check_rotation(spec: s.Attention, head: int, t: Tape) -> None:
             help="set `rope_theta`",
         )
     if not spec.qk_norm and spec.norm_eps != 1e-6:
-        t.warn("W0103", "`norm_eps` has no effect: nothing is normalised", spec, "norm_eps", help="`qk_norm = true`")
+        t.warn("W0103", "`norm_eps` has no effect: nothing is normalised", spec, "norm_eps",
+               help=remedy(set_argument(spec.span, "qk_norm", "true")))  # fmt: skip
 
 
 def _scaling(scaling: Call | None, spec: Call, t: Tape) -> tuple[str | float | int, ...] | None:
@@ -196,7 +200,14 @@ def _scaling(scaling: Call | None, spec: Call, t: Tape) -> tuple[str | float | i
             f"`low_freq_factor` is {low:g}, not below `high_freq_factor`, {high:g}",
             scaling,
             "low_freq_factor" if scaling.is_set("low_freq_factor") else "high_freq_factor",
-            help="as for Llama 3: `low_freq_factor = 1` and `high_freq_factor = 4`",
+            help=remedy(
+                "as for Llama 3: ",
+                together(
+                    set_argument(scaling.span, "low_freq_factor", 1),
+                    " and ",
+                    set_argument(scaling.span, "high_freq_factor", 4),
+                ),
+            ),
         )
     return ("llama3", scaling.factor, low, high, scaling.original_context)
 

@@ -17,6 +17,7 @@ from dslc.compiler.model.value import Value, describe, say
 from dslc.dsl.diagnostics import Note, division
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
+from dslc.dsl.remedy import remedy, replace_text, set_argument
 from dslc.dsl.words import plural
 
 AnyConv: TypeAlias = s.Conv1d | s.Conv2d
@@ -147,7 +148,8 @@ def _in_torchs_order(spec: AnyConv | AnyPool, x: Value) -> str:
     if by_place[:3] != ["channels", "kernel", "stride"]:
         return ""
     meant = ", ".join(str(getattr(spec, name)) for name in by_place[1:])
-    return f"the number of input channels is known: write `{spec.word}({meant})`"
+    written = f"{spec.word}({meant})"
+    return remedy("the number of input channels is known: write ", replace_text(spec.span, written))
 
 
 def windows(spec: AnyConv | AnyPool, x: Value, t: Tape, stride: int) -> tuple[int, ...]:
@@ -180,7 +182,7 @@ def pool(spec: AnyPool, x: Value, t: Tape) -> Value:
             f"padding of {spec.padding} is more than half of the window of {spec.kernel}",
             spec,
             "padding",
-            help=f"at most {spec.kernel // 2}",
+            help=remedy("at most ", set_argument(spec.span, "padding", spec.kernel // 2, f"{spec.kernel // 2}")),
         )
     stride = spec.kernel if spec.stride is None else spec.stride
     size = windows(spec, x, t, stride)

@@ -22,6 +22,7 @@ from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.dsl.record import record
+from dslc.dsl.remedy import either_argument, remedy, set_argument
 
 Named = tuple[tuple[str, Call], ...]
 
@@ -79,7 +80,11 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
                 code="E0220",
                 message=f"a kernel of {network.kernel} is even, so that padding cannot keep the size of the image",
                 span=network.value_span("kernel"),
-                help=f"`kernel = {network.kernel - 1}` or `{network.kernel + 1}`",
+                help=remedy(
+                    set_argument(network.span, "kernel", network.kernel - 1),
+                    " or ",
+                    set_argument(network.span, "kernel", network.kernel + 1, f"`{network.kernel + 1}`"),
+                ),
             )
         )
     here = argument_spans(network, kernel="channels")
@@ -160,7 +165,7 @@ def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
                 code="E0212",
                 message=f"there is no residual network of {network.depth} layers",
                 span=network.value_span("depth"),
-                help=f"one of {', '.join(map(str, DEPTHS))}",
+                help=remedy("one of ", either_argument(network.span, "depth", DEPTHS, ", ")),
             )
         )
     here = argument_spans(network)
@@ -248,7 +253,9 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
                 message=f"a context of {network.context} is shorter than the data's sequences of {length}",
                 span=network.value_span("context"),
                 label=f"{network.context} < {length}",
-                help=f"`context = {length}`, or shorter sequences: `context` of the source",
+                help=remedy(
+                    set_argument(network.span, "context", length), ", or shorter sequences: `context` of the source"
+                ),
             )
         )
     vocab = network.vocab if network.vocab is not None else source.vocab

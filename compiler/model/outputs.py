@@ -7,6 +7,7 @@ a last dim of 1 may be missing or extra. The contrastive loss takes embeddings: 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from dslc.compiler.ir.facts import SourceFacts
@@ -17,6 +18,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.registry import Call
+from dslc.dsl.remedy import Edit, either_field, remedy, replace_text, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -36,7 +38,7 @@ def check_output(
                 "E0215",
                 f"`bce` needs targets of 0 or 1, and the data's are {source.classes} classes",
                 model.loss.span or model.value_span("loss"),
-                help="use `cross_entropy()`",
+                help=remedy("use ", set_field("model.loss", "cross_entropy()", "`cross_entropy()`")),
             )
         elif _without_ones(output.shape) != _without_ones(target.shape):
             yield Diagnostic(
@@ -45,7 +47,10 @@ def check_output(
                 f"with the data's targets {say(target.shape)}",
                 where,
                 notes=(_of_loss(model), *suspects),
-                help="the data's targets are classes: use `cross_entropy()`"
+                help=remedy(
+                    "the data's targets are classes: use ",
+                    set_field("model.loss", "cross_entropy()", "`cross_entropy()`"),
+                )
                 if output.shape[:-1] == target.shape and (source.classes or source.vocab)
                 else _advice(output.shape, target.shape),
             )
@@ -132,7 +137,7 @@ def _check_classes(
             where,
             label=f"{features} < {classes}",
             notes=(_of_loss(model),),
-            help=f"the data's targets are 0 to {classes - 1}: make it {plural(classes, 'number')}",
+            help=remedy(f"the data's targets are 0 to {classes - 1}: ", _sized(where, features, classes)),
         )
     elif features > classes:
         yield Diagnostic(
@@ -147,11 +152,19 @@ def _check_classes(
 def _of_numbers(output: Value, target: TensorFact) -> str:
     """Returns a hint if targets shaped like the output may be one-hot classes, which cross entropy takes as indices."""
     if target.shape[-1:] > (1,) and target.shape == output.shape:
-        return (
-            "one-hot targets: have the data give the indices of the classes, `target.argmax(-1)`; "
-            "real numbers: use `mse()` or `l1()`"
-        )
-    return "use `mse()` or `l1()`; if they are classes, have the data give them as whole numbers"
+        why = "one-hot targets: have the data give the indices of the classes, `target.argmax(-1)`; real numbers: use "
+        return remedy(why, either_field("model.loss", ("mse()", "l1()"), "`{}`"))
+    losses = either_field("model.loss", ("mse()", "l1()"), "`{}`")
+    return remedy("use ", losses, "; if they are classes, have the data give them as whole numbers")
+
+
+def _sized(place: Span | None, features: int, classes: int) -> Edit | str:
+    """Advises as many features as classes, in the text of the last layer or its number."""
+    text = f"make it {plural(classes, 'number')}"
+    written = place.text() if place is not None else ""
+    if place is None or len(re.findall(rf"\b{features}\b", written)) != 1:
+        return text
+    return replace_text(place, re.sub(rf"\b{features}\b", str(classes), written), text)
 
 
 def _network_span(model: ModelSpec, last: LayerNode | None) -> Span | None:

@@ -12,6 +12,7 @@ from dslc.compiler.model.tape import Tape, argument_spans, layer, unroll
 from dslc.compiler.model.value import Value, say
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
+from dslc.dsl.remedy import either_argument, remedy, remove_at, set_argument
 
 
 @layer(s.Embedding)
@@ -39,7 +40,7 @@ def embedding(spec: s.Embedding, x: Value, t: Tape) -> Value:
             spec,
             "vocab",
             label=f"{vocab} < {data}",
-            help=f"`vocab = {data}`, or leave it out",
+            help=remedy(set_argument(spec.span, "vocab", data), ", or ", remove_at(spec.value_span("vocab"))),
         )
     t.module("Embedding", num_embeddings=vocab, embedding_dim=spec.width)
     t.parameter("weight", (vocab, spec.width), "normal", 0.0, 1.0)
@@ -58,7 +59,7 @@ def positional_embedding(spec: s.PositionalEmbedding, x: Value, t: Tape) -> Valu
             spec,
             "context",
             label=f"{context} < {length}",
-            help=f"`context = {length}`, or shorter sequences: `context` of the source",
+            help=remedy(set_argument(spec.span, "context", length), ", or shorter sequences: `context` of the source"),
         )
     t.module(".PositionalEmbedding", context=context, width=width)
     t.parameter("weight", (context, width), "normal", 0.0, 0.02)
@@ -147,7 +148,7 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
             f"patches of {spec.patch} x {spec.patch} do not cover {x}",
             spec,
             "patch",
-            help=f"a side that divides both: {', '.join(map(str, sides))}",
+            help=remedy("a side that divides both: ", either_argument(spec.span, "patch", sides, ", ")),
         )
     patches = (height // spec.patch) * (width // spec.patch)
     t.module(".PatchEmbedding", patches=patches, width=spec.width)

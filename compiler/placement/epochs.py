@@ -21,8 +21,9 @@ from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language.calls import Mixture
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
+from dslc.dsl.remedy import either_field, join_remedies, remedy, set_field
 from dslc.dsl.source import Span
-from dslc.dsl.words import either, plural
+from dslc.dsl.words import plural
 
 TRIED = 10_000  # multiples tried to either side
 Fault = Literal["", "E0303", "E0304", "E0307"]
@@ -89,7 +90,7 @@ def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     where = job.parallelism.name_span("data") if job.parallelism.is_set("data") else _devices_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
     near = epoch.nearest_batches(batch)
-    remedies = [f"use {either(near)}"] if near else []
+    remedies: list[str] = [remedy("use ", either_batch(near))] if near else []
     if not any(b < batch for b in near):
         remedies.append("fewer ranks")
     yield Diagnostic(
@@ -98,7 +99,7 @@ def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
         job.data.value_span("batch"),
         label=division(batch, ranks),
         notes=(Note(what, where),),
-        help=", or ".join(remedies),
+        help=join_remedies(", or ", remedies),
     )
 
 
@@ -109,18 +110,21 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagno
         return
     written = job.parallelism.is_set("microbatches")
     near = epoch.nearest_batches(batch)
-    remedies = [
-        either(f"`microbatches = {n}`" for n in close) if (close := fitting_pieces(job, layout)) else "",
-        f"a batch of {either(near)}" if near else "",
-    ]
+    close = fitting_pieces(job, layout)
+    remedies: list[str] = [either_field("parallelism.microbatches", close)] if close else []
+    remedies += [remedy("a batch of ", either_batch(near))] if near else []
     yield Diagnostic(
         "E0302",
         f"a share of {plural(share, 'sample')} cannot be cut into {pieces} equal micro-batches",
         job.parallelism.value_span("microbatches") if written else job.data.value_span("batch"),
         label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
         notes=(Note("the global batch is set here", job.data.value_span("batch")),) if written else (),
-        help=", or ".join(filter(None, remedies)) or "another batch, or another number of ranks",
+        help=join_remedies(", or ", remedies) or "another batch, or another number of ranks",
     )
+
+
+def either_batch(batches: Sequence[int]) -> str:
+    return either_field("data.batch", batches, "{}")
 
 
 def fitting_pieces(job: JobSpec, layout: Layout) -> list[int]:
@@ -144,17 +148,20 @@ def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     if not fault or train is None:
         return
     full, last = divmod(train, batch)
-    near, other = either(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
-    remedies = [f"`last_batch = {other}`"] if not replace(epoch, keep=not epoch.keep).fault(batch) else []
+    near, other = either_batch(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
+    remedies: list[str] = []
+    if not replace(epoch, keep=not epoch.keep).fault(batch):
+        remedies.append(remedy(set_field("data.last_batch", other)))
     if fault == "E0303":
         yield Diagnostic(
             "E0303",
             f"an epoch of {plural(train, 'sample')} holds no full batch of {batch}, and the rest is dropped",
             job.data.value_span("batch"),
-            help=", or ".join([f"use {near}", *remedies] if near else remedies) or "fewer ranks, or more data",
+            help=join_remedies(", or ", [remedy("use ", near), *remedies] if near else remedies)
+            or "fewer ranks, or more data",
         )
         return
-    remedies += [f"a batch of {near}"] if near else []
+    remedies += [remedy("a batch of ", near)] if near else []
     counted = f"{train} = {full} x {batch} + {last}"
     if fault == "E0304":
         yield Diagnostic(
@@ -164,7 +171,7 @@ def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
             job.data.value_span("last_batch"),
             label=counted,
             notes=(Note("the global batch is set here", job.data.value_span("batch")),),
-            help=", or ".join([*remedies, "fewer ranks"]),
+            help=join_remedies(", or ", [*remedies, "fewer ranks"]),
         )
     else:
         yield Diagnostic(
@@ -172,7 +179,7 @@ def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
             f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds {plural(last, 'sample')}",
             job.data.value_span("last_batch"),
             label=counted,
-            help=", or ".join(remedies) or "another batch",
+            help=join_remedies(", or ", remedies) or "another batch",
         )
 
 

@@ -25,7 +25,8 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call, Range
 from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.record import Record, record
-from dslc.dsl.words import listed, plural
+from dslc.dsl.remedy import Fix, either_field, remedy, remove_field, set_field
+from dslc.dsl.words import plural
 
 
 @record
@@ -166,7 +167,11 @@ def _processes(devices: DevicesSpec, machine: MachineFacts | None) -> Findings[t
             "E0420",
             f"the job asks for {asked}, and this machine has {there}{used}",
             devices.value_span("gpus"),
-            help=f"at most {there}" if there else "wait for one, or name some" if used else "`cpus = 2` runs anywhere",
+            help=remedy(set_field("devices.gpus", there, f"at most {there}"))
+            if there
+            else "wait for one, or name some"
+            if used
+            else "`cpus = 2` runs anywhere",
         )
         return named, None
     return named, there if count is None else count
@@ -187,11 +192,15 @@ def _check_gpus(devices: DevicesSpec) -> Iterator[Diagnostic]:
     (named, count), span = _requested_devices(devices), devices.value_span("gpus")
     twice = min((gpu for gpu, uses in Counter(named).items() if uses > 1), default=None)
     if twice is not None:
-        yield Diagnostic("E0405", f"GPU {twice} is named twice", span, help="name each GPU once")
+        once = remedy(set_field("devices.gpus", f"[{', '.join(map(str, dict.fromkeys(named)))}]", "name each GPU once"))
+        yield Diagnostic("E0405", f"GPU {twice} is named twice", span, help=once)
     if any(gpu < 0 for gpu in named):
-        yield Diagnostic("E0406", "a GPU has a number below zero", span, help="`gpus = all` takes every GPU")
+        every = remedy(set_field("devices.gpus", "all"), " takes every GPU")
+        yield Diagnostic("E0406", "a GPU has a number below zero", span, help=every)
     if count is not None and count < 1 and isinstance(devices.gpus, int | str):
-        help = "a count of 1 or more, or `all`; `cpus = 1` for none"
+        none = Fix((remove_field("devices.gpus"), set_field("devices.cpus", 1)), "`cpus = 1`")
+        every = set_field("devices.gpus", "all", "`all`")
+        help = remedy("a count of 1 or more, or ", every, "; ", none, " for none")
         yield Diagnostic("E0406", f"`devices.gpus` is {count}", span, help=help)
 
 
@@ -225,7 +234,9 @@ def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
             "E0407",
             f"`{kind}` is not in the hardware catalogue",
             devices.value_span("kind"),
-            help=f"did you mean {listed(likely)}?" if likely else f"one of {', '.join(catalogue)}",
+            help=remedy("did you mean ", either_field("devices.kind", likely, "`{}`"), "?")
+            if likely
+            else f"one of {', '.join(catalogue)}",
         )
         return CATALOGUE["cpu"]
     if catalogue is not CATALOGUE and found is CATALOGUE.get(kind):
@@ -257,15 +268,17 @@ def _report_other_device(devices: DevicesSpec, hardware: Hardware) -> Iterator[D
     kind, asked, other = hardware.kind, "cpu", "gpu"
     if devices.gpus is not None:
         asked, other = other, asked
-    remedy = "leave `kind` out, or ask for the other" if devices.is_set(f"{asked}s") else f"add `gpus = …` for {kind}"
+    advice = f"add `gpus = …` for {kind}"
+    if devices.is_set(f"{asked}s"):
+        advice = remedy(remove_field("devices.kind"), ", or ask for the other")
     if kind not in CATALOGUE:
-        remedy = f'`device = "{asked}"` in its table of the catalogue, or `{other}s = …` here'
+        advice = f'`device = "{asked}"` in its table of the catalogue, or `{other}s = …` here'
     yield Diagnostic(
         "E0408",
         f"`devices.kind` is `{kind}`, a kind of {other.upper()}, but the job asks for {asked.upper()}s",
         devices.value_span("kind"),
         notes=(Note(f"`devices.{asked}s` is set here", devices.name_span(f"{asked}s")),),
-        help=remedy,
+        help=advice,
     )
 
 
@@ -275,7 +288,7 @@ def _check_backend(devices: DevicesSpec) -> Iterator[Diagnostic]:
             "E0409",
             "nccl works between GPUs only, and this job runs on CPUs",
             devices.value_span("backend"),
-            help="leave `backend` out: gloo is taken on CPUs",
+            help=remedy(remove_field("devices.backend"), ": gloo is taken on CPUs"),
         )
 
 
@@ -303,10 +316,13 @@ def _axes(job: JobSpec, nodes: int, processes: int) -> Findings[dict[str, int] |
     if parallelism.data is not None:
         says = f"the axes make {plural(product, 'rank')} ({shown}), but the job has {plural(world, 'device')}"
         fitting = world // others if world % others == 0 else 0
-        remedy = f"`data = {fitting}`, or leave it out" if fitting else f"{_devices_for(product, nodes, field)}"
+        advice: str = _devices_for(product, nodes, field)
+        if fitting:
+            out = remove_field("parallelism.data", "leave it out")
+            advice = remedy(set_field("parallelism.data", fitting), ", or ", out)
     else:
         says = f"{plural(world, 'device')} cannot be shared out over {shown}"
-        remedy = _devices_for(others * max(1, -(-world // others)), nodes, field)
+        advice = _devices_for(others * max(1, -(-world // others)), nodes, field)
     yield Diagnostic(
         "E0401",
         says,
@@ -318,14 +334,15 @@ def _axes(job: JobSpec, nodes: int, processes: int) -> Findings[dict[str, int] |
                 job.devices.value_span(field if job.devices.is_set(field) else "nodes"),
             ),
         ),
-        help=remedy,
+        help=advice,
     )
     return None
 
 
 def _devices_for(world: int, nodes: int, field: str) -> str:
     if world % nodes == 0:
-        return f"`devices.{field} = {world // nodes}` would fit"
+        path = f"devices.{field}"
+        return remedy(set_field(path, world // nodes, f"`{path} = {world // nodes}`"), " would fit")
     return f"{plural(world, 'device')} would fit: change `devices.nodes` or an axis"
 
 

@@ -17,6 +17,7 @@ from dslc.dsl.language.calls import PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
 from dslc.dsl.language.registry import BLOCKS, Node, Quantity, fields
+from dslc.dsl.remedy import remedy, remove_field, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -69,7 +70,7 @@ def _check_fields(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
             f"`{data.sampler.word}` decides the order of samples by their numbers, and those of a stream have none",
             data.value_span("sampler"),
             notes=notes,
-            help="leave `sampler` out: `shuffle_buffer` samples are shuffled at a time",
+            help=remedy(remove_field("data.sampler"), ": `shuffle_buffer` samples are shuffled at a time"),
         )
     if data.last_batch == "keep":
         yield Diagnostic(
@@ -77,7 +78,7 @@ def _check_fields(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
             "the batches of a stream are all full: the next pass fills the last of a pass",
             data.value_span("last_batch"),
             notes=notes,
-            help="leave `last_batch` out",
+            help=remedy(remove_field("data.last_batch")),
         )
 
 
@@ -86,7 +87,7 @@ def _check_lanes(job: JobSpec, shards: int) -> Iterator[Diagnostic]:
     wanted = data.interleave
     if wanted is None:
         return
-    best = f"`interleave = {_lanes(data.batch, shards)}`"
+    best = remedy(set_field("data.interleave", _lanes(data.batch, shards)))
     if wanted > shards:
         message = f"the stream has {plural(shards, 'shard')}, and {wanted} cannot be read at the same time"
         yield Diagnostic("E0332", message, data.value_span("interleave"), help=best)
@@ -145,12 +146,17 @@ def _warn(job: JobSpec, shards: int, lanes: int, ranks: int) -> Iterator[Diagnos
             f"{plural(ranks, 'data-parallel rank')} read {plural(lanes, 'shard')} of the stream at a time: some read "
             "the same one, and each of them drops what is another's",
             job.data.value_span("interleave") if job.data.interleave else job.data.value_span("source"),
-            help=f"`data.interleave = {ranks}`" if alone else "as many shards as ranks",
+            help=remedy(set_field("data.interleave", ranks, f"`data.interleave = {ranks}`"))
+            if alone
+            else "as many shards as ranks",
         )
     if job.data.workers > 1:
         yield Diagnostic(
             "W0330",
             f"one process reads a stream ahead for each rank, and `data.workers` asks for {job.data.workers}",
             job.data.value_span("workers"),
-            help="`workers = 1`; what takes time may be done in `data.collate`, which has this rank's samples alone",
+            help=remedy(
+                set_field("data.workers", 1),
+                "; what takes time may be done in `data.collate`, which has this rank's samples alone",
+            ),
         )

@@ -23,6 +23,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Quantity
 from dslc.dsl.language.samplers import Balanced, Weighted
 from dslc.dsl.record import Record, record
+from dslc.dsl.remedy import remedy, remove_field
 from dslc.dsl.words import plural
 
 Counts = Literal["samples", "tokens", "kept", "own"]  # see `LossStep`
@@ -248,7 +249,7 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float]) -> Fi
                     "E0306",
                     f"the source brings a validation set of its own, and `data.{field}` would hold out another part",
                     job.data.value_span(field),
-                    help=f"leave `{field}` out"
+                    help=remedy(remove_field(f"data.{field}"))
                     if field == "validation"
                     or source.test_samples is not None
                     or not isinstance(job.data.source, c.PythonSource)

@@ -18,6 +18,7 @@ from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, passes
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
+from dslc.dsl.remedy import remedy, remove_field
 from dslc.dsl.words import either, plural
 
 _SHOWN = 8  # counts of which it is said why they are skipped, at most
@@ -74,7 +75,7 @@ def _check(job: JobSpec) -> Iterator[Diagnostic]:
             f"`data = {parallelism.data}` fixes the number of ranks, and `devices.nodes` is a range",
             parallelism.value_span("data"),
             notes=(Note("the range is here", devices.value_span("nodes")),),
-            help="leave `data` out: it grows with the nodes; or name one count of nodes",
+            help=remedy(remove_field("parallelism.data"), ": it grows with the nodes; or name one count of nodes"),
         )
     call = job.launch.with_
     if isinstance(call, c.Kubernetes) and not call.volumes:

@@ -8,6 +8,7 @@ E06xx training, E08xx features that this version plans but cannot run yet.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
@@ -21,10 +22,11 @@ from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork
+from dslc.dsl.language.layers import BatchNorm, PythonNetwork
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
 from dslc.dsl.language.registry import Quantity, fields
 from dslc.dsl.plain import plain
+from dslc.dsl.remedy import Edit, Fix, remedy, remove_argument, remove_field, set_argument, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -42,7 +44,7 @@ def check_sequence_length(job: JobSpec) -> Iterator[Diagnostic]:
             "E0310",
             f"neither `{source.word}` nor the network says how long a sequence is",
             job.data.value_span("source"),
-            help=f"`{source.word}(context = 128, …)`",
+            help=remedy(set_argument(source.span, "context", 128, f"`{source.word}(context = 128, …)`")),
         )
 
 
@@ -84,7 +86,7 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None)
             "E0602",
             f"{' and '.join(long)} {'does' if len(long) == 1 else 'do'} not fit a training of {workload.steps}",
             train.lr_schedule.value_span(longest),
-            help=f"a shorter one, as in `{longest} = 5%`",
+            help=remedy("a shorter one, as in ", set_field(f"train.lr_schedule.{longest}", "5%")),
         )
     for blk, what in ((job.evaluate, "evaluation"), (job.checkpoint, "checkpoint")):
         if what == "evaluation" and workload.split == "none" and not job.evaluate.training:
@@ -97,14 +99,14 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None)
                 "W0603",
                 f"the training ends after {plural(workload.steps, 'step')}, before the first {what} at step {steps}",
                 blk.value_span("every"),
-                help=f"`every = {plural(half, 'step')}`",
+                help=remedy(set_field(f"{type(blk).word}.every", plural(half, "step"))),
             )
     if job.evaluate.training and workload.stream is not None:
         yield Diagnostic(
             "E0340",
             "the training split is a stream, which is read once an epoch by the training alone",
             job.evaluate.value_span("training"),
-            help="leave `training` out, or give a data set with a length",
+            help=remedy(remove_field("evaluate.training"), ", or give a data set with a length"),
         )
     exchange = exchange_of(job, layout) if layout is not None else None
     if exchange is not None and exchange.differ and exchange.first_step > workload.steps:
@@ -113,7 +115,7 @@ def check_length(job: JobSpec, layout: Layout | None, workload: Workload | None)
             f"the training ends after {plural(workload.steps, 'step')}, before the first exchange of weights at step "
             f"{exchange.first_step}: its ranks never agree",
             job.parallelism.value_span("gradients"),
-            help="a shorter period, or `allreduce()`",
+            help=remedy("a shorter period, or ", set_field("parallelism.gradients", "allreduce()", "`allreduce()`")),
         )
 
 
@@ -131,14 +133,14 @@ def check_axes(
             f"{replicas} replicas cannot be kept inside a data axis of {shards}",
             parallelism.value_span("replicas"),
             label=division(shards, replicas),
-            help="a divisor of the data axis",
+            help=remedy(set_field("parallelism.replicas", gcd(shards, replicas), "a divisor of the data axis")),
         )
     if parallelism.zero and shards * sizes["context"] == 1:
         yield Diagnostic(
             "W0402",
             f"`parallelism.zero = {parallelism.zero}` shards over the data axis, which has one rank",
             parallelism.value_span("zero"),
-            help="leave it out, or use more data-parallel ranks",
+            help=remedy(remove_field("parallelism.zero", "leave it out"), ", or use more data-parallel ranks"),
         )
     if sizes["tensor"] > 1:
         yield from check_tensor(job, layout, source, model, cuts)
@@ -189,7 +191,7 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None) -
             "in fp16 overflows set the scale of the loss, and rounding decides where they occur: other steps may be "
             f"skipped than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
             job.train.value_span("precision"),
-            help="`bf16` needs no loss scaling",
+            help=remedy(set_field("train.precision", "bf16", "`bf16`"), " needs no loss scaling"),
         )
     if model is None:
         return
@@ -206,8 +208,17 @@ def warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None) -
             f"`batch_norm(sync = false)` takes statistics on each of {data} ranks alone: the training depends on "
             "their number",
             job.model.value_span("network"),
-            help="leave `sync` out for statistics over all ranks",
+            help=remedy(_synchronized(job), " for statistics over all ranks"),
         )
+
+
+def _synchronized(job: JobSpec) -> Fix | str:
+    """Returns the removal of `sync` in each batch norm of the network."""
+    network = job.model.network
+    layers = network if isinstance(network, tuple) else ()
+    calls = [layer for layer in layers if isinstance(layer, BatchNorm) and not layer.sync]
+    edits = [remove_argument(layer.span, "sync") for layer in calls]
+    return Fix(tuple(edit for edit in edits if isinstance(edit, Edit)), "leave `sync` out")
 
 
 # ------------------------------------------------------------------------------------------------------- launching
@@ -239,22 +250,34 @@ def check_hosts(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
         return
     odd = [host for host in call.hosts if not host or host.startswith("-") or any(map(str.isspace, host))]
     if odd:
-        what, remedy = f"`{odd[0]}` is no host", 'a name or an address, as `"host1"` or `"user@host1"`'
+        what, advice = f"`{odd[0]}` is no host", 'a name or an address, as `"host1"` or `"user@host1"`'
     elif len(set(call.hosts)) < len(call.hosts):
         twice = next(host for n, host in enumerate(call.hosts) if host in call.hosts[:n])
-        what, remedy = f"`{twice}` is named twice, and a host is one node", "each host once"
+        what, advice = f"`{twice}` is named twice, and a host is one node", "each host once"
     elif layout.nodes != len(call.hosts):
         what = f"`ssh` reaches {plural(len(call.hosts), 'host')}, and the job takes {plural(layout.nodes, 'node')}"
-        remedy = f"`devices {{ nodes = {len(call.hosts)} }}`" if call.hosts else "a host for each node"
+        advice = _host_for_each_node(len(call.hosts))
     else:
         return
-    yield Diagnostic("E0823", what, call.value_span("hosts"), help=remedy)
+    yield Diagnostic("E0823", what, call.value_span("hosts"), help=advice)
+
+
+def _host_for_each_node(hosts: int) -> str:
+    return (
+        remedy(set_field("devices.nodes", hosts, f"`devices {{ nodes = {hosts} }}`"))
+        if hosts
+        else "a host for each node"
+    )
 
 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
 
 
-_MPI = "`gloo` on CPUs, `nccl` on GPUs: `mpi` needs a torch that was built with MPI, which none from PyPI is"
+def _instead_of_mpi(job: JobSpec) -> str:
+    why = ": `mpi` needs a torch that was built with MPI, which none from PyPI is"
+    if job.devices.gpus is None:
+        return remedy(set_field("devices.backend", "gloo", "`gloo`"), " on CPUs, `nccl` on GPUs", why)
+    return remedy("`gloo` on CPUs, ", set_field("devices.backend", "nccl", "`nccl`"), " on GPUs", why)
 
 
 def check_supported(job: JobSpec) -> Iterator[Diagnostic]:
@@ -272,4 +295,4 @@ def check_supported(job: JobSpec) -> Iterator[Diagnostic]:
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     """Yields (feature, span, the feature that runs instead)."""
     if job.devices.backend == "mpi":
-        yield "`backend = mpi`", job.devices.value_span("backend"), _MPI
+        yield "`backend = mpi`", job.devices.value_span("backend"), _instead_of_mpi(job)

@@ -27,6 +27,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.registry import Call
 from dslc.dsl.record import Record, record
+from dslc.dsl.remedy import Edit, Fix, join_remedies, remedy, set_field
 
 if TYPE_CHECKING:
     from dslc.compiler.rules.analysis import Analysis
@@ -99,7 +100,7 @@ class Change(Record):
     """
 
     what: str
-    text: str
+    edits: tuple[Edit, ...]
     make: Callable[[JobSpec], JobSpec]
     rank: int = 0
 
@@ -134,10 +135,9 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Reanalysi
             return _none(together, again)
         fitting = [together]
     best = _cheapest_by_kind(sorted(fitting, key=_Remedy.key))[:MOST_REMEDIES]
-    lines = [f"{_changes_text(remedy.changes)}: {_price(analysis, remedy.found)}" for remedy in best]
-    return "\n".join(
-        ["any of these makes it fit, the cheapest first" if len(lines) > 1 else "this makes it fit", *lines]
-    )
+    lines: list[str] = [remedy(_as_fix(fit.changes), f": {_price(analysis, fit.found)}") for fit in best]
+    first = "any of these makes it fit, the cheapest first" if len(lines) > 1 else "this makes it fit"
+    return join_remedies("\n", [first, *lines])
 
 
 def _combined_remedy(
@@ -154,7 +154,7 @@ def _combined_remedy(
                 for change in left
                 if (found := _reanalyse(analysis, (*before, change), again, known))
             ]
-            best = min(tried, key=lambda remedy: _peak(remedy.found), default=None)
+            best = min(tried, key=lambda fit: _peak(fit.found), default=None)
             if best is None or _peak(best.found) >= _peak(joined.found if joined else analysis):
                 break
             joined = best
@@ -166,14 +166,14 @@ def _none(best: _Remedy | None, again: Reanalysis) -> str:
     text = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or combined"
     if not again.all:
         text = "the job is too large to try all changes, and none of those tried makes it fit"
-    return f"{text}: with {_changes_text(best.changes)} it is {byte_text(_peak(best.found))}" if best else text
+    return f"{text}: with {_as_fix(best.changes).text} it is {byte_text(_peak(best.found))}" if best else text
 
 
 def _cheapest_by_kind(remedies: list[_Remedy]) -> list[_Remedy]:
     """Returns the cheapest of the remedies of the same kinds."""
     seen: dict[tuple[str, ...], _Remedy] = {}
-    for remedy in remedies:
-        seen.setdefault(tuple(change.what for change in remedy.changes), remedy)
+    for fit in remedies:
+        seen.setdefault(tuple(change.what for change in fit.changes), fit)
     return list(seen.values())
 
 
@@ -194,29 +194,32 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
     parallelism = job.parallelism
     if layout.sizes["data"] * layout.sizes["context"] > 1:
         for zero in range(parallelism.zero + 1, 4):
-            yield Change(what="zero", text=f"parallelism.zero = {zero}", make=_set("parallelism", zero=zero))
+            yield Change(what="zero", edits=_edits("parallelism.zero", zero), make=_set("parallelism", zero=zero))
         if parallelism.replicas > 1:
-            yield Change(what="replicas", text="parallelism.replicas = 1", make=_set("parallelism", replicas=1))
+            edits = _edits("parallelism.replicas", 1)
+            yield Change(what="replicas", edits=edits, make=_set("parallelism", replicas=1))
     share, pieces = analysis.workload.share, layout.microbatches
     more = range(2, min(share // pieces, ACTIONS.most) + 1)
     for count in islice((pieces * n for n in more if share % (pieces * n) == 0), 6):
-        text = f"parallelism.microbatches = {count}"
-        yield Change(what="microbatches", text=text, make=_set("parallelism", microbatches=count))
+        edits = _edits("parallelism.microbatches", count)
+        yield Change(what="microbatches", edits=edits, make=_set("parallelism", microbatches=count))
     for recompute in _more_recompute(job):
         word = f"every({recompute.n})" if isinstance(recompute, c.EveryNthBlock) else recompute
-        yield Change(what="recompute", text=f"memory.recompute = {word}", make=_set("memory", recompute=recompute))
+        edits = _edits("memory.recompute", word)
+        yield Change(what="recompute", edits=edits, make=_set("memory", recompute=recompute))
     if layout.device == "cuda":
         for moved in (("optimizer",), ("optimizer", "parameters"), ("activations",)):
             if not set(moved) <= set(job.memory.offload):
                 both = tuple(dict.fromkeys((*job.memory.offload, *moved)))
-                text = f"memory.offload = [{', '.join(both)}]"
-                yield Change(what=f"offload {moved[-1]}", text=text, make=_set("memory", offload=both))
+                edits = _edits("memory.offload", f"[{', '.join(both)}]")
+                yield Change(what=f"offload {moved[-1]}", edits=edits, make=_set("memory", offload=both))
     if not low_precision(job):
-        yield Change(what="precision", text="train.precision = bf16", make=_set("train", precision=c.Bf16()), rank=1)
+        edits = _edits("train.precision", "bf16")
+        yield Change(what="precision", edits=edits, make=_set("train", precision=c.Bf16()), rank=1)
     if not low_copy(job):
         low = c.Fp16(level="O2") if isinstance(job.train.precision, c.Fp16) else c.Bf16(level="O2")
-        text = f"train.precision = {low.word}(level = O2)"
-        yield Change(what="precision", text=text, make=_set("train", precision=low), rank=1)
+        edits = _edits("train.precision", f"{low.word}(level = O2)")
+        yield Change(what="precision", edits=edits, make=_set("train", precision=low), rank=1)
     yield from _more_devices(analysis)
 
 
@@ -240,17 +243,22 @@ def _more_devices(analysis: Analysis) -> Iterator[Change]:
             job = replace(job, devices=more)
             return job if data is None else replace(job, parallelism=replace(job.parallelism, data=data))
 
-        text = f"devices.{field} = {factor * processes}" + (f"` with `parallelism.data = {data}" if data else "")
-        yield Change(what="devices", text=text, make=make, rank=2)
+        edits = _edits(f"devices.{field}", factor * processes) + (_edits("parallelism.data", data) if data else ())
+        yield Change(what="devices", edits=edits, make=make, rank=2)
+
+
+def _edits(path: str, value: object) -> tuple[Edit, ...]:
+    return (set_field(path, value, f"`{path} = {value}`"),)
 
 
 def _set(block: str, **values: object) -> Callable[[JobSpec], JobSpec]:
     return lambda job: replace(job, **{block: replace(getattr(job, block), **values)})
 
 
-def _changes_text(changes: tuple[Change, ...]) -> str:
-    *others, last = [f"`{change.text}`" for change in changes]
-    return f"{', '.join(others)} and {last}" if others else last
+def _as_fix(changes: tuple[Change, ...]) -> Fix:
+    *others, last = [" with ".join(edit.text for edit in change.edits) for change in changes]
+    edits = tuple(edit for change in changes for edit in change.edits)
+    return Fix(edits, f"{', '.join(others)} and {last}" if others else last)
 
 
 def _price(before: Analysis, after: Analysis) -> str:

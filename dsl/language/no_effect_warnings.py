@@ -18,6 +18,7 @@ from dslc.dsl.language.layers import Llama
 from dslc.dsl.language.lr_schedules import Multistep, Plateau, Step
 from dslc.dsl.language.optimizers import SGD, Optimizer
 from dslc.dsl.language.registry import Block, Node, Quantity, fields
+from dslc.dsl.remedy import remedy, remove_argument, remove_at
 from dslc.dsl.source import Span
 
 Blocks = Mapping[str, Any]
@@ -38,10 +39,15 @@ def no_effect(path: str, why: str, span: Span | None, help: str = "") -> Diagnos
     return Diagnostic(code="W0103", message=f"`{path}` has no effect: {why}", span=span, help=help)
 
 
-def _field_warnings(block: Block, names: tuple[str, ...], why: str, help: str = "") -> Iterator[Diagnostic]:
+def _field_warnings(
+    block: Block, names: tuple[str, ...], why: str, help: str = "", *, removable: bool = False
+) -> Iterator[Diagnostic]:
+    """Reports fields without effect. The help of a `removable` one also advises to remove it."""
     for name in names:
         if changed(block, name):
-            yield no_effect(f"{type(block).word}.{name.removesuffix('_')}", why, block.name_span(name), help)
+            place = block.name_span(name)
+            advice = remedy(help, ", or ", remove_at(place, "remove it")) if removable else help
+            yield no_effect(f"{type(block).word}.{name.removesuffix('_')}", why, place, advice)
 
 
 def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
@@ -49,7 +55,7 @@ def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     if parallelism.pipeline == 1 and "parallelism.pipeline" not in broken and not parallelism.is_auto("pipeline"):
         yield from _field_warnings(
             parallelism, ("schedule", "virtual_stages", "stages"), "the job has no pipeline",
-            "set `parallelism.pipeline`, or remove it",
+            "set `parallelism.pipeline`", removable=True,
         )  # fmt: skip
 
 
@@ -58,7 +64,7 @@ def without_tensor(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     if parallelism.tensor == 1 and "parallelism.tensor" not in broken and not parallelism.is_auto("tensor"):
         yield from _field_warnings(
             parallelism, ("sequence", "tensor_plan"), "the job has no tensor axis",
-            "set `parallelism.tensor`, or remove it",
+            "set `parallelism.tensor`", removable=True,
         )  # fmt: skip
 
 
@@ -79,7 +85,11 @@ def without_zero(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.zero == 0 and "parallelism.zero" not in broken and not parallelism.is_auto("zero"):
         yield from _field_warnings(
-            parallelism, ("replicas",), "nothing is sharded over the data axis", "set `parallelism.zero`, or remove it"
+            parallelism,
+            ("replicas",),
+            "nothing is sharded over the data axis",
+            "set `parallelism.zero`",
+            removable=True,
         )
 
 
@@ -95,7 +105,7 @@ def without_checkpoints(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     if not checkpoint.is_enabled and not broken & {"checkpoint.every", "checkpoint.best"}:
         names = ("keep", "asynchronous") if checkpoint.resume else ("keep", "asynchronous", "dir")
         yield from _field_warnings(
-            checkpoint, names, "no checkpoints are written", "set `checkpoint.every`, or remove it"
+            checkpoint, names, "no checkpoints are written", "set `checkpoint.every`", removable=True
         )
 
 
@@ -109,7 +119,7 @@ def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     if "data.validation" not in broken and not _held_out(blocks) and not evaluate.training:
         names = ("every", "start") if blocks["data"].test else ("every", "metrics", "start")
         yield from _field_warnings(
-            evaluate, names, "nothing is held out to evaluate on", "set `data.validation`, or remove it"
+            evaluate, names, "nothing is held out to evaluate on", "set `data.validation`", removable=True
         )
 
 
@@ -149,7 +159,9 @@ def momentum(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
         yield Diagnostic(
             code="E0138", message="Nesterov's momentum needs a `momentum` above 0 and no `dampening`",
             span=optimizer.name_span("nesterov"), notes=tuple(notes),
-            help="give the optimizer a `momentum`" if wrong == "momentum" else "remove `dampening`",
+            help="give the optimizer a `momentum`"
+            if wrong == "momentum"
+            else remedy(remove_argument(optimizer.span, "dampening", "remove `dampening`")),
         )  # fmt: skip
     elif optimizer.momentum == 0 and changed(optimizer, "dampening"):
         yield no_effect("train.optimizer.dampening", "the optimizer has no momentum", optimizer.name_span("dampening"))
@@ -164,9 +176,10 @@ def tokens_and_numbers(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def without_window(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     network = blocks["model"].network
+    place = network.name_span("max_window_layers") if isinstance(network, Llama) else None
     if isinstance(network, Llama) and network.window is None and changed(network, "max_window_layers"):
         yield no_effect("model.network.max_window_layers", "the network has no window",
-                        network.name_span("max_window_layers"), "set `window`, or remove it")  # fmt: skip
+                        place, remedy("set `window`, or ", remove_at(place, "remove it")))  # fmt: skip
 
 
 def without_stream(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslc.dsl.language.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
+from dslc.dsl.remedy import Edit, Fix, Help, remedy, replace_text, set_field
+from dslc.dsl.source import Span
 from dslc.dsl.words import listed
 
 RESERVED = frozenset({"expert", "fp8"})
@@ -76,9 +78,19 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str | None:
     return best[1] if best else None
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    nearest = nearest_choice(word, choices)
-    return f"did you mean `{nearest}`?" if nearest else ""
+def did_you_mean(word: str, choices: Iterable[str], place: Span | None = None) -> str:
+    """Asks for the nearest choice, which replaces the word at its place; "" if none is near."""
+    return meant_instead(nearest_choice(word, choices), place)
+
+
+def meant_instead(word: str | None, place: Span | None) -> str:
+    """Asks for a word, which replaces the text at a place; "" for None."""
+    return remedy("did you mean ", replace_text(place, word), "?") if word else ""
+
+
+def write_instead(place: Span | None, value: object) -> Help:
+    """Advises a value in place of the text there."""
+    return remedy("write ", replace_text(place, value))
 
 
 def function_meant(text: str) -> str:
@@ -123,32 +135,47 @@ class NameSuggestion(NamedTuple):
     path: str = ""
 
 
-def for_block(name: str) -> NameSuggestion:
-    """Suggests a block for an unknown one."""
+class EntryPlace(NamedTuple):
+    """Where an unknown name stands, the text of its value if it has one, and the fields that the job sets."""
+
+    name: Span | None = None
+    value: str = ""
+    fields: frozenset[str] = frozenset()
+
+    def moved(self, path: str, text: str, value: str = "") -> Fix | str:
+        """Returns the fix that sets a field to this value, or to another one, instead of the entry here."""
+        if self.name is None or not self.value:
+            return text
+        value = value or self.value
+        return Fix((Edit("", None, self.name, ""), set_field(path, value)), text)
+
+
+def for_block(name: str, at: Span | None = None) -> NameSuggestion:
+    """Suggests a block for an unknown one, which stands there."""
     blocks = [*BLOCKS, "expect", "sweep"]
     place, note = aliases().fields.get(_plain(name), ("", ""))
     place = aliases().blocks.get(_plain(name), place)
     if place:
-        return _place_suggestion(place, "" if place in BLOCKS else note)
+        return _place_suggestion(place, "" if place in BLOCKS else note, EntryPlace(at))
     nearest = nearest_choice(name, blocks)
     if nearest:
-        return NameSuggestion(f"did you mean `{nearest}`?", nearest)
-    return _absent_or_in_another_block(name, f"the blocks are {listed(blocks)}")
+        return NameSuggestion(meant_instead(nearest, at), nearest)
+    return _absent_or_in_another_block(name, f"the blocks are {listed(blocks)}", EntryPlace())
 
 
-def for_field(block: str, name: str) -> NameSuggestion:
+def for_field(block: str, name: str, at: EntryPlace = EntryPlace()) -> NameSuggestion:  # noqa: B008 - immutable
     """Suggests a field in place of a name that the block does not have."""
     own = words_of(BLOCKS[block])
     place, note = aliases().fields.get(_plain(name), ("", ""))
     if place:
-        return _place_suggestion(place, note, block)
-    meant = _argument(block, name)
+        return _place_suggestion(place, note, at, block)
+    meant = _argument(block, name, at)
     if meant.said:
         return meant
     nearest = nearest_choice(name, own) or next((word for word in own if word.endswith(f"_{name}")), None)
     if nearest:
-        return NameSuggestion(f"did you mean `{nearest}`?", f"{block}.{nearest}")
-    return _absent_or_in_another_block(name, f"`{block}` has {listed(own)}")
+        return NameSuggestion(meant_instead(nearest, at.name), f"{block}.{nearest}")
+    return _absent_or_in_another_block(name, f"`{block}` has {listed(own)}", at)
 
 
 def for_argument(name: str, own: list[str]) -> str | None:
@@ -169,11 +196,11 @@ def translated_choice(word: str, choices: Iterable[str]) -> str | None:
     return next((choice for choice in choices if choice in meant), None)
 
 
-def for_call(name: str, choices: list[str]) -> str:
-    """Returns the advice for a call that is none of the choices."""
+def for_call(name: str, choices: list[str], place: Span | None = None) -> str:
+    """Returns the advice for a call that is none of the choices, whose name stands at a place."""
     choice = for_word(name, choices)
     if choice:
-        return f"did you mean `{choice}`?"
+        return meant_instead(choice, place)
     return aliases().absent_values.get(_spelling(name), f"there is {listed(choices, 12)}")
 
 
@@ -181,15 +208,15 @@ def _spelling(word: str) -> str:
     return "".join(char for char in word.lower() if char not in "_-. ")
 
 
-def for_path(name: str) -> NameSuggestion:
+def for_path(name: str, at: Span | None = None) -> NameSuggestion:
     """Suggests a path for one of a single name, which `--set` and `sweep` take for a param."""
     place, note = aliases().fields.get(_plain(name), ("", ""))
     if place:
         path = place.partition(" ")[0]
-        return NameSuggestion(f"that is `{path}` here{f': {note}' if note else ''}", path)
+        return NameSuggestion(remedy("that is ", replace_text(at, path), f" here{f': {note}' if note else ''}"), path)
     block = next((block for block, declaration in BLOCKS.items() if name in words_of(declaration)), "")
     if block:
-        return NameSuggestion(f"did you mean `{block}.{name}`?", f"{block}.{name}")
+        return NameSuggestion(meant_instead(f"{block}.{name}", at), f"{block}.{name}")
     return NameSuggestion(aliases().absent.get(_plain(name), ""))
 
 
@@ -221,11 +248,11 @@ def place_of(name: str) -> Place | None:
     return None
 
 
-def for_setting(name: str) -> str:
+def for_setting(name: str, at: Span | None = None) -> str:
     """Returns the advice for a name taken for a param, in `--set` or `sweep`; "" if nothing is known."""
-    advice = for_path(name).said
+    advice = for_path(name, at).said
     place = None if advice else place_of(name)
-    return f"did you mean `{place.path}`?" if place else advice
+    return meant_instead(place.path, at) if place else advice
 
 
 def for_option(name: str) -> str:
@@ -245,7 +272,7 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _place_suggestion(place: str, note: str, inside: str = "") -> NameSuggestion:
+def _place_suggestion(place: str, note: str, at: EntryPlace, inside: str = "") -> NameSuggestion:
     """Returns the place of the table, as it is written; `inside` is the block that the reader is in."""
     path, _, value = place.partition(" = ")
     block, _, rest = path.partition(".")
@@ -254,17 +281,21 @@ def _place_suggestion(place: str, note: str, inside: str = "") -> NameSuggestion
     if not field and block == inside:
         return NameSuggestion(f"`{block}` has {listed(words_of(BLOCKS[block]))}")
     if not field:
-        return NameSuggestion(f"that is the block `{block}` here{after}", block)
+        header = replace_text(None if inside else at.name, block)
+        return NameSuggestion(remedy("that is the block ", header, f" here{after}"), block)
     if argument:
-        meant = _argument(block, argument, field)
-        return NameSuggestion((meant.said if block == inside else f"in `{block}`, {meant.said}") + after, meant.path)
-    if block == inside:
-        text = f"write `{field} = {value}`" if value else f"did you mean `{field}`?"
+        meant = _argument(block, argument, at, field)
+        where = "" if block == inside else f"in `{block}`, "
+        return NameSuggestion(remedy(where, meant.said, after), meant.path)
+    if block == inside and value:
+        said = remedy("write ", at.moved(path, f"`{field} = {value}`", value), after)
+    elif block == inside:
+        said = remedy(meant_instead(field, at.name), after)
     elif value:
-        text = f"that is `{block} {{ {field} = {value} }}` here"
+        said = remedy("that is ", at.moved(path, f"`{block} {{ {field} = {value} }}`", value), f" here{after}")
     else:
-        text = f"that is `{path}` here: `{block} {{ {field} = … }}`"
-    return NameSuggestion(text + after, path)
+        said = remedy(f"that is `{path}` here: ", at.moved(path, f"`{block} {{ {field} = … }}`"), after)
+    return NameSuggestion(said, path)
 
 
 # The example of each category.
@@ -272,7 +303,7 @@ _USUAL = frozenset({"adamw", "warmup_cosine", "text", "gpt", "cross_entropy", "s
 _OWNERS = {"optimizer": "the optimizer", "source": "the source", "network": "the network", "layer": "the network"}
 
 
-def _argument(block: str, name: str, of: str = "") -> NameSuggestion:
+def _argument(block: str, name: str, at: EntryPlace, of: str = "") -> NameSuggestion:
     """Suggests an argument of a call in the block, or in its field `of`: `lr` in `train` is the optimizer's."""
     for field in fields(BLOCKS[block]):
         if of and field.word != of:
@@ -286,24 +317,30 @@ def _argument(block: str, name: str, of: str = "") -> NameSuggestion:
         call = (usual or having)[0]
         shown = f"[{call.word}({name} = …)]" if call.category == "layer" else f"{call.word}({name} = …)"
         owner = _OWNERS.get(call.category, f"`{field.word}`")
-        return NameSuggestion(f"`{name}` is an argument of {owner}: `{field.word} = {shown}`", f"{block}.{field.word}")
+        path = f"{block}.{field.word}"
+        call_text = at.moved(f"{path}.{name}", f"`{field.word} = {shown}`")
+        if path not in at.fields:  # the job leaves the call out
+            call_text = at.moved(path, f"`{field.word} = {shown}`", shown.replace("…", at.value))
+        return NameSuggestion(remedy(f"`{name}` is an argument of {owner}: ", call_text), path)
     return NameSuggestion("")
 
 
-def _absent_or_in_another_block(name: str, choices: str) -> NameSuggestion:
+def _absent_or_in_another_block(name: str, choices: str, at: EntryPlace) -> NameSuggestion:
     """Says that nothing here corresponds to a name, or suggests a field of another block, else names the choices."""
     if _plain(name) in aliases().absent:
         return NameSuggestion(aliases().absent[_plain(name)])
     for block, declaration in BLOCKS.items():
         if name in words_of(declaration):
-            return NameSuggestion(f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`", f"{block}.{name}")
+            there = at.moved(f"{block}.{name}", f"`{block} {{ {name} = … }}`")
+            return NameSuggestion(remedy(f"`{name}` belongs to `{block}`: ", there), f"{block}.{name}")
     for block in ("train", "model", "data"):
-        meant = _argument(block, name)
+        meant = _argument(block, name, at)
         if meant.said:
-            return NameSuggestion(f"in `{block}`, {meant.said}", meant.path)
+            return NameSuggestion(remedy(f"in `{block}`, ", meant.said), meant.path)
     if len(name) > 4:
         for block, declaration in BLOCKS.items():
             nearest = nearest_choice(name, [word for word in words_of(declaration) if len(word) > 4])
             if nearest:
-                return NameSuggestion(f"did you mean `{block}.{nearest}`?", f"{block}.{nearest}")
+                path = f"{block}.{nearest}"
+                return NameSuggestion(remedy("did you mean ", at.moved(path, f"`{path}`"), "?"), path)
     return NameSuggestion(choices)

@@ -21,10 +21,11 @@ from dslc.dsl.language.registry import (
     Place,
     fields,
 )
-from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, words_of
+from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, meant_instead, words_of
 from dslc.dsl.meaning.describe import CATEGORIES, category, describe, form
 from dslc.dsl.meaning.evaluate import BAD, BadValue, Evaluator
 from dslc.dsl.meaning.layering import Setting
+from dslc.dsl.remedy import remedy, remove_at, replace_text
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, plural
@@ -65,12 +66,16 @@ def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: Ca
         other = "layer" if inside else others[0]
         return ev.fail(
             "E0130", f"`{name}` is {category(other)}, and `{path}` takes {wanted}", span,
-            help=f"a network is a list of layers: `[{name}(…)]`" if inside else f"there is {listed(choices, 12)}",
+            help=_layer_list(name, expr.span) if inside else f"there is {listed(choices, 12)}",
         )  # fmt: skip
     return ev.fail(
         "E0130", f"there is no {wanted.partition(' ')[2]} `{name}`", span,
-        help=for_call(name, choices),
+        help=for_call(name, choices, span),
     )  # fmt: skip
+
+
+def _layer_list(name: str, place: Span) -> str:
+    return remedy("a network is a list of layers: ", replace_text(place, f"[{place.text()}]", f"`[{name}(…)]`"))
 
 
 def _arguments(
@@ -89,7 +94,7 @@ def _arguments(
                 continue
             is_size = isinstance(argument.value, tree.Number) and argument.value.value > 1
             if position and is_size and isinstance(declared[position].kind, Bool):
-                sound = _second_size(ev, declaration, declared, argument)
+                sound = _second_size(ev, declaration, declared, argument, written)
                 continue
             name, name_span = declared[position].word, argument.span
             position += 1
@@ -121,13 +126,17 @@ def _too_many(ev: Evaluator, declaration: type[Call], declared: list[Field], arg
     return False
 
 
-def _second_size(ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument) -> bool:
+def _second_size(
+    ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument,
+    written: Sequence[tree.Argument],
+) -> bool:  # fmt: skip
     """Reports `linear(64, 10)`, torch's form."""
+    first = next(other for other in written if other.name is None)
     ev.fail(
         "E0134",
         f"`{declaration.word}` takes one size, `{declared[0].word}`: the size of its input is known",
         argument.span,
-        help=f"write `{declaration.word}({argument.span.text()})`",
+        help=remedy("write ", remove_at(first.span, f"`{declaration.word}({argument.span.text()})`")),
     )
     return False
 
@@ -140,7 +149,7 @@ def _unknown_argument(ev: Evaluator, declaration: type[Call], name: str, span: S
     nearest = for_argument(name, own)
     having = [word for word, other in CALLS[declaration.category].items() if name in words_of(other)]
     if nearest:
-        help = f"did you mean `{nearest}`?"
+        help = meant_instead(nearest, span)
     elif having:
         help = f"{listed(having)} has one; `{declaration.word}` has {listed(own) if own else 'none'}"
     else:
@@ -237,7 +246,8 @@ def _check_groups(
                 first, second = sorted((settings[a], settings[b]), key=lambda s: s.name.start)
                 ev.fail(
                     "E0105", f"`{a}` and `{b}` of `{declaration.word}` exclude each other", second.name,
-                    notes=[Note(message="the other is here", span=first.name)], help="keep one of the two",
+                    notes=[Note(message="the other is here", span=first.name)],
+                    help=remedy(remove_at(second.name, "keep one of the two")),
                 )  # fmt: skip
                 sound = False
     for group in declaration.one_of:

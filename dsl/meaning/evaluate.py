@@ -20,12 +20,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 from dslc.dsl.bounds import OPENED, VALUES
 from dslc.dsl.diagnostics import Note, Report, TooManyErrors
 from dslc.dsl.language import registry, suggest, units
+from dslc.dsl.language.suggest import write_instead
 from dslc.dsl.meaning import arithmetic
 from dslc.dsl.meaning.arithmetic import Amount, Impossible
 from dslc.dsl.meaning.describe import describe, form, limits
 from dslc.dsl.meaning.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
 from dslc.dsl.meaning.layering import Merged, Setting, names_in
 from dslc.dsl.paths import ResolvedPath, is_path
+from dslc.dsl.remedy import remedy, remove_at
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed
@@ -92,16 +94,16 @@ class Evaluator:
         literal = {"True": "true", "False": "false", "None": "none", "yes": "true", "no": "false", "on": "true",
                    "off": "false", "null": "none"}.get(word)  # fmt: skip
         if literal and (literal == "none" or accepts(kind, registry.Bool)):
-            return self.fail("E0120", f"there is no `{word}`", name.span, help=f"write `{literal}`")
+            return self.fail("E0120", f"there is no `{word}`", name.span, help=write_instead(name.span, literal))
         words = words_in(kind)
         nearest = suggest.for_word(word, [*words, *self.params])
         wants = f"`{path}` takes {listed(words) if words else describe(kind)}"
         if not nearest and accepts(kind, registry.Str, registry.Path, registry.AnyValue):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
-                             help=f'write `"{word}"` if it is text')  # fmt: skip
+                             help=remedy(write_instead(name.span, f'"{word}"'), " if it is text"))  # fmt: skip
         return self.fail(
             "E0120", f"there is no `{word}` here", name.span, label=wants,
-            help=f"did you mean `{nearest}`?" if nearest else "",
+            help=suggest.meant_instead(nearest, name.span),
         )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- params
@@ -213,7 +215,7 @@ class Evaluator:
             return self.value(expr.inner, kind, path)
         if isinstance(expr, tree.CallOf) and expr.name in bare_words(kind):
             return self.fail("E0121", f"`{expr.name}` is a word here, and takes no arguments", expr.span,
-                             help=f"write `{expr.name}`")  # fmt: skip
+                             help=write_instead(expr.span, expr.name))  # fmt: skip
         if isinstance(expr, tree.Name) and expr.name in self.params:
             self._shadow(expr, kind)
             with self.opened(expr) as inner:
@@ -287,7 +289,7 @@ class Evaluator:
                     return BAD if inner is None else self.amount(inner)
             case tree.Name():
                 return self.fail("E0120", f"there is no param `{expr.name}`", expr.span,
-                                 help=suggest.did_you_mean(expr.name, self.params))  # fmt: skip
+                                 help=suggest.did_you_mean(expr.name, self.params, expr.span))  # fmt: skip
             case tree.Unary():
                 operand = self.amount(expr.operand)
                 return operand if isinstance(operand, BadValue) else arithmetic.unary(expr.operator, operand)
@@ -320,7 +322,7 @@ class Evaluator:
         return self.fail(
             "E0123", f"there is no unit `{expr.unit}`", expr.unit_span,
             label="units are case-sensitive" if same else "",
-            help=f"did you mean `{meant}`?" if meant else f"the units are {', '.join(units.UNITS)}",
+            help=suggest.meant_instead(meant, expr.unit_span) or f"the units are {', '.join(units.UNITS)}",
         )  # fmt: skip
 
     def amount_for(self, expr: tree.Expr, kind: registry.Kind, path: str) -> Amount | BadValue:
@@ -339,7 +341,7 @@ class Evaluator:
         if isinstance(number, float):
             if number != int(number) or not isinstance(inside(expr), tree.Binary):
                 is_whole = number == int(number) and abs(number) < 2**63
-                help = f"write `{units.number(int(number))}`" if is_whole else ""
+                help = write_instead(expr.span, units.number(int(number))) if is_whole else ""
                 message = f"`{path}` takes {describe(kind)}, not {units.number(number)}"
                 return self.fail("E0121", message, expr.span, help=help)
             number = int(number)
@@ -365,13 +367,14 @@ class Evaluator:
             if len(kind.dimensions) > 1 or first not in units.BARE:
                 return self.fail(
                     "E0124", f"`{path}` needs a unit: {describe(kind)}", expr.span,
-                    help=f"write {with_unit(amount, kind)}",
+                    help=remedy("write ", with_unit(amount, kind, expr.span)),
                 )  # fmt: skip
             amount = registry.Quantity(amount, first)
         if amount.dimension not in kind.dimensions:
             return self.wrong_dimension(expr, amount, kind, path)
         shown = units.number(amount.value) if bare else units.write(amount.value, amount.dimension)
-        percent = f"write `{shown}%`" if bare and first == "ratio" and 1 < amount.value <= 100 else ""
+        is_percent = bare and first == "ratio" and 1 < amount.value <= 100
+        percent = write_instead(expr.span, f"{shown}%") if is_percent else ""
         number = self.within(expr, amount.value, kind, shown, path, percent)
         if isinstance(number, BadValue):
             return BAD
@@ -393,9 +396,9 @@ class Evaluator:
         if kind.allows(number):
             return number
         if not help and number < 0 and kind.allows(-number):
-            help = f"did you mean `{shown.removeprefix('-')}`?"
+            help = suggest.meant_instead(shown.removeprefix("-"), expr.span)
         if number == 0 and suggest.can_be_none(path):
-            help = "leave it out for none"
+            help = remedy(remove_at(expr.span), " for none")
         if not help and (says := suggest.meaning(path)):
             help = f"`{path}` means: {says}"
         must = limits(kind).strip().removeprefix("of ")
@@ -405,7 +408,7 @@ class Evaluator:
         shown = units.write(found.value, found.dimension)
         help = ""
         if isinstance(kind, registry.Int | registry.Float):
-            help = f"write `{units.number(found.value)}`"
+            help = write_instead(expr.span, units.number(found.value))
         return self.fail(
             "E0122", f"`{path}` takes {describe(kind)}, not {units.NAMES[found.dimension]}", expr.span,
             label=shown if shown.replace("_", "") != expr.span.text().replace("_", "") else "", help=help,
@@ -421,7 +424,7 @@ class Evaluator:
                              label=f"here are {len(expr.value):,}")  # fmt: skip
         if kind.pattern and not re.fullmatch(kind.pattern, expr.value):
             meant = suggest.function_meant(expr.value)
-            help = f'did you mean `"{meant}"`?' if re.fullmatch(kind.pattern, meant) else ""
+            help = suggest.meant_instead(f'"{meant}"', expr.span) if re.fullmatch(kind.pattern, meant) else ""
             return self.fail(
                 "E0135", f"`{path}` takes {describe(kind)}", expr.span, label="has another form", help=help
             )
@@ -449,10 +452,12 @@ class Evaluator:
         if word in kind.choices:
             return word
         if isinstance(expr, tree.Text) and expr.value in kind.choices:
-            return self.fail("E0121", f"`{path}` takes a word, without quotes", expr.span, help=f"write `{expr.value}`")
+            message, help = f"`{path}` takes a word, without quotes", write_instead(expr.span, expr.value)
+            return self.fail("E0121", message, expr.span, help=help)
         if isinstance(expr, tree.NumberWithUnit) and expr.joined and (nearest := suggest.for_word(word, kind.choices)):
             return self.fail("E0120", f"there is no `{word}` here", expr.span,
-                             label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{nearest}`?")  # fmt: skip
+                             label=f"`{path}` takes {describe(kind)}",
+                             help=suggest.meant_instead(nearest, expr.span))  # fmt: skip
         return self.mismatch(expr, kind, path)
 
     def range(self, expr: tree.Expr, kind: registry.IntRange, path: str) -> registry.Range | BadValue:
@@ -463,7 +468,8 @@ class Evaluator:
         if isinstance(first, BadValue) or isinstance(last, BadValue):
             return BAD
         if first > last:
-            return self.fail("E0137", f"the range {first}..{last} is empty", expr.span, help=f"write `{last}..{first}`")
+            help = write_instead(expr.span, f"{last}..{first}")
+            return self.fail("E0137", f"the range {first}..{last} is empty", expr.span, help=help)
         return registry.Range(first, last)
 
     def list(self, expr: tree.Expr, kind: registry.ListOf, path: str) -> tuple[object, ...] | BadValue:

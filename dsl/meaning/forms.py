@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 
 from dslc.dsl.language import registry, units
-from dslc.dsl.language.suggest import translated_choice
+from dslc.dsl.language.suggest import translated_choice, write_instead
+from dslc.dsl.remedy import Edit, join_remedies, remedy, replace_text
+from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import quoted
 
@@ -80,19 +82,23 @@ def bare_words(kind: registry.Kind) -> list[str]:
     return list(kind.choices) if isinstance(kind, registry.Word) else []
 
 
-def with_unit(found: int | float, kind: registry.Measure) -> str:
-    """Returns the bare number with the units that may have been meant."""
+def with_unit(found: int | float, kind: registry.Measure, place: Span) -> str:
+    """Returns the bare number, which stands at a place, with the units that may have been meant."""
     written = units.number(found)
+
+    def instead(text: str) -> Edit | str:
+        return replace_text(place, text)
+
     if "ratio" in kind.dimensions and 0 < found < 1:
-        return f"`{units.write(float(found), 'ratio')}`"
+        return remedy(instead(units.write(float(found), "ratio")))
     match kind.dimensions[0]:
         case "bytes":
-            return f"`{written}GiB`, `{written}MiB` or another unit"
+            return remedy(instead(f"{written}GiB"), ", ", instead(f"{written}MiB"), " or another unit")
         case "time":
-            return f"`{written}s`, `{written}min` or `{written}h`"
+            return remedy(instead(f"{written}s"), ", ", instead(f"{written}min"), " or ", instead(f"{written}h"))
         case "steps" | "epochs":
             counted = [dimension for dimension in kind.dimensions if dimension in ("steps", "epochs")]
-            return " or ".join(f"`{units.write(found, dimension)}`" for dimension in counted)
+            return join_remedies(" or ", [remedy(instead(units.write(found, dimension))) for dimension in counted])
         case dimension:
             return f"it as `{units.EXAMPLES[dimension]}` is written"
 
@@ -117,29 +123,34 @@ def rewrite(expr: tree.Expr, kind: registry.Kind) -> str:
     if len(text) > 60 or "\n" in text:
         return ""
     if isinstance(kind, registry.ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
-        more = ", …" if (kind.length or kind.min_length) > 1 else ""
-        return f"write `[{text}{more}]`"
+        if (kind.length or kind.min_length) > 1:
+            return f"write `[{text}, …]`"
+        return write_instead(expr.span, f"[{text}]")
     if not isinstance(expr, tree.Name) and (meant := translated_choice(text.strip('"'), words_in(kind))):
-        return f"write `{meant}`"
+        return write_instead(expr.span, meant)
     if isinstance(expr, tree.List) and len(expr.items) == 1 and fits(expr.items[0], kind):
-        return f"write `{expr.items[0].span.text()}`"
+        return write_instead(expr.span, expr.items[0].span.text())
     if isinstance(expr, tree.Text):
         inner = expr.value
         if isinstance(kind, registry.Int) and re.fullmatch(r"-?\d+", inner):
-            return f"write `{inner}`, without quotes"
+            return _without_quotes(expr.span, inner)
         if isinstance(kind, registry.Float) and re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", inner):
-            return f"write `{inner}`, without quotes"
+            return _without_quotes(expr.span, inner)
         if isinstance(kind, registry.Bool) and inner.lower() in ("true", "false"):
-            return f"write `{inner.lower()}`, without quotes"
+            return _without_quotes(expr.span, inner.lower())
         if inner in words_in(kind):
-            return f"write `{inner}`, without quotes"
+            return _without_quotes(expr.span, inner)
         if isinstance(kind, registry.CallOf) and (call := as_call(inner, kind)):
-            return f"write `{call}`"
+            return write_instead(expr.span, call)
     if isinstance(kind, registry.Bool) and isinstance(expr, tree.Number) and expr.value in (0, 1):
-        return f"write `{'true' if expr.value else 'false'}`"
+        return write_instead(expr.span, "true" if expr.value else "false")
     if isinstance(kind, registry.Str | registry.Path) and numeric(expr):
-        return f'write `"{text}"`'
+        return write_instead(expr.span, f'"{text}"')
     return ""
+
+
+def _without_quotes(place: Span, value: str) -> str:
+    return remedy(write_instead(place, value), ", without quotes")
 
 
 # The source for a file, by the suffix of its name.

@@ -17,6 +17,7 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.registry import BLOCKS
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_setting
 from dslc.dsl.record import Record, record
+from dslc.dsl.remedy import remedy, remove_at, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 
@@ -120,7 +121,7 @@ def _repeated(key: tuple[str, ...], name: Span, seen: dict[tuple[str, ...], Span
     shown = f"param `{key[1]}`" if key[0] == "param" else f"`{'.'.join(key)}`"
     report.add(
         "E0104", f"{shown} is set twice in one file", name,
-        notes=[Note(message="first here", span=first)], help="keep one of the two",
+        notes=[Note(message="first here", span=first)], help=remedy(remove_at(name, "keep one of the two")),
     )  # fmt: skip
     return True
 
@@ -144,7 +145,7 @@ def _apply_block_value(
     elif not (isinstance(whole.value, tree.Name) and whole.value.name == word):
         report.add(
             "E0113", f"`{whole.name}` as a whole can only be `{word}`", whole.value.span,
-            help=f"write `{whole.name} = {word}`, or its fields in braces",
+            help=remedy("write ", set_field(whole.name, word), ", or its fields in braces"),
         )  # fmt: skip
     elif not _repeated((whole.name, word), whole.name_span, seen, report):
         merged.headers[whole.name] = whole.name_span
@@ -156,7 +157,7 @@ def unknown_top(name: str, span: Span, report: Report) -> None:
     if name in RESERVED:
         report.add("E0108", f"`{name}` is reserved for a later version of the language", span)
     else:
-        report.add("E0106", f"there is no block `{name}`", span, help=for_block(name).said)
+        report.add("E0106", f"there is no block `{name}`", span, help=for_block(name, span).said)
 
 
 def block_meant(name: str, span: Span, report: Report) -> str:
@@ -229,7 +230,7 @@ def _put_field(
                 else f"`{block}.{name}` and `{block}.{partner}` exclude each other",
                 setting.name,
                 notes=[Note(message=f"`{partner}` is set here", span=seen[block, partner])],
-                help="keep one of the two",
+                help=remedy(remove_at(setting.name, "keep one of the two")),
             )
             return
         del merged.fields[block, partner]
@@ -300,7 +301,7 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
         return len(report.found) == before
     report.add(
         "E0110", f"there is no param `{name}`", setting.name,
-        help=did_you_mean(name, merged.params) or for_setting(name)
+        help=did_you_mean(name, merged.params, setting.name) or for_setting(name, setting.name)
         or "a setting names a param, `block.field` or `block.field.argument`",
     )  # fmt: skip
     return False

@@ -66,9 +66,11 @@ def load(path: str, settings: Sequence[str] = ()) -> LoadResult:
     return _apply_settings(_file(path), settings)
 
 
-def load_each(path: str, settings: Sequence[str] = ()) -> tuple[LoadResult, list[LoadResult]]:
-    """Returns the job, and one job for each combination of its `sweep` (the job itself if there is none)."""
-    read = _file(path)
+def load_each(path: str, settings: Sequence[str] = (), text: str | None = None) -> tuple[LoadResult, list[LoadResult]]:
+    """Returns the job, and one job for each combination of its `sweep` (the job itself if there is none). A `text`
+    stands for that of the file, as an editor has it.
+    """
+    read = _file(path, text)
     loaded = _apply_settings(read, settings)
     if loaded.job is None or loaded.report.errors or not loaded.combinations:
         return loaded, [loaded]
@@ -105,10 +107,10 @@ class _SourceFiles(Record):
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def _file(path: str) -> _SourceFiles:
+def _file(path: str, text: str | None = None) -> _SourceFiles:
     full = os.path.abspath(os.path.expanduser(path))
     report = Report()
-    source = read_source(full, path, path, None, report)
+    source = Source(path, text) if text is not None else read_source(full, path, path, None, report)
     return _SourceFiles(report=report) if source is None else _read_sources(source, full, report)
 
 

@@ -20,11 +20,20 @@ from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.no_effect_warnings import EFFECTS
 from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, fields, measure
 from dslc.dsl.language.registry import Float as FloatKind
-from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
+from dslc.dsl.language.suggest import (
+    RESERVED,
+    EntryPlace,
+    did_you_mean,
+    for_block,
+    for_field,
+    for_setting,
+    words_of,
+)
 from dslc.dsl.meaning.calling import build, call, end_of, origin
 from dslc.dsl.meaning.evaluate import BadValue, Evaluator
 from dslc.dsl.meaning.layering import Merged, Setting, put
 from dslc.dsl.record import Record, record
+from dslc.dsl.remedy import remedy, remove_at, remove_field, replace_text
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, quoted
@@ -106,7 +115,9 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
                 "E0145",
                 f"the runs of the sweep over {swept} would all write their checkpoints into {checkpoint.dir}",
                 checkpoint.value_span("dir"),
-                help="leave `checkpoint.dir` out: each run has a folder of its own",
+                help=remedy(
+                    remove_field("checkpoint.dir", "leave `checkpoint.dir` out"), ": each run has a folder of its own"
+                ),
             )
     origins = _origins(merged, base)
     return Resolved(
@@ -204,7 +215,9 @@ def _unknown(evaluator: Evaluator, report: Report) -> None:
         elif name in RESERVED:
             report.add("E0108", f"`{name}` is reserved for a later version of the language", span)
         else:
-            meant = for_field(block, name)
+            value = "" if setting.arguments else setting.value.span.text()
+            paths = frozenset(f"{block}.{field}" for block, field in merged.fields)
+            meant = for_field(block, name, EntryPlace(span, value, paths))
             report.add("E0107", f"`{block}` has no field `{name}`", span, help=meant.said)
             _taken_for(evaluator, meant.path)
 
@@ -221,7 +234,8 @@ def _unused(merged: Merged, report: Report) -> None:
         return  # it may be used in text that could not be read
     for name, param in merged.params.items():
         if name not in merged.spoken and param.setting is not None:
-            report.add("W0101", f"param `{name}` is never used", param.declared, help="remove it, or use it")
+            help = remedy(remove_at(param.declared, "remove it"), ", or use it")
+            report.add("W0101", f"param `{name}` is never used", param.declared, help=help)
 
 
 # ------------------------------------------------------------------------------------------------------- promises
@@ -232,7 +246,7 @@ def _promises(evaluator: Evaluator) -> tuple[Promise, ...]:
     for name, comparisons in evaluator.merged.promises.items():
         for comparison in comparisons:
             if name not in PROMISES:
-                meant = did_you_mean(name, PROMISES)
+                meant = did_you_mean(name, PROMISES, comparison.name_span)
                 evaluator.fail(
                     "E0140", f"`expect` knows no `{name}`", comparison.name_span,
                     help=meant or f"it knows {listed(PROMISES)}",
@@ -263,7 +277,7 @@ def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple
     alternatives = {}
     for path, setting in merged.sweeps.items():
         shown = ".".join(path)
-        problem = _no_path(merged, path)
+        problem = _no_path(merged, path, setting.name)
         if problem:
             report.add("E0142", f"`{shown}` names nothing that could be swept", setting.name, help=problem)
             continue
@@ -273,7 +287,7 @@ def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple
         if not isinstance(value, tree.List):
             report.add(
                 "E0142", f"a sweep of `{shown}` takes a list of its alternatives", setting.value.span,
-                help=f"write `{shown} = [{setting.value.span.text()}]`" if len(setting.value.span.text()) < 40 else "",
+                help=_as_list(shown, setting.value.span),
             )  # fmt: skip
         elif not value.items:
             report.add("E0142", f"the sweep of `{shown}` has no alternatives", setting.value.span)
@@ -282,12 +296,17 @@ def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple
     return alternatives
 
 
-def _no_path(merged: Merged, path: tuple[str, ...]) -> str:
+def _as_list(path: str, place: Span) -> str:
+    value = f"[{place.text()}]"
+    return remedy("write ", replace_text(place, value, f"`{path} = {value}`")) if len(value) < 42 else ""
+
+
+def _no_path(merged: Merged, path: tuple[str, ...], place: Span) -> str:
     """Returns the reason why a path cannot be swept; "" if it can. Trying it shows if a call has the argument."""
     if len(path) == 1:
         if path[0] in merged.params or (path[0] in BLOCKS and BLOCKS[path[0]].whole):
             return ""
-        meant = did_you_mean(path[0], merged.params) or for_setting(path[0])
+        meant = did_you_mean(path[0], merged.params, place) or for_setting(path[0], place)
         return meant or "a path is a param, `block.field` or `block.field.argument`"
     if path[0] not in BLOCKS:
         return did_you_mean(path[0], BLOCKS) or f"the blocks are {listed(BLOCKS)}"

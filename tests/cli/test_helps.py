@@ -1,27 +1,26 @@
-"""Each help of a bad job that names a setting is followed to the letter: its diagnostic is gone, and none comes in its
-place whose own help leads back to it.
+"""Each fix of a bad job is made: its diagnostic is gone, and none comes in its place whose own fix leads back to it.
 
-A setting is what stands in backquotes as `name = value`; those joined by "with" or "and" belong together. A value that
-leaves something to the reader (an ellipsis, `module:function`) is not tried.
+A help that names no fix has a reason in `WITHOUT`: it leaves something to the reader. `UPDATE_GOLDEN=1` writes the
+counts into tests/bad/fixes.txt.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.paths import TESTS
 
 from dslc.dsl.diagnostics import Diagnostic
-from dslc.dsl.language.registry import BLOCKS, CALLS, fields
+from dslc.dsl.editor.edits import apply_fix
+from dslc.dsl.remedy import Fix
 from dslc.jobs.check_job import check_one
 
 JOBS = sorted((TESTS / "bad").glob("*.plt"))
-# Their helps are followed within some seconds; those of the others that show only in tracing take minutes.
+# Their fixes are made within some seconds; those of the others that show only in tracing take minutes.
 QUICK = (
     "loss_with_buffer",
     "loss_with_parameters",
@@ -34,12 +33,73 @@ TRACED = [
     path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.long)
     for path in sorted((TESTS / "bad" / "traced").glob("*.plt"))
 ]
-SETTING = r"`([\w.]+) = ([^`]+)`"
-GROUP = re.compile(f"{SETTING}((?: (?:with|and) {SETTING})*)")
-OPEN = ("…", "<", "module:function", "True")  # `True` is Python's
-ARGUMENTS = {word: {f.word for f in fields(call)} for calls in CALLS.values() for word, call in calls.items()}
-Setting = tuple[str, str]
 JOB = "helps.plt"
+COUNTS = TESTS / "bad" / "fixes.txt"
+
+CHOICE = "the reader chooses the value"
+NETWORK = "the network has to be another, in its layers or in the user's code"
+DATA = "the data has to be another, on the disk or in the user's code"
+COMMAND = "the help is a command"
+EXPLAINED = "the help explains, or lists what there is"
+IMPORTED = "the call to change is in a file that the job imports"
+WITHOUT = {
+    "E0106": CHOICE,
+    "E0107": EXPLAINED,
+    "E0130": EXPLAINED,
+    "E0131": EXPLAINED,
+    "E0138": CHOICE,
+    "E0201": NETWORK,
+    "E0223": CHOICE,
+    "E0226": NETWORK,
+    "E0227": NETWORK,
+    "E0305": CHOICE,
+    "E0311": DATA,
+    "E0314": CHOICE,
+    "E0316": CHOICE,
+    "E0318": DATA,
+    "E0324": NETWORK,
+    "E0327": CHOICE,
+    "E0328": CHOICE,
+    "E0329": CHOICE,
+    "E0335": CHOICE,
+    "E0410": CHOICE,
+    "E0415": CHOICE,
+    "E0419": CHOICE,
+    "E0421": DATA,
+    "E0426": CHOICE,
+    "E0432": CHOICE,
+    "E0490": CHOICE,
+    "E0491": COMMAND,
+    "E0492": CHOICE,
+    "E0493": CHOICE,
+    "E0501": EXPLAINED,
+    "E0502": EXPLAINED,
+    "E0623": NETWORK,
+    "E0711": CHOICE,
+    "E0724": CHOICE,
+    "E0725": CHOICE,
+    "E0726": EXPLAINED,
+    "E0813": CHOICE,
+    "E0816": CHOICE,
+    "E0827": CHOICE,
+    "E0835": CHOICE,
+    "W0309": DATA,
+    "W0327": DATA,
+    "W0436": COMMAND,
+    "W0494": COMMAND,
+    "W0503": DATA,
+    "W0606": NETWORK,
+    "W0614": COMMAND,
+    "W0620": COMMAND,
+    "W0660": CHOICE,
+    "W0712": DATA,
+    "W0714": NETWORK,
+    "W0806": COMMAND,
+    "W0808": EXPLAINED,
+    "W0812": CHOICE,
+    "W0815": CHOICE,
+}
+_unfixed: list[tuple[str, str]] = []  # code and help of each mistake without a fix
 
 
 @pytest.fixture(scope="module")
@@ -48,152 +108,87 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
-def test_a_help_followed_to_the_letter_helps(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fix_corrects_its_mistake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    follow(folder / JOB, job.read_text())
+    counts: Counter[str] = Counter()
+    for job in JOBS:
+        counts += make_fixes(folder / JOB, job.read_text())
+    unused = WITHOUT.keys() - {code for code, _ in _unfixed}
+    assert not unused, f"each help of these codes names a fix: {sorted(unused)}"
+    text = "".join(f"{counts[what]:4} {what}\n" for what in sorted(counts, key=lambda what: (-counts[what], what)))
+    if os.environ.get("UPDATE_GOLDEN"):
+        COUNTS.write_text(text)
+    assert text == COUNTS.read_text()
 
 
 @pytest.mark.parametrize("job", TRACED, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("loaded")
-def test_a_help_for_what_tracing_shows_helps(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fix_corrects_what_tracing_shows(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder / "traced")
-    followed = follow(folder / "traced" / JOB, job.read_text(), trace=True)
-    assert followed or job.stem not in QUICK
+    counts = make_fixes(folder / "traced" / JOB, job.read_text(), trace=True)
+    assert job.stem not in QUICK or any(what.startswith("fix:") for what in counts)
 
 
-def follow(path: Path, text: str, *, trace: bool = False) -> int:
-    """Returns the number of helps that were followed. Raises AssertionError for one that does not help."""
-    before, count = found(path, text, (), trace), 0
-    counts = Counter(each.code for each in before)
-    for diagnostic in before:
-        if diagnostic.span is not None and not diagnostic.span.source.name.endswith(".plt"):
-            continue  # a catalogue
-        for group in groups(diagnostic.help):
-            told = f"{diagnostic.code} {diagnostic.message}\nhelp: {diagnostic.help}\nfollowed: {group}"
-            changed, settings = applied(text, diagnostic, group)
-            after = found(path, changed, settings, trace)
-            codes = Counter(each.code for each in after)
-            others = [each for each in after if (each.code, each.help) == (diagnostic.code, diagnostic.help)]
-            assert not others if trace else codes[diagnostic.code] < counts[diagnostic.code], (
-                f"{told}\nstays\n{changed}"
-            )
-            others = [each for each in after if each.severity == "error" and each.code not in counts]
-            assert not [each.message for each in others if each.code < "E02"], f"{told}\nis no setting"
-            for other in others:
-                for back in groups(other.help):
-                    again, more = applied(changed, other, back)
-                    circle = {each.code for each in found(path, again, (*settings, *more), trace)}
-                    assert diagnostic.code not in circle, f"{told}\nthen {other.code}: {other.help}\nand back"
-            count += 1
-    return count
-
-
-def found(path: Path, text: str, settings: tuple[str, ...], trace: bool) -> list[Diagnostic]:
-    path.write_text(text)
-    return list(check_one(path.name, list(settings), trace=trace)[0])
-
-
-def groups(help: str) -> Iterator[list[Setting]]:
-    """Yields the settings of a help that belong together."""
-    if help.startswith("no change of"):  # the best of what is not enough
-        return
-    for match in GROUP.finditer(help):
-        group = [(name, value) for name, value in re.findall(SETTING, match[0])]
-        part = help[: match.start()].endswith(", and ")  # of a change in words
-        if not part and not any(sign in value for _, value in group for sign in OPEN):
-            yield group
-
-
-def applied(text: str, diagnostic: Diagnostic, group: list[Setting]) -> tuple[str, tuple[str, ...]]:
-    """Returns the text and the `--set`s of the job in which these settings are made."""
-    settings = []
-    if diagnostic.help.startswith("write") and diagnostic.span is not None:  # in the place of the marked entry
-        start = text.rindex("\n", 0, diagnostic.span.start) + 1
-        text = text[:start] + text[text.index("\n", start) :]
-    for name, value in group:
-        changed = in_call(text, diagnostic, name, value)
-        of_block = any(name in {field.word for field in fields(block)} for block in BLOCKS.values())
-        if changed is None and not of_block and re.search(rf"\b{name} = ", text):  # of a call elsewhere
-            text = re.sub(rf"\b{name} = [^,)\n]*", f"{name} = {value}", text, count=1)
-        elif changed is None:
-            settings.append(f"{path_of(name, diagnostic)}={value}")
-        else:
-            text = changed
-    return text, tuple(settings)
-
-
-def path_of(name: str, diagnostic: Diagnostic) -> str:
-    """Returns the path of a field: of the only block that has it or of the diagnostic's, else of the source."""
-    if "." in name:
-        return name
-    blocks = [word for word, block in BLOCKS.items() if name in {field.word for field in fields(block)}]
-    of_source = re.search(f"`{name} = [^`]*` of the source", diagnostic.help)
-    if diagnostic.span is not None and not of_source:  # perhaps in a file that is imported
-        text = diagnostic.span.source.text
-        for start in calls_at(text, diagnostic.span.start):
-            field = re.search(r"(\w+) *= *(\w+)$", text[:start])
-            if field is not None and name in ARGUMENTS.get(field[2], ()):
-                return f"{block_at(text, start)}.{field[1]}.{name}"
-        if len(blocks) > 1:
-            blocks = [block_at(text, diagnostic.span.start)]
-    return f"{blocks[0] if blocks else 'data.source'}.{name}"
-
-
-def block_at(text: str, place: int) -> str:
-    return str(re.findall(r"^(\w+) \{", text[:place], re.MULTILINE)[-1])
-
-
-def in_call(text: str, diagnostic: Diagnostic, name: str, value: str) -> str | None:
-    """Returns the text with an argument set in the call at the diagnostic's place; None if no call there takes it."""
-    span = diagnostic.span
-    if re.search(f"`{name} = [^`]*` there", diagnostic.help):
-        span = diagnostic.notes[0].span
-    of_source = re.search(f"`{name} = [^`]*` of the source", diagnostic.help)
-    if of_source or span is None or span.source.name != JOB:
-        return None
-    for start in calls_at(text, span.start):
-        word = re.search(r"\w+$", text[:start])
-        if word is None or name not in ARGUMENTS.get(word[0], ()):
-            continue
-        stop = end_of(text, start)
-        inside, depth = text[start + 1 : stop], 0
-        for match in re.finditer(rf"[(\[]|[)\]]|\b{name} *= *", inside):
-            depth += (match[0] in "([") - (match[0] in ")]")
-            if depth == 0 and match[0].endswith(("=", " ")):
-                old = re.match(r"[^,()\[\]]*(?:[(\[].*?[)\]])?", inside[match.end() :])
-                assert old is not None
-                made = inside[: match.end()] + value + inside[match.end() + old.end() :]
-                return text[: start + 1] + made + text[stop:]
-        comma = ", " if inside.strip() else ""
-        return f"{text[: start + 1]}{name} = {value}{comma}{inside}{text[stop:]}"
-    return None
-
-
-def calls_at(text: str, place: int) -> Iterator[int]:
-    """Yields the opening brackets of the calls at a place, the innermost first."""
-    begins = re.compile(r"\w+\(").match(text, place)
-    if begins is not None:
-        yield begins.end() - 1
-    depth = 0
-    for n in range(place - 1, -1, -1):
-        depth += (text[n] in ")]") - (text[n] in "([")
-        if depth < 0:
-            depth = 0
-            if text[n] == "(":
-                yield n
-
-
-def end_of(text: str, start: int) -> int:
-    depth = 0
-    for n in range(start, len(text)):
-        depth += (text[n] in "([") - (text[n] in ")]")
-        if depth == 0:
-            return n
-    raise AssertionError(text[start:])
-
-
-def test_helps_are_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that the test above follows some."""
+def test_fixes_are_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes those of some jobs, each time."""
     monkeypatch.chdir(folder)
-    assert sum(follow(folder / JOB, job.read_text()) for job in JOBS[::3]) >= 15
+    counts: Counter[str] = Counter()
+    for job in JOBS[::5]:
+        counts += make_fixes(folder / JOB, job.read_text())
+    assert sum(count for what, count in counts.items() if what.startswith("fix:")) >= 20, counts
+
+
+def make_fixes(path: Path, text: str, *, trace: bool = False) -> Counter[str]:
+    """Counts the mistakes of a job by what their fixes did, or by why they have none."""
+    before, outcomes = diagnostics_of(path, text, trace), Counter[str]()
+    codes = {diagnostic.code for diagnostic in before}
+    for diagnostic in before:
+        if diagnostic.span is not None and diagnostic.span.source.name != path.name:
+            continue  # a catalogue, or the file that is imported
+        outcome = "no help" if not diagnostic.help else ""
+        for fix in diagnostic.fixes:
+            outcome = make_fix(path, text, diagnostic, fix, before, trace) or outcome
+            if outcome:
+                break
+        outcomes[outcome or f"no fix: {reason(diagnostic, trace)}"] += 1
+        for fix in diagnostic.fixes[1:]:
+            make_fix(path, text, diagnostic, fix, before, trace)
+    assert codes == {diagnostic.code for diagnostic in before}
+    return outcomes
+
+
+def reason(diagnostic: Diagnostic, trace: bool) -> str:
+    if diagnostic.fixes:
+        return IMPORTED
+    if trace:
+        return NETWORK
+    _unfixed.append((diagnostic.code, diagnostic.help))
+    assert diagnostic.code in WITHOUT, f"{diagnostic.code} {diagnostic.message}\nhelp: {diagnostic.help}"
+    return WITHOUT[diagnostic.code]
+
+
+def make_fix(path: Path, text: str, diagnostic: Diagnostic, fix: Fix, before: list[Diagnostic], trace: bool) -> str:
+    """Returns what a fix led to; "" if it cannot be made in this file. Raises AssertionError if it does not help."""
+    changed = apply_fix(text, path.name, fix)
+    if changed is None:
+        return ""
+    shown = f"{diagnostic.code} {diagnostic.message}\nhelp: {diagnostic.help}\nfix: {fix.title}\n{changed}"
+    after = diagnostics_of(path, changed, trace)
+    assert count(diagnostic, after) < count(diagnostic, before), f"{shown}\nand it stays"
+    codes = {other.code for other in before}
+    errors = [other for other in after if other.severity == "error"]
+    new = [other for other in errors if other.code not in codes]
+    assert not [other.message for other in new if other.code < "E01"], f"{shown}\nwhich is no job"
+    for other in new:
+        for back in other.fixes:
+            circle = apply_fix(changed, path.name, back)
+            assert circle != text, f"{shown}\nthen {other.code}: {other.help}\nand back"
+    return "fix: the job is accepted" if not errors else "fix: the next mistake is another one"
+
+
+def count(diagnostic: Diagnostic, diagnostics: list[Diagnostic]) -> int:
+    return sum((other.code, other.message) == (diagnostic.code, diagnostic.message) for other in diagnostics)
+
+
+def diagnostics_of(path: Path, text: str, trace: bool) -> list[Diagnostic]:
+    return list(check_one(path.name, [], trace=trace, text=text)[0])

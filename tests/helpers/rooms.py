@@ -23,6 +23,7 @@ ROOMS = (
     "dsl/language",
     "dsl/syntax",
     "dsl/meaning",
+    "dsl/editor",
     "compiler/ir",
     "compiler/facts",
     "compiler/placement",

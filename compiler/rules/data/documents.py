@@ -11,6 +11,7 @@ from dslc.compiler.placement.tensor_plan import needs_whole
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import remedy, remove_field, set_field
 from dslc.dsl.source import Span
 
 Reason = tuple[str, Span | None, str]
@@ -39,7 +40,7 @@ def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
         yield (
             "a token ends a document, and the samples are not sequences of tokens with the tokens that follow",
             (job.data.value_span("source")),
-            "leave `documents` out",
+            remedy(remove_field("data.documents")),
         )
     elif source.vocab is not None and token >= source.vocab:
         yield (
@@ -49,7 +50,8 @@ def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
         )
     if not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         what = f"`{job.model.loss.word}` cannot leave out the targets between documents"
-        yield what, job.model.loss_span, "`cross_entropy()`, or `python(…)`"
+        loss = remedy(set_field("model.loss", "cross_entropy()", "`cross_entropy()`"), ", or `python(…)`")
+        yield what, job.model.loss_span, loss
 
 
 def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
@@ -70,14 +72,11 @@ def _of_plan(job: JobSpec, layout: Layout | None) -> Iterator[Reason]:
     for axis in ("pipeline", "context"):
         if layout is not None and layout.sizes[axis] > 1:
             what = f"a rank of the {axis} axis does not see where the documents of a sequence end"
-            yield (
-                what,
-                job.parallelism.value_span(axis),
-                "the data and the tensor axis, with `zero` where memory is short",
-            )
+            others = remove_field(f"parallelism.{axis}", "the data and the tensor axis")
+            yield what, job.parallelism.value_span(axis), remedy(others, ", with `zero` where memory is short")
     if job.train.compile:
         yield (
             "what attention sees changes with each input, which `compile` does not follow",
             job.train.value_span("compile"),
-            "leave it out",
+            remedy(remove_field("train.compile", "leave it out")),
         )

@@ -17,6 +17,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.augmentations import NORMALIZED, Augmentation, Normalize
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
+from dslc.dsl.remedy import Edit, Fix, Help, remedy, remove_argument, replace_text, set_argument
 from dslc.dsl.source import Span
 
 _CHANNELS = {1: "gray pictures have 1 channel", 3: "pictures have 3 channels"}
@@ -35,7 +36,7 @@ def check_pictures(job: JobSpec, facts: SourceFacts) -> Iterator[Diagnostic]:
             f"pictures are scaled to {source.resize} on their shorter side, which is less than `size`, {source.size}",
             source.value_span("resize"),
             notes=(Note("`size`", source.value_span("size")),) if source.is_set("size") else (),
-            help=f"`resize` is at least `size`: {source.size * 8 // 7}, for instance",
+            help=remedy("`resize` is at least `size`: ", _larger(source), ", for instance"),
         )
     arguments = [name for name in _GIVEN if getattr(source, name)]
     if not arguments or facts.input is None:
@@ -46,7 +47,10 @@ def check_pictures(job: JobSpec, facts: SourceFacts) -> Iterator[Diagnostic]:
             f"`{arguments[0]}` is for pictures, and the inputs of this source are numbers"
             + (f" (column `{source.input[0]}`)" if isinstance(source, c.Parquet | c.Datasets) and source.input else ""),
             source.value_span(arguments[0]),
-            help=f"remove `{arguments[0]}`, or name the column of the pictures as `input`",
+            help=remedy(
+                remove_argument(source.span, arguments[0], f"remove `{arguments[0]}`"),
+                ", or name the column of the pictures as `input`",
+            ),
         )
         return
     faults = _arguments(source, channels)
@@ -120,7 +124,7 @@ def _arguments(source: c.PictureSource, channels: int) -> Iterator[tuple[str, Sp
             yield (
                 f"`{each.word}` works on normalised numbers, and `{later[0].word}` after it on a picture",
                 each.span,
-                f"put `{each.word}` last",
+                _put_last(source, number),
             )
     chosen = source.normalize
     if isinstance(chosen, str):
@@ -129,7 +133,11 @@ def _arguments(source: c.PictureSource, channels: int) -> Iterator[tuple[str, Sp
             yield (
                 f"`{chosen}` has {len(NORMALIZED[chosen][0])} channels, and {_CHANNELS[channels]}",
                 source.value_span("normalize"),
-                f"`{fitting[0]}`, or `normalize(mean = [0.5], std = [0.5])`",
+                remedy(
+                    replace_text(source.value_span("normalize"), fitting[0]),
+                    ", or ",
+                    replace_text(source.value_span("normalize"), "normalize(mean = [0.5], std = [0.5])"),
+                ),
             )
     elif isinstance(chosen, Normalize):
         for name in ("mean", "std"):
@@ -148,10 +156,12 @@ def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, S
             yield (
                 f"`{name}` is [lowest, highest], and {value[0]:g} is more than {value[1]:g}",
                 each.value_span(name),
-                f"`{name} = [{value[1]:g}, {value[0]:g}]`",
+                remedy(set_argument(each.span, name, f"[{value[1]:g}, {value[0]:g}]")),
             )
     if isinstance(each, augmentations.GaussianBlur) and each.kernel_size % 2 == 0:
-        yield f"a kernel of {each.kernel_size} has no middle", each.value_span("kernel_size"), f"{each.kernel_size + 1}"
+        odd = each.kernel_size + 1
+        larger = remedy(set_argument(each.span, "kernel_size", odd, f"{odd}"))
+        yield f"a kernel of {each.kernel_size} has no middle", each.value_span("kernel_size"), larger
     if isinstance(each, augmentations.RandAugment) and each.magnitude >= each.num_magnitude_bins:
         yield (
             f"`magnitude` is one of the strengths 0 to {each.num_magnitude_bins - 1}, and not {each.magnitude}",
@@ -165,11 +175,44 @@ def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, S
         yield (
             "the policies of `auto_augment` were learnt on pictures with colours, and these are gray",
             each.span,
-            "`rand_augment()` or `trivial_augment_wide()`",
+            remedy(
+                replace_text(each.span, "rand_augment()"), " or ", replace_text(each.span, "trivial_augment_wide()")
+            ),
         )
 
 
 # ------------------------------------------------------------------------------------------------------------ sizes
+
+
+def _put_last(source: c.PictureSource, number: int) -> str:
+    """Advises to put one augmentation after all others."""
+    *_, last = steps = source.augment or ()
+    here, end, text = steps[number].span, last.span, f"put `{steps[number].word}` last"
+    if here is None or end is None:
+        return text
+    edits = Edit("", None, here, ""), Edit("", f"{end.text()}, {here.text()}", end, "")
+    return remedy(Fix(edits, text))
+
+
+def _larger(source: c.Images) -> Edit | str:
+    larger = source.size * 8 // 7
+    return set_argument(source.span, "resize", larger, f"{larger}")
+
+
+def _cropped(last: Call | None, width: int) -> Help:
+    """Advises a crop after the last augmentation that changes the size."""
+    parts: list[Edit | str] = []
+    for word in ("random_crop", "center_crop"):
+        crop = f"{word}({width})"
+        place = last.span if last is not None else None
+        parts.append(replace_text(place, f"{place.text()}, {crop}" if place else crop, f"`{crop}`"))
+    return remedy(parts[0], " or ", parts[1], " after it")
+
+
+def _of_the_source(source: c.PictureSource, size: int) -> tuple[str | Edit, ...]:
+    if getattr(source, "size", None) is None:
+        return ()
+    return (", or ", set_argument(source.span, "size", size), " of the source")
 
 
 def _check_size(source: c.PictureSource, shape: tuple[int, ...]) -> Iterator[Diagnostic]:
@@ -197,7 +240,7 @@ def _check_size(source: c.PictureSource, shape: tuple[int, ...]) -> Iterator[Dia
             "E0336",
             f"training pictures end up of unequal sizes, and the network is given {wanted}",
             where,
-            help=f"`random_crop({width})` or `center_crop({width})` after it",
+            help=_cropped(last, width),
         )
         return
     yield Diagnostic(
@@ -205,6 +248,9 @@ def _check_size(source: c.PictureSource, shape: tuple[int, ...]) -> Iterator[Dia
         f"training pictures end up {size[0]} x {size[1]}, and those of the validation split are {wanted}",
         where,
         notes=(Note("the size of all pictures", source.value_span("size")),) if source.is_set("size") else (),
-        help=f"`{width}` here"
-        + (f", or `size = {size[0]}` of the source" if getattr(source, "size", None) is not None else ""),
+        help=remedy(
+            set_argument(last.span, "size", width, f"`{width}`") if last is not None else f"`{width}`",
+            " here",
+            *_of_the_source(source, size[0]),
+        ),
     )

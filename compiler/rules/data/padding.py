@@ -14,6 +14,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
+from dslc.dsl.remedy import remedy, remove_field, set_field
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -30,16 +31,16 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -
     note = Note("the network", job.model.value_span("network"))
     if not isinstance(network, TransformersNetwork):
         fault = "only a model of `transformers(…)` can be told what is padding"
-        help = "leave `pad` out; `cross_entropy(ignore = …)` leaves targets out of the loss"
+        help = remedy(remove_field("data.pad"), "; `cross_entropy(ignore = …)` leaves targets out of the loss")
     elif _unpadded(job) or not tokens:
         fault = "the samples of this source have no padding"
         if not tokens:
             fault = "padding is a token, and the data holds no tokens"
-        note, help = Note("the source", job.data.value_span("source")), "leave `pad` out"
+        note, help = Note("the source", job.data.value_span("source")), remedy(remove_field("data.pad"))
     elif not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         fault = f"`{job.model.loss.word}` cannot leave out the targets at padding"
         note = Note("the loss", job.model.value_span("loss"))
-        help = "`cross_entropy()` and `python(…)` can"
+        help = remedy(set_field("model.loss", "cross_entropy()", "`cross_entropy()`"), " and `python(…)` can")
     else:
         return
     yield Diagnostic("E0606", fault, job.data.value_span("pad"), notes=(note,), help=help)
@@ -55,7 +56,7 @@ def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterat
         f"where the data has padding, the model attends to it: by its configuration that is the token {padding}",
         job.data.value_span("source"),
         notes=(Note("the network", job.model.value_span("network")),),
-        help=f"`pad = {padding}` gives it a mask, if sequences are filled up with that",
+        help=remedy(set_field("data.pad", padding), " gives it a mask, if sequences are filled up with that"),
     )
 
 

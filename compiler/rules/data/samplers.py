@@ -14,6 +14,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.samplers import Balanced, ByLength, PythonNumbers, Weighted
+from dslc.dsl.remedy import remedy, remove_field, set_argument
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -34,7 +35,11 @@ def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts) 
                 "E0318",
                 f"{plural(sampler.samples, 'sample')} cannot be drawn from {most:,} without drawing some again",
                 sampler.value_span("samples"),
-                help=f"`samples = {most}` at most, or `replacement = true`",
+                help=remedy(
+                    set_argument(sampler.span, "samples", most),
+                    " at most, or ",
+                    set_argument(sampler.span, "replacement", "true"),
+                ),
             )
     yield from _warn(job, source)
 
@@ -53,7 +58,7 @@ def _excluded(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Span | N
         yield what, sampler.span or job.data.value_span("sampler"), "the `weights` of the mixture, or one source"
     if not job.data.shuffle:
         what = f"`{sampler.word}` decides the order of the samples, and so does `shuffle = false`"
-        yield what, job.data.value_span("shuffle"), "leave one of the two out"
+        yield what, job.data.value_span("shuffle"), remedy(remove_field("data.shuffle", "leave one of the two out"))
     if not isinstance(sampler, Balanced):
         return
     target, span = source.target, sampler.span or job.data.value_span("sampler")

@@ -21,6 +21,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
+from dslc.dsl.remedy import remedy, remove_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -62,13 +63,17 @@ def check_structure_axes(
         )
     used = [axis for axis in _AXES if layout.sizes[axis] > 1]
     for axis in used:
-        for why, what, span, remedy in islice(_reasons(job, axis, used, source, model), 1):
+        for why, what, span, advice in islice(_reasons(job, axis, used, source, model), 1):
             yield Diagnostic(
                 "E0320",
                 f"{why}, which the {axis} axis cannot share out",
                 job.parallelism.value_span(axis),
                 notes=(Note(what, span),),
-                help=f"{remedy}use the data axis, with `zero` where memory is short",
+                help=remedy(
+                    advice,
+                    remove_field(f"parallelism.{axis}", "use the data axis"),
+                    ", with `zero` where memory is short",
+                ),
             )
 
 
@@ -78,13 +83,8 @@ def _unfit(job: JobSpec, *, structures: bool) -> Iterator[tuple[str, str, Span |
     has_user_samples = all(isinstance(each, c.PythonSource) for each in c.parts_of(job.data.source))
     if job.data.collate is not None and not has_user_samples:
         what = f"`{job.data.source.word}` makes its batches itself"
-        yield (
-            "E0325",
-            what,
-            job.data.value_span("collate"),
-            source,
-            "leave `collate` out; it is for the samples of `python(…)`",
-        )
+        help = remedy(remove_field("data.collate"), "; it is for the samples of `python(…)`")
+        yield "E0325", what, job.data.value_span("collate"), source, help
     if isinstance(model.loss, c.NetworkLoss) and job.train.step is None:
         if not model.has_user_network:
             what = "`own()` takes the loss that the network returns, and this network returns none"

@@ -15,6 +15,7 @@ from dslc.compiler.rules.model.name_patterns import quoted, unmatched_patterns
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.calls import Lora
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import remedy, set_argument
 from dslc.dsl.words import shorten_list
 
 
@@ -111,7 +112,10 @@ def _check_saved(adapter: Lora, model: ModelGraph) -> Iterator[Diagnostic]:
             f"`{one}` is to train, and it is `{other}` as well, which is not: peft would train a copy, and the two "
             "would come apart",
             adapter.value_span("save"),
-            help=f"`save = [{both}]` trains the one weight for all of its modules; or leave it out of `save`",
+            help=remedy(
+                set_argument(adapter.span, "save", f"[{both}]"),
+                " trains the one weight for all of its modules; or leave it out of `save`",
+            ),
         )
 
 

@@ -12,6 +12,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
+from dslc.dsl.remedy import remedy, remove_field, set_argument
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -39,7 +40,9 @@ def check_loss_axes(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             f"a loss over the samples of a batch does not go with the {axis} axis: {why}",
             job.parallelism.value_span(axis),
             notes=(Note("the loss", job.model.loss_span),),
-            help="use the data axis, with `zero` where memory is short",
+            help=remedy(
+                remove_field(f"parallelism.{axis}", "use the data axis"), ", with `zero` where memory is short"
+            ),
         )
     if layout.nodes > 1 and loss.over == "node":  # type: ignore[attr-defined]
         yield Diagnostic(
@@ -47,7 +50,7 @@ def check_loss_axes(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             f"each of {layout.nodes} nodes compares only the samples that it has itself: the training depends on the "
             "number of nodes",
             loss.name_span("over") if loss.is_set("over") else job.model.loss_span,
-            help="`over = all` compares the samples of the whole global batch",
+            help=remedy(set_argument(loss.span, "over", "all"), " compares the samples of the whole global batch"),
         )
 
 
@@ -88,7 +91,10 @@ def _check_padded(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -
             "over a whole batch needs equal ones",
             job.model.loss_span,
             notes=(Note("`collate`", job.data.value_span("collate")),),
-            help="one vector for each sample as the output, and one number as the target; or leave `collate` out",
+            help=remedy(
+                "one vector for each sample as the output, and one number as the target; or ",
+                remove_field("data.collate"),
+            ),
         )
 
 

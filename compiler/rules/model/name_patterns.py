@@ -13,6 +13,7 @@ from itertools import islice
 
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.suggest import nearest_choice
+from dslc.dsl.remedy import remedy, replace_text
 from dslc.dsl.source import Span
 from dslc.dsl.words import shorten_list
 
@@ -45,8 +46,12 @@ def unmatched_patterns(
             letter + code,
             message.replace("@", f"`{pattern}`"),
             entry_at(span, pattern),
-            help=f"did you mean `{meant}`?" if meant else f"{what} are called {shorten_list(quoted(names))}",
+            help=_meant_pattern(meant, entry_at(span, pattern)) or f"{what} are called {shorten_list(quoted(names))}",
         )
+
+
+def _meant_pattern(meant: str | None, place: Span | None) -> str:
+    return remedy("did you mean ", replace_text(place, f'"{meant}"', f"`{meant}`"), "?") if meant else ""
 
 
 def likely_patterns(names: Iterable[str]) -> dict[str, None]:

@@ -28,6 +28,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, passes
 from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.suggest import nearest_choice
+from dslc.dsl.remedy import remedy, replace_text, set_argument
 from dslc.dsl.words import shorten_list
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -145,7 +146,7 @@ def _check_fit(
             f"{file} does not hold the weights of this network",
             start.value_span("path"),
             notes=tuple(Note(f"the file {what} {shorten_list(names)}") for what, names in said),
-            help=_remedy(made, wanted),
+            help=_remedy(made, wanted, start),
         )
         return
     initial = yield from passes(_random_parameters(made, model, start) if model.adapted else ())
@@ -173,31 +174,36 @@ def _random_parameters(made: WeightMatch, model: ModelGraph, start: Pretrained) 
         )
 
 
-def _remedy(made: WeightMatch, wanted: Shapes) -> str:
+def _remedy(made: WeightMatch, wanted: Shapes, start: Pretrained) -> str:
     """Returns the pattern that would mend the fit, as far as one can tell."""
     for name in made.missing[:_SHOWN]:
         longer = next((other for other in made.unused if other.endswith(f".{name}")), None)
         if longer is not None:
-            return _pretrained(f"`{longer}` may be `{name}`", "rename", f"{longer.removesuffix(name)}* -> *")
+            return _pretrained(start, f"`{longer}` may be `{name}`", "rename", f"{longer.removesuffix(name)}* -> *")
         shorter = next((other for other in made.unused if name.endswith(f".{other}")), None)
         if shorter is not None:
             rename = _numbered(shorter, name) if made.taken else f"* -> {name.removesuffix(shorter)}*"
-            return _pretrained(f"`{shorter}` may be `{name}`", "rename", rename)
+            return _pretrained(start, f"`{shorter}` may be `{name}`", "rename", rename)
         other = nearest_choice(name, made.unused[:LIKELY])
         if other is not None:
-            return _pretrained(f"`{other}` of the file may be `{name}`", "rename", _numbered(other, name))
+            return _pretrained(start, f"`{other}` of the file may be `{name}`", "rename", _numbered(other, name))
     without = [*made.missing, *(name for name, _ in made.unlike)]
     if without:
         pattern = _covering(without, [name for name in wanted if name not in without])
-        return _pretrained("they keep their initial values", "allow_missing", pattern)
+        return _pretrained(start, "they keep their initial values", "allow_missing", pattern)
     if made.unused:
         taken = [there for _, there in (*made.taken, *made.copies)]
-        return _pretrained("they are left out", "allow_unused", _covering(made.unused, taken))
+        return _pretrained(start, "they are left out", "allow_unused", _covering(made.unused, taken))
     return ""
 
 
-def _pretrained(why: str, field: str, pattern: str) -> str:
-    return f'{why} with `pretrained("…", {field} = ["{pattern}"])`'
+def _pretrained(start: Pretrained, why: str, field: str, pattern: str) -> str:
+    patterns = ", ".join(f'"{each}"' for each in (*getattr(start, field), pattern))
+    text = f'`pretrained("…", {field} = ["{pattern}"])`'
+    place = start.span if start.span is not None else start.value_span("path")
+    if place is not None and place.text().startswith('"'):  # the path alone
+        return remedy(why, " with ", replace_text(place, f"pretrained({place.text()}, {field} = [{patterns}])", text))
+    return remedy(why, " with ", set_argument(place, field, f"[{patterns}]", text))
 
 
 def _numbered(there: str, here: str) -> str:

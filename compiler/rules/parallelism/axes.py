@@ -19,6 +19,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import layers
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
+from dslc.dsl.remedy import join_remedies, remedy, remove_field, set_argument, set_field, together
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -46,8 +47,10 @@ def check_tensor(
         kv_heads = getattr(block, "kv_heads", None)
         if kv_heads is not None and kv_heads % ranks:
             near = [n for n in range(1, block.heads + 1) if block.heads % n == n % ranks == 0]
-            remedy = f"`kv_heads = {near[0]}`" if near else f"`heads` and `kv_heads` that are multiples of {ranks}"
-            yield from report_uneven("kv_heads", kv_heads, ranks, block.value_span("kv_heads"), job, help=remedy)
+            help = f"`heads` and `kv_heads` that are multiples of {ranks}"
+            if near:
+                help = remedy(set_argument(block.span, "kv_heads", near[0]))
+            yield from report_uneven("kv_heads", kv_heads, ranks, block.value_span("kv_heads"), job, help=help)
         vocab = getattr(block, "vocab", None)
         if vocab is not None and vocab % ranks:
             seen.add((block.span, vocab))
@@ -72,7 +75,7 @@ def check_tensor(
             (layer.span if layer else None) or job.model.value_span("network"),
             label="along with layers that work on a piece of the sequence",
             notes=(Note("`parallelism.tensor` is set here", span),),
-            help="`sequence = false`, so that all ranks draw the same",
+            help=remedy(set_field("parallelism.sequence", "false"), ", so that all ranks draw the same"),
         )
     yield from _check_pieces(layout, model, plan, span)
 
@@ -81,11 +84,16 @@ def _report_heads(block: WithHeads, ranks: int, job: JobSpec) -> Iterator[Diagno
     """Reports E0417 for heads. They divide the width, so the width may change with them."""
     heads, width = block.heads, getattr(block, "width", None)
     near = [n for n in (heads // ranks * ranks, -(-heads // ranks) * ranks) if n]
-    remedies = [f"`heads = {n}`" for n in near]
-    if width is not None:
-        fitting = [(n, max(1, round(width / n)) * n) for n in near]
-        remedies = [f"`heads = {n}`" + (f" with `width = {w}`" if w != width else "") for n, w in fitting]
-    yield from report_uneven("heads", heads, ranks, block.value_span("heads"), job, help=", or ".join(remedies))
+    remedies = []
+    for n in near:
+        parts = [set_argument(block.span, "heads", n)]
+        wider = max(1, round(width / n)) * n if width is not None else None
+        if wider != width:
+            parts += [" with ", set_argument(block.span, "width", wider)]
+        remedies.append(remedy(together(*parts)))
+    yield from report_uneven(
+        "heads", heads, ranks, block.value_span("heads"), job, help=join_remedies(", or ", remedies)
+    )
 
 
 def _report_features(
@@ -110,7 +118,10 @@ def _report_features(
 def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan) -> Iterator[Diagnostic]:
     """Checks that all layers can stand beside cut ones, and that something is cut at all."""
     span = job.parallelism.value_span("tensor")
-    advice = "attention, gated networks, blocks of both, `gpt`, `llama` and `vit` do; use the data axis for others"
+    data_axis = remove_field("parallelism.tensor", "use the data axis")
+    advice = remedy(
+        "attention, gated networks, blocks of both, `gpt`, `llama` and `vit` do; ", data_axis, " for others"
+    )
     if not plan.styles:
         yield Diagnostic(
             "E0416",
@@ -145,7 +156,10 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
                 f"sequences of {plural(length, 'position')} cannot be shared out over {ranks} tensor-parallel ranks",
                 span,
                 label=division(length, ranks),
-                help=f"`sequence = false`, or a length that is a multiple of {ranks * context}",
+                help=remedy(
+                    set_field("parallelism.sequence", "false"),
+                    f", or a length that is a multiple of {ranks * context}",
+                ),
             )
             return
 
@@ -161,7 +175,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
             "E0418",
             "the context axis shares out sequences of tokens, and these samples are not sequences",
             span,
-            help="use the data axis",
+            help=remedy(remove_field("parallelism.context", "use the data axis")),
         )
         return
     if length is not None and length % ranks:
@@ -185,7 +199,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
             f"`{kind}` needs the whole sequence, of which a context-parallel rank has a piece",
             (layer.span if layer else None) or job.model.value_span("network"),
             notes=(Note("`parallelism.context` is set here", span),),
-            help="use the data axis",
+            help=remedy(remove_field("parallelism.context", "use the data axis")),
         )
         return
     target = source.target
@@ -194,7 +208,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
             "E0425",
             f"a target of each sample, not of each token, cannot be shared out over {ranks} context-parallel ranks",
             span,
-            help="use the data axis",
+            help=remedy(remove_field("parallelism.context", "use the data axis")),
         )
 
 
@@ -210,7 +224,7 @@ def _report_pieces(job: JobSpec, pieces: PieceFacts) -> Iterator[Diagnostic]:
         f"{why}: {pieces.fault}",
         job.parallelism.value_span("context"),
         notes=(Note("the network", job.model.value_span("network")),),
-        help=pieces.help or "use the data axis",
+        help=pieces.help or remedy(remove_field("parallelism.context", "use the data axis")),
     )
 
 

@@ -22,6 +22,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Adam, Compressed, QAdam
 from dslc.dsl.language.registry import fields
 from dslc.dsl.language.units import number
+from dslc.dsl.remedy import Fix, remedy, remove_field, set_argument, set_field, together
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -39,17 +40,17 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             f"`{optimizer.word}` exchanges gradients in a way of its own",
             job.parallelism.value_span("gradients"),
             notes=(Note("the optimizer is set here", job.train.value_span("optimizer")),),
-            help=f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`, which goes with every axis and sharding"
+            help=remedy(_in_bf16(job), ", which goes with every axis and sharding")
             if layout is not None and exchange is not None and _excluded(job, layout, exchange)
-            else f"leave `gradients` out, or `optimizer = {_adam(optimizer)}`",
+            else remedy(remove_field("parallelism.gradients"), ", or ", set_field("train.optimizer", _adam(optimizer))),
         )
         return
     if layout is None or exchange is None:
         return
     where = exchange_span(job)
-    exact = "`gradients = allreduce()` is exact"
+    exact = remedy(set_field("parallelism.gradients", "allreduce()"), " is exact")
     if isinstance(optimizer, Compressed):
-        exact = f"`optimizer = {_adam(optimizer)}` is exact"
+        exact = remedy(set_field("train.optimizer", _adam(optimizer)), " is exact")
     fine = yield from passes(_check_axes(job, layout, exchange, where))
     if job.train.step is not None:
         yield Diagnostic(
@@ -57,7 +58,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             f"`{exchange.word}` changes what happens within a step, and this job does its steps itself",
             where,
             notes=(Note("the step", job.train.value_span("step")),),
-            help="leave one of the two out",
+            help=remedy(remove_field("parallelism.gradients", "leave one of the two out")),
         )
     elif fine and exchange.agrees is not Payload.GRADIENTS:
         yield from _check_step(job, exchange, where)
@@ -67,7 +68,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
             "E0633",
             f"`shift_one` makes pairs, and of {exchange.members} {who} one would be left",
             where,
-            help=f"an even number of {who}, or `peers = all`",
+            help=remedy(f"an even number of {who}, or ", set_field("parallelism.gradients.peers", "all")),
         )
     if (
         model is not None
@@ -110,7 +111,9 @@ def _check_biases(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
             "runs away, and what is evaluated is wrong",
             job.train.value_span("optimizer"),
             notes=(Note(f"`{found[0].kind}` has a bias before a batch norm", found[0].span),),
-            help="`bias = false` there; or `eps = 1e-4`",
+            help=remedy(
+                set_argument(found[0].span, "bias", "false"), " there; or ", set_field("train.optimizer.eps", "1e-4")
+            ),
         )
 
 
@@ -128,9 +131,8 @@ def check_warmup(job: JobSpec, steps: int) -> Iterator[Diagnostic]:
         return
     name = "warmup" if isinstance(optimizer, QAdam) else "freeze"
     fifth = max(1, steps // 5)
-    yield Diagnostic(
-        "W0635", told, job.train.value_span("optimizer"), help=f"`{name} = {fifth}`, a fifth of the training"
-    )
+    help = remedy(set_field(f"train.optimizer.{name}", fifth), ", a fifth of the training")
+    yield Diagnostic("W0635", told, job.train.value_span("optimizer"), help=help)
 
 
 def exchange_span(job: JobSpec) -> Span | None:
@@ -151,19 +153,24 @@ def _adam(optimizer: Compressed) -> str:
     return f"adam({', '.join(arguments)})"
 
 
+def _in_bf16(job: JobSpec) -> Fix:
+    """Returns the exchange in half precision, with a plain Adam if the optimizer exchanges in a way of its own."""
+    plain = set_field("parallelism.gradients", "bf16()")
+    if isinstance(job.train.optimizer, Compressed):
+        return together(set_field("train.optimizer", _adam(job.train.optimizer)), " with ", plain)
+    return together(plain)
+
+
 def _check_axes(job: JobSpec, layout: Layout, exchange: ExchangePolicy, where: Span | None) -> Iterator[Diagnostic]:
     """Reports axes and shardings of the job that do not go with its exchange."""
     what = "whole gradients" if exchange.agrees is Payload.GRADIENTS else "whole weights"
-    plain, optimizer = "`gradients = bf16()`", job.train.optimizer
-    if isinstance(optimizer, Compressed):
-        plain = f"`optimizer = {_adam(optimizer)}` with `gradients = bf16()`"
     for other, span in _excluded(job, layout, exchange):
         yield Diagnostic(
             "E0630",
             f"`{exchange.word}` exchanges {what}, which no rank has with {other}",
             where,
             notes=(Note("it is asked for here", span),),
-            help=f"{plain} goes with every axis and sharding",
+            help=remedy(_in_bf16(job), " goes with every axis and sharding"),
         )
 
 
@@ -200,22 +207,35 @@ def _check_step(job: JobSpec, exchange: ExchangePolicy, where: Span | None) -> I
 def _needs_agreement(job: JobSpec, exchange: ExchangePolicy) -> Iterator[tuple[str, Span | None, str, str]]:
     train = job.train
     if train.clip is not None:
-        yield "clipping", train.value_span("clip"), "limits the gradient of the whole batch", "leave `clip` out"
+        yield (
+            "clipping",
+            train.value_span("clip"),
+            "limits the gradient of the whole batch",
+            remedy(remove_field("train.clip")),
+        )
     waits_never = exchange.every == 0  # else the ranks agree on a flag in each step
     if train.on_nonfinite == "skip" and waits_never:
         told = "is decided by the gradient of the whole batch"
-        yield "`on_nonfinite = skip`", train.value_span("on_nonfinite"), told, "`on_nonfinite = stop`"
+        yield (
+            "`on_nonfinite = skip`",
+            train.value_span("on_nonfinite"),
+            told,
+            remedy(set_field("train.on_nonfinite", "stop")),
+        )
     if isinstance(train.precision, c.Fp16) and waits_never:
-        yield "the scale of `fp16`", train.value_span("precision"), "follows the gradient of the whole batch", "`bf16`"
+        help = remedy(set_field("train.precision", "bf16", "`bf16`"))
+        yield "the scale of `fp16`", train.value_span("precision"), "follows the gradient of the whole batch", help
     if train.average is not None:
-        yield "`ema`", train.value_span("ema"), "averages the weights that one step leaves", "leave `ema` out"
+        yield (
+            "`ema`",
+            train.value_span("ema"),
+            "averages the weights that one step leaves",
+            remedy(remove_field("train.ema")),
+        )
     if waits_never and getattr(job.model.loss, "over", None):
         told = "is over samples of all ranks"
-        yield "a loss that compares samples", job.model.value_span("loss"), told, "`local_sgd()` averages in step"
+        help = remedy(set_field("parallelism.gradients", "local_sgd()", "`local_sgd()`"), " averages in step")
+        yield "a loss that compares samples", job.model.value_span("loss"), told, help
     if "optimizer" in job.memory.offload:
-        yield (
-            "an optimizer in the host's memory",
-            job.memory.value_span("offload"),
-            "is given whole gradients",
-            "leave it out",
-        )
+        help = remedy(remove_field("memory.offload", "leave it out"))
+        yield "an optimizer in the host's memory", job.memory.value_span("offload"), "is given whole gradients", help

@@ -13,8 +13,9 @@ from dslc.compiler.placement.staging import holders, repeated_uses, unsendable
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import either_field, remedy, set_field
 from dslc.dsl.source import Span
-from dslc.dsl.words import either, plural, shorten_list
+from dslc.dsl.words import plural, shorten_list
 
 
 def check_pipeline(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
@@ -29,7 +30,7 @@ def check_pipeline(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
                 f"`{parallelism.schedule}` splits the backward pass in two, {why}",
                 span,
                 notes=(Note("the schedule is set here", parallelism.value_span("schedule")),),
-                help=f"{help}, or another schedule",
+                help=remedy(help, ", or another schedule"),
             )
     if parallelism.zero == 2 and sharding_of(job, layout).shards > 1 and layout.microbatches > 1:
         yield Diagnostic(
@@ -56,13 +57,18 @@ def warn_of_unknown_stages(job: JobSpec, layout: Layout, model: ModelGraph | Non
 def _unsplit(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Span | None, str]]:
     """Yields what excludes a split backward pass: the code, why, the place, and a change that helps."""
     if job.train.compile:
-        yield "E0414", "which compiled stages cannot do", job.train.value_span("compile"), "`compile = false`"
+        yield (
+            "E0414",
+            "which compiled stages cannot do",
+            job.train.value_span("compile"),
+            remedy(set_field("train.compile", "false")),
+        )
     if job.parallelism.zero == 3 and sharding_of(job, layout).reshard:
         why = "and between the halves `zero = 3` frees the parameters that the second needs"
-        yield "E0430", why, job.parallelism.value_span("zero"), "`zero = 2`"
+        yield "E0430", why, job.parallelism.value_span("zero"), remedy(set_field("parallelism.zero", 2))
     if job.memory.recompute == "selective":
         why = "and torch recomputes what `selective` dropped only once"
-        help = "`recompute = none`, which takes less memory here than `full`"
+        help = remedy(set_field("memory.recompute", "none"), ", which takes less memory here than `full`")
         yield "E0431", why, job.memory.value_span("recompute"), help
 
 
@@ -104,7 +110,7 @@ def check_schedule(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             notes=(Note("the schedule is set here", parallelism.value_span("schedule")),)
             if parallelism.is_set("schedule") and blamed != "schedule"
             else (),
-            help=either(f"`microbatches = {count}`" for count in close) if close else "another schedule",
+            help=either_field("parallelism.microbatches", close) if close else "another schedule",
         )
 
 
@@ -158,7 +164,7 @@ def check_stages(
                 f"the optimizer's state cannot be offloaded alone with `{name}`, whose gradient two stages add up",
                 job.memory.value_span("offload"),
                 notes=(Note("the stages are asked for here", span),),
-                help="`offload = [optimizer, parameters]` works",
+                help=remedy(set_field("memory.offload", "[optimizer, parameters]"), " works"),
             )
 
 
@@ -179,7 +185,10 @@ def _warn_of_repeated(
         job.parallelism.value_span("schedule"),
         label=f"in {where}" + (f", and {plural(more, 'other stage')}" if more else ""),
         notes=(Note("the network", job.model.value_span("network")),),
-        help="`schedule = 1f1b`, or another schedule with whole backward passes; or `stages` that part the two uses",
+        help=remedy(
+            set_field("parallelism.schedule", "1f1b"),
+            ", or another schedule with whole backward passes; or `stages` that part the two uses",
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from dslc.compiler.placement.sharding import Engine, low_copy, offloaded, shardi
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import Bf16, Fp16
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import Edit, remedy, set_field
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelG
             + ", ".join(f"`{name}` is {dtype}" for dtype, name in found.items()),
             sharding_span(job, layout),
             notes=(Note("the network", job.model.value_span("network")),),
-            help="make them of one dtype, or freeze one kind of them" + or_else(job, layout, "none", "ddp"),
+            help=remedy("make them of one dtype, or freeze one kind of them", or_else(job, layout, "none", "ddp")),
         )
 
 
@@ -68,16 +69,22 @@ def sharding_span(job: JobSpec, layout: Layout) -> Span | None:
 
 
 def or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
-    """Returns advice: the first change, if one is enough, after which the engine is one of `fine`."""
+    """Returns the change of `less_sharded` as a further advice; "" if there is none."""
+    change = less_sharded(job, layout, *fine)
+    return remedy("; or ", change) if change is not None else ""
+
+
+def less_sharded(job: JobSpec, layout: Layout, *fine: Engine) -> Edit | None:
+    """Returns the first change, if one is enough, after which the engine is one of `fine`."""
     parallelism, train = job.parallelism, job.train
     changes = {
-        f"`zero = {zero}`": replace(job, parallelism=replace(parallelism, zero=zero))
+        set_field("parallelism.zero", zero): replace(job, parallelism=replace(parallelism, zero=zero))
         for zero in reversed(range(parallelism.zero))
     }
     if isinstance(train.precision, Bf16 | Fp16):
-        changes["`level = O1`"] = replace(job, train=replace(train, precision=replace(train.precision, level="O1")))
-    found = (what for what, changed in changes.items() if sharding_of(changed, layout).engine in fine)
-    return next((f"; or {what}" for what in found), "")
+        low = set_field("train.precision.level", "O1")
+        changes[low] = replace(job, train=replace(train, precision=replace(train.precision, level="O1")))
+    return next((edit for edit, changed in changes.items() if sharding_of(changed, layout).engine in fine), None)
 
 
 def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts) -> Iterator[Diagnostic]:
@@ -86,7 +93,7 @@ def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts) -> Iterator[
     numbers = [name for name, shape, _ in facts.parameters if not shape]
     nothing = "has no elements, which leaves nothing to be shared out"
     no_rows = "is a single number without a dimension, which has no rows to be shared out"
-    for code, names, fault, remedy in (
+    for code, names, fault, help in (
         ("E0735", empty, nothing, "make it a buffer: `register_buffer`"),
         ("E0720", numbers, no_rows, "give it one: `nn.Parameter(torch.ones(1))`"),
     ):
@@ -97,5 +104,5 @@ def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts) -> Iterator[
                 sharding_span(job, layout),
                 label=f"{len(names)} such parameters" if len(names) > 1 else "",
                 notes=(Note("the network", job.model.value_span("network")),),
-                help=remedy + or_else(job, layout, "none", "ddp", "zero1"),
+                help=remedy(help, or_else(job, layout, "none", "ddp", "zero1")),
             )

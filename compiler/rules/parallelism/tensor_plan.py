@@ -7,7 +7,7 @@ the modules, which tracing gives.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import Call
 from dslc.dsl.language.suggest import nearest_choice
+from dslc.dsl.remedy import join_remedies, remedy, replace_text
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
     if heads is not None:  # the other counts follow from it
         name, count = heads
         yield from report_uneven(
-            name, count, ranks, _number_span(job, name), job, help=_heads(facts, name, count, ranks)
+            name, count, ranks, _number_span(job, name), job, help=_heads(job, facts, name, count, ranks)
         )
         return
     yield Diagnostic(
@@ -111,14 +112,16 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
     )
 
 
-def _heads(facts: ModelFacts, name: str, count: int, ranks: int) -> str:
+def _heads(job: JobSpec, facts: ModelFacts, name: str, count: int, ranks: int) -> str:
     """Returns a remedy for heads: the count of key and value heads divides the count of query heads."""
     below, counts = count // ranks * ranks, dict(facts.counts)
     near, queries = [n for n in (below, below + ranks) if n], counts.get(_HEADS[0])
     if name == _HEADS[0]:
         return f"use {' or '.join(map(str, near))}, and a `hidden_size` that they share out"
     near = [n for n in near if queries is None or queries % n == 0]
-    return f"use {' or '.join(map(str, near))}" if near else f"as many as `{_HEADS[0]}`, a multiple of {ranks}"
+    if not near:
+        return f"as many as `{_HEADS[0]}`, a multiple of {ranks}"
+    return _use(count, near, _number_span(job, name))
 
 
 def report_uneven(
@@ -140,8 +143,19 @@ def report_uneven(
         where,
         label=division(value, ranks),
         notes=(Note("`parallelism.tensor` is set here", job.parallelism.value_span("tensor")),),
-        help=help or f"use {' or '.join(map(str, near))}",
+        help=help or _use(value, near, where),
     )
+
+
+def _use(value: int, numbers: Sequence[int], place: Span | None) -> str:
+    """Advises one of some numbers instead of the value in the text at a place."""
+    written = place.text() if place is not None else ""
+    once = len(re.findall(rf"\b{value}\b", written)) == 1
+    edits = [
+        replace_text(place if once else None, re.sub(rf"\b{value}\b", f"{number}", written), f"{number}")
+        for number in numbers
+    ]
+    return remedy("use ", join_remedies(" or ", [remedy(edit) for edit in edits]))
 
 
 def report_scores(

@@ -13,6 +13,7 @@ from dslc.compiler.facts.checkpoint_names import MANIFEST, checkpoint_folder, na
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.calls import Slurm
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import remedy, remove_field, set_field
 
 
 def check_checkpoints(job: JobSpec) -> Iterator[Diagnostic]:
@@ -26,7 +27,10 @@ def check_checkpoints(job: JobSpec) -> Iterator[Diagnostic]:
                 f"{checkpoint.dir} holds checkpoints already",
                 checkpoint.value_span("dir"),
                 label=f"the newest is {there[-1]}",
-                help="`resume = auto` continues from them; otherwise name another folder, or remove them",
+                help=remedy(
+                    set_field("checkpoint.resume", "auto"),
+                    " continues from them; otherwise name another folder, or remove them",
+                ),
             )
     if checkpoint.resume not in (None, "auto"):
         missing = _missing(checkpoint.resume)
@@ -50,7 +54,7 @@ def check_checkpoints(job: JobSpec) -> Iterator[Diagnostic]:
             "E0808",
             "a restart goes on from the last checkpoint, and the training writes none",
             job.launch.value_span("restarts"),
-            help="`checkpoint { every = … }`, or leave `restarts` out",
+            help=remedy("`checkpoint { every = … }`, or ", remove_field("launch.restarts")),
         )
 
 

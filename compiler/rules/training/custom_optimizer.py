@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
-from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
+from dslc.compiler.rules.parallelism.sharding import less_sharded, or_else, sharding_span
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import Fp16
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.no_effect_warnings import no_effect
 from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.remedy import remedy, remove_at, remove_field, set_field
 from dslc.dsl.source import Span
 
 
@@ -32,8 +33,10 @@ def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFac
             f"`groups` is for torch's optimizers: `{call.function}` is given the parameters that train, without groups",
             job.train.value_span("groups"),
             notes=(Note("the optimizer", job.train.value_span("optimizer")),),
-            help="leave `groups` out, and let a function make them: it is given names as well if its first argument is "
-            "`named_parameters`",
+            help=remedy(
+                remove_field("train.groups"),
+                ", and let a function make them: it is given names as well if its first argument is `named_parameters`",
+            ),
         )
     if layout is not None:
         yield from _check_offload(job, call, layout)
@@ -72,7 +75,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
             f"`{call.function}` needs whole parameters, and ranks would have parts of them: {facts.rows}",
             job.parallelism.value_span("tensor") if sizes["tensor"] > 1 else sharding_span(job, layout),
             notes=notes,
-            help="an optimizer that treats each number alone" + or_else(job, layout, *whole),
+            help=remedy("an optimizer that treats each number alone", or_else(job, layout, *whole)),
         )
     elif facts.alone and (sharding.engine == "zero1" or sizes["pipeline"] > 1):
         yield Diagnostic(
@@ -80,7 +83,7 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
             f"`{call.function}` needs all parameters, and each rank would have some: {facts.alone}",
             job.parallelism.value_span("pipeline" if sizes["pipeline"] > 1 else "zero"),
             notes=notes,
-            help="an optimizer that treats each parameter alone" + or_else(job, layout, "none", "ddp"),
+            help=remedy("an optimizer that treats each parameter alone", or_else(job, layout, "none", "ddp")),
         )
 
 
@@ -89,15 +92,17 @@ def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -> 
     sharding = sharding_of(job, layout) if layout is not None else None
     parallelism, found = job.parallelism, list[tuple[str, Span | None, str]]()
     if job.train.ema:
-        found.append(("`ema` averages those that train", job.train.value_span("ema"), "leave `ema` out"))
+        found.append(
+            ("`ema` averages those that train", job.train.value_span("ema"), remedy(remove_field("train.ema")))
+        )
     if sharding is not None and sharding.engine == "zero1":
         reason = "under `zero = 1` each rank would change those of its own parameters alone"
-        found.append(
-            (reason, parallelism.value_span("zero"), "`zero = 2` shards the optimizer's state as well, or `zero = 0`")
-        )
+        two, none = set_field("parallelism.zero", 2), set_field("parallelism.zero", 0)
+        help = remedy(two, " shards the optimizer's state as well, or ", none)
+        found.append((reason, parallelism.value_span("zero"), help))
     if sharding is not None and sharding.engine == "local":
         reason = "this exchange averages the weights of ranks, and not what the optimizer keeps of them"
-        found.append((reason, parallelism.value_span("gradients"), "leave `gradients` out"))
+        found.append((reason, parallelism.value_span("gradients"), remedy(remove_field("parallelism.gradients"))))
     for reason, span, help in found:
         yield Diagnostic(
             "E0662",
@@ -113,15 +118,15 @@ def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -
     train, refusals = job.train, list[tuple[str, Span | None, str]]()
     if train.step is not None:
         reason = "a step of your own makes its updates by itself, and hands no closure over"
-        refusals.append((reason, train.value_span("step"), "leave `step` out"))
+        refusals.append((reason, train.value_span("step"), remedy(remove_field("train.step"))))
     if isinstance(train.precision, Fp16):
         reason = "`fp16` scales the loss, and a step whose gradients overflow is left out after its evaluations"
-        refusals.append((reason, train.value_span("precision"), "`bf16` needs no loss scaling"))
+        help = remedy(set_field("train.precision", "bf16", "`bf16`"), " needs no loss scaling")
+        refusals.append((reason, train.value_span("precision"), help))
     if train.on_nonfinite == "skip":
         reason = "`skip` leaves out a step after its evaluations, which have moved the parameters by then"
-        refusals.append(
-            (reason, train.value_span("on_nonfinite"), "`on_nonfinite = stop`, which sees the first evaluation")
-        )
+        help = remedy(set_field("train.on_nonfinite", "stop"), ", which sees the first evaluation")
+        refusals.append((reason, train.value_span("on_nonfinite"), help))
     if layout is not None:
         refusals += _split_parameters(job, layout)
     for reason, span, help in refusals:
@@ -130,7 +135,7 @@ def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -
             f"`{call.function}` evaluates the loss within its `step`, by a closure: {reason}",
             span,
             notes=(Note("the optimizer", train.value_span("optimizer")),),
-            help=f"{help}; or an optimizer whose `step` takes no closure",
+            help=remedy(help, "; or an optimizer whose `step` takes no closure"),
         )
     if not refusals:
         yield Diagnostic(
@@ -147,13 +152,15 @@ def _split_parameters(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span 
     axes = [axis for axis in ("pipeline", "tensor", "context") if layout.sizes[axis] > 1]
     for axis in axes:
         reason = f"over the {axis} axis no rank has all parameters and gradients of the step"
-        yield reason, parallelism.value_span(axis), f"`{axis} = 1`"
+        yield reason, parallelism.value_span(axis), remedy(set_field(f"parallelism.{axis}", 1))
     if not axes and sharding.engine in ("zero1", "fsdp"):
-        fine = or_else(job, layout, "none", "ddp").removeprefix("; or ")
-        yield "a rank would have parts of the parameters", sharding_span(job, layout), fine or "leave it out"
+        fine = less_sharded(job, layout, "none", "ddp")
+        place = sharding_span(job, layout)
+        help = remedy(fine) if fine is not None else remedy(remove_at(place))
+        yield "a rank would have parts of the parameters", place, help
     if sharding.exchange is not None:
         reason = "this exchange is no exact sum of gradients, so that a line search would differ on each rank"
-        yield reason, parallelism.value_span("gradients"), "leave `gradients` out"
+        yield reason, parallelism.value_span("gradients"), remedy(remove_field("parallelism.gradients"))
 
 
 def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout) -> Iterator[Diagnostic]:
@@ -165,7 +172,7 @@ def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout) -> Itera
             "yours",
             job.memory.value_span("offload"),
             notes=(Note("the optimizer", job.train.value_span("optimizer")),),
-            help="`offload = [optimizer, parameters]` works",
+            help=remedy(set_field("memory.offload", "[optimizer, parameters]"), " works"),
         )
 
 

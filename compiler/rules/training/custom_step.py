@@ -9,6 +9,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork
+from dslc.dsl.remedy import remedy, remove_at, set_field
 from dslc.dsl.source import Span
 
 
@@ -23,7 +24,7 @@ def check_own_step(job: JobSpec) -> Iterator[Diagnostic]:
             f"a step of your own returns the loss that is logged, and `{loss.word}` is another",
             job.model.loss_span,
             notes=(note,),
-            help="`loss = own()`",
+            help=remedy(set_field("model.loss", "own()")),
         )
     if not isinstance(network, PythonNetwork):
         yield Diagnostic(
@@ -49,7 +50,7 @@ def check_step_fields(job: JobSpec, layout: Layout | None) -> Iterator[Diagnosti
             f"{what} changes what happens within a step, and this job does its steps itself",
             span,
             notes=(Note("the step", job.train.value_span("step")),),
-            help="leave one of the two out",
+            help=remedy(remove_at(span, "leave one of the two out")),
         )
 
 

@@ -15,7 +15,8 @@ from dslc.dsl.language.goals import Goal
 from dslc.dsl.language.job import JobSpec, goals_of
 from dslc.dsl.language.lr_schedules import Plateau
 from dslc.dsl.language.registry import Call
-from dslc.dsl.language.suggest import nearest_choice
+from dslc.dsl.language.suggest import meant_instead, nearest_choice
+from dslc.dsl.remedy import remedy, set_argument, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import listed
 
@@ -31,7 +32,7 @@ def check_goals(job: JobSpec, workload: Workload | None) -> Iterator[Diagnostic]
                 "E0317",
                 f"`{field}` looks at evaluations, and the job holds no samples out",
                 job.data.value_span("validation") if job.data.is_set("validation") else goal.span,
-                help="`data.validation = 10%`",
+                help=remedy(set_field("data.validation", "10%", "`data.validation = 10%`")),
             )
             continue
         if workload is not None and workload.sets:
@@ -49,7 +50,9 @@ def check_goals(job: JobSpec, workload: Workload | None) -> Iterator[Diagnostic]
                 f"`{goal.metric}` is a list of numbers, and `{field}` needs one",
                 goal.value_span("metric"),
                 notes=(Note("the metric", metric.span or job.evaluate.value_span("metrics")),),
-                help=f"`{metric.word}(average = macro, …)`" if hasattr(metric, "average") else "another metric",
+                help=remedy(set_argument(metric.span, "average", "macro", f"`{metric.word}(average = macro, …)`"))
+                if hasattr(metric, "average")
+                else "another metric",
             )
 
 
@@ -84,7 +87,8 @@ def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str]) ->
                 f"`{field}` looks for a number `{goal.metric}`, which `{metric.function}` does not give",
                 goal.value_span("metric"),
                 notes=(Note("the metric", metric.span),),
-                help=f"did you mean `{meant}`?" if meant else f"it gives {listed(numbers) or 'no single number'}",
+                help=meant_instead(meant, goal.value_span("metric"))
+                or f"it gives {listed(numbers) or 'no single number'}",
             )
 
 
@@ -104,5 +108,5 @@ def _report_missing(job: JobSpec, field: str, name: str, span: Span | None, name
         f"`{field}` looks at `{name}`, which is not among the metrics of the evaluations",
         span,
         notes=(Note("the metrics", job.evaluate.value_span("metrics")),) if job.evaluate.is_set("metrics") else (),
-        help=f"did you mean `{meant}`?" if meant else f"{listed(sorted(set(names)))}; or add it to `evaluate.metrics`",
+        help=meant_instead(meant, span) or f"{listed(sorted(set(names)))}; or add it to `evaluate.metrics`",
     )

@@ -14,6 +14,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
+from dslc.dsl.remedy import remedy, remove_at, replace_text, set_argument, set_field
 from dslc.dsl.source import Span
 
 
@@ -36,7 +37,7 @@ def check_metrics(
                 notes=(Note("the other", named[name]),),
                 help='another name, as in `python("module:function", name = "other")`'
                 if isinstance(metric, m.PythonMetric)
-                else "leave one out",
+                else remedy(remove_at(span, "leave one out")),
             )
         named[name] = span
         if source.target is not None and not loss_fits and isinstance(metric, m.MSEMetric) != indices:
@@ -47,7 +48,7 @@ def check_metrics(
                 f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
                 span,
                 notes=(Note("the loss is set here", job.model.value_span("loss")),),
-                help="leave it out, or `loss = cross_entropy()`",
+                help=remedy(remove_at(span), ", or ", set_field("model.loss", "cross_entropy()")),
             )
         elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
             isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1 | c.Contrastive)
@@ -57,20 +58,25 @@ def check_metrics(
                 f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
                 span,
                 notes=(Note("the loss is set here", job.model.value_span("loss")),),
-                help="`metrics = [loss]`" if isinstance(loss, c.Contrastive) else "`metrics = [loss, mse]`",
+                help=remedy(
+                    set_field("evaluate.metrics", "[loss]" if isinstance(loss, c.Contrastive) else "[loss, mse]")
+                ),
             )
         elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
             yield Diagnostic(
                 "E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span
             )
         elif isinstance(metric, m.MSEMetric) and classes:
-            yield Diagnostic("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
+            help = remedy(replace_text(span, "accuracy"))
+            yield Diagnostic("E0312", "`mse` compares numbers, and the targets are classes", span, help=help)
         elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
             yield Diagnostic(
                 "E0313",
                 f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
                 span,
-                help=f"a `k` below {source.classes}",
+                help=remedy(
+                    set_argument(metric.span, "k", max(1, source.classes // 2), f"a `k` below {source.classes}")
+                ),
             )
     if isinstance(loss, c.PythonLoss) and model is not None and source.target is not None and source.structures is None:
         metrics = [each for each in job.evaluate.metrics if not (classes and isinstance(each, m.MSEMetric))]
@@ -94,11 +100,12 @@ def check_outputs(
     scores = bool(output.shape) and (classes_first or same)
     for metric in metrics:
         if isinstance(metric, m.MSEMetric):
-            faulty, takes, remedy = not numbers, "one number for each of the target", ""
+            faulty, takes, other = not numbers, "one number for each of the target", ""
         elif takes_classes(metric) and real:
-            faulty, takes, remedy = True, "classes, which are whole numbers", "`mse`, or " if numbers else ""
+            faulty, takes = True, "classes, which are whole numbers"
+            other = remedy(replace_text(metric.span, "mse"), ", or ") if numbers else ""
         elif takes_classes(metric):
-            faulty, takes, remedy = not scores, "scores with all classes in the last dim or the first", ""
+            faulty, takes, other = not scores, "scores with all classes in the last dim or the first", ""
         else:
             continue
         if faulty:
@@ -108,5 +115,5 @@ def check_outputs(
                 f"{say(target.shape)} of {target.dtype}",
                 metric.span or job.evaluate.value_span("metrics"),
                 notes=(Note("the loss is yours", job.model.value_span("loss")),),
-                help=f'{remedy}a metric of your own, `python("module:function")`; or leave it out',
+                help=remedy(other, 'a metric of your own, `python("module:function")`; or ', remove_at(metric.span)),
             )

@@ -21,6 +21,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.no_effect_warnings import no_effect
 from dslc.dsl.language.registry import Block
+from dslc.dsl.remedy import remedy, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -165,7 +166,7 @@ def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             "E0715",
             "parameters that are kept in the host's memory are updated there, with the optimizer's state beside them",
             span,
-            help="`offload = [optimizer, parameters]`",
+            help=remedy(set_field("memory.offload", "[optimizer, parameters]")),
         )
     if "optimizer" not in moved:
         return
@@ -175,7 +176,7 @@ def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             "loss scaling has to see every gradient before the update, and the offloaded ones are elsewhere by then",
             span,
             notes=(Note("fp16 implies loss scaling", job.train.value_span("precision")),),
-            help="`bf16` needs no loss scaling",
+            help=remedy(set_field("train.precision", "bf16", "`bf16`"), " needs no loss scaling"),
         )
     elif job.train.on_nonfinite == "skip":
         yield Diagnostic(
@@ -184,7 +185,7 @@ def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             "by then",
             span,
             notes=(Note("steps that are not finite are left out", job.train.value_span("on_nonfinite")),),
-            help="`on_nonfinite = stop` looks at the loss",
+            help=remedy(set_field("train.on_nonfinite", "stop"), " looks at the loss"),
         )
     if "parameters" in moved:
         return
@@ -194,7 +195,7 @@ def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             f"the optimizer's state cannot be offloaded alone with {what}",
             span,
             notes=(Note("it is asked for here", where),),
-            help="`offload = [optimizer, parameters]` works",
+            help=remedy(set_field("memory.offload", "[optimizer, parameters]"), " works"),
         )
 
 
@@ -208,7 +209,11 @@ def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph) -> It
             "an LSTM cannot be computed in 16 bits on every CPU",
             job.train.value_span("precision"),
             notes=(Note("the network", job.model.value_span("network")),),
-            help=f"`precision = fp32`, or `precision = {job.train.precision.word}(level = O2)`",
+            help=remedy(
+                set_field("train.precision", "fp32"),
+                ", or ",
+                set_field("train.precision", f"{job.train.precision.word}(level = O2)"),
+            ),
         )
 
 
