@@ -98,7 +98,14 @@ def _run(made: argparse.ArgumentParser) -> None:
 
 def _check(made: argparse.ArgumentParser) -> None:
     _job_arguments(made, many=True)
-    made.add_argument("--json", action="store_true", help="print a list of objects, for machines")
+    output = made.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print a list of objects, for machines")
+    output.add_argument(
+        "--format",
+        choices=("text", "json", "github", "sarif", "junit"),
+        default="text",
+        help="print annotations of GitHub, a SARIF log or JUnit's XML, for CI (default: text)",
+    )
     _trace_argument(made)
     made.add_argument("--fix", action="store_true", help="make the changes that the helps name, and check again")
     made.add_argument("--resume", metavar="DIR", help="also check that the job can resume from the checkpoint in DIR")

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.json_value import Json
 from dslc.dsl.plain import escaped, is_printable, plain
+from dslc.dsl.remedy import Edit
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -53,7 +54,7 @@ def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Json]]:
     """Returns plain data. Lines and columns count from 1; `end_column` is the column after the last character. A
-    diagnostic without a place has null there.
+    diagnostic without a place has null there. dsl/remedy.py says what an edit means.
     """
     return [
         {
@@ -64,9 +65,14 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Json]]:
             **_end(diagnostic.span),
             "notes": [{"message": _brief(note.message), **_start(note.span)} for note in diagnostic.notes[:MAX_NOTES]],
             "help": _brief(diagnostic.help),
+            "fixes": [{"title": fix.title, "edits": [_edit(edit) for edit in fix.edits]} for fix in diagnostic.fixes],
         }
         for diagnostic in diagnostics
     ]
+
+
+def _edit(edit: Edit) -> dict[str, Json]:
+    return {"path": edit.path, "value": edit.value, **_start(edit.place), **_end(edit.place)}
 
 
 def _start(span: Span | None) -> dict[str, Json]:

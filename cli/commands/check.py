@@ -20,7 +20,8 @@ from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 
 def main(arguments: argparse.Namespace) -> int:
-    found: list[Diagnostic] = []
+    reports: dict[str, list[Diagnostic]] = {}
+    chosen = "json" if arguments.json else arguments.format
     status = GOOD
     for path in arguments.jobs:
         if arguments.fix:
@@ -29,18 +30,34 @@ def main(arguments: argparse.Namespace) -> int:
             for line in fix_job(path, arguments.settings, trace=arguments.trace):
                 print(plain(line), file=sys.stderr)
         report, analysis, goes_on = check_with(path, arguments)
-        found.extend(report)
+        reports[path] = list(report)
         if report.errors:
             status = JOB_AT_FAULT
-        if not arguments.json:
+        if chosen == "text":
             show(report)
             if not report.errors and analysis:
                 so_far = describe_unchecked(analysis, trace=arguments.trace)
                 print(plain(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else "")))
-    if arguments.json:
-        json.dump(to_json(found), sys.stdout, indent=2)
-        print()
+    if chosen != "text":
+        _write(chosen, reports)
     return status
+
+
+def _write(chosen: str, reports: dict[str, list[Diagnostic]]) -> None:
+    """Prints the diagnostics of all jobs for another program."""
+    if chosen == "json":
+        json.dump(to_json(diagnostic for found in reports.values() for diagnostic in found), sys.stdout, indent=2)
+        print()
+        return
+    from dslc.terminal import diagnostic_formats
+
+    if chosen == "sarif":
+        json.dump(diagnostic_formats.sarif(reports), sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        sys.stdout.write(
+            diagnostic_formats.github(reports) if chosen == "github" else diagnostic_formats.junit(reports)
+        )
 
 
 def check_with(path: str, arguments: argparse.Namespace) -> tuple[Report, Analysis | None, str]:

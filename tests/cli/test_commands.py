@@ -48,7 +48,7 @@ def test_check_for_machines() -> None:
     found = json.loads(run.stdout)
     assert run.returncode == 1
     assert {"E0301"} <= {d["code"] for d in found}
-    keys = {"code", "severity", "message", "file", "line", "column", "end_line", "end_column", "notes", "help"}
+    keys = {"code", "severity", "message", "file", "line", "column", "end_line", "end_column", "notes", "help", "fixes"}
     assert all(set(d) == keys for d in found)
 
 

@@ -166,6 +166,7 @@ def test_json_has_the_keys_of_the_language_page() -> None:
                 {"message": "a fact", "file": None, "line": None, "column": None},
             ],
             "help": "mend it",
+            "fixes": [],
         },
         {
             "code": "W0001",
@@ -178,5 +179,6 @@ def test_json_has_the_keys_of_the_language_page() -> None:
             "end_column": None,
             "notes": [],
             "help": "",
+            "fixes": [],
         },
     ]
