@@ -124,7 +124,7 @@ def analysed(row: Row) -> Analysis:
     loaded = load(os.path.join(JOBS, f"{row.job}.plt"), list(row.settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()
-    found = analyse(loaded.job, _facts(row.job), report, limits=False)
+    found = report.collect(analyse(loaded.job, _facts(row.job), limits=False))
     assert found is not None, report.errors
     return found
 

@@ -96,7 +96,7 @@ class Run:
         loaded = load(JOB, self.settings)
         assert loaded.job is not None, loaded.report.found
         report = Report()
-        analysis = analyse(loaded.job, Facts(), report, limits=False)
+        analysis = report.collect(analyse(loaded.job, Facts(), limits=False))
         assert analysis is not None, report.errors
         return analysis
 

@@ -210,7 +210,7 @@ def test_no_rule_knows_the_report() -> None:
         for argument in (*node.args.args, *node.args.kwonlyargs)
         if isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Report"
     ]
-    assert writers == [("analyse.py", "analyse"), ("analyse.py", "_check")]
+    assert not writers
 
 
 def test_the_page_shows_the_rooms_as_they_are() -> None:

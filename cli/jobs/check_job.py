@@ -12,7 +12,7 @@ from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.elastic import analyse_counts
 from dslc.dsl.bounds import LOOKS, MISTAKES
-from dslc.dsl.diagnostics import Diagnostic, Note, Report, TooManyErrors
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, TooManyErrors, judge, passes
 from dslc.dsl.language.auto_fields import auto_fields, without_auto
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
@@ -60,7 +60,7 @@ def check_one(
     report.extend(loaded.report.found)
     for n, chosen in enumerate(combinations):
         if reuse.enough and chosen.job is not None:
-            tell_of_work(f"{n} of {len(combinations)} combinations of the sweep were", chosen.job, report)
+            report.extend([_partial_check(f"{n} of {len(combinations)} combinations of the sweep were", chosen.job)])
             break
         analysis = inspect(chosen, report, reuse, trace=trace)
         if analysis is not None and then is not None:
@@ -86,10 +86,7 @@ def inspect_counts(
 ) -> dict[int, Analysis]:
     """Returns the same for each count of nodes: of an elastic job for all on which it trains."""
     try:
-        report.extend(loaded.report.found)
-        if loaded.job is None:
-            return {}
-        return _inspect(loaded, loaded.job, report, reuse or Reuse(), trace=trace, run=run)
+        return report.collect(_inspect(loaded, reuse or Reuse(), trace=trace, run=run))
     except TooManyErrors:
         return {}
 
@@ -109,31 +106,31 @@ def is_over_limit(report: Report) -> bool:
     return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
 
 
-def _inspect(
-    loaded: LoadResult, job: JobSpec, report: Report, reuse: Reuse, *, trace: bool, run: bool
-) -> dict[int, Analysis]:
+def _inspect(loaded: LoadResult, reuse: Reuse, *, trace: bool, run: bool) -> Findings[dict[int, Analysis]]:
+    readable = yield from passes(loaded.report.found)
+    job = loaded.job
+    if job is None:
+        return {}
     reuse.spent += READING
     nodes = job.devices.nodes
     counts = nodes.last - nodes.first + 1 if isinstance(nodes, Range) else 1
-    if not report.accepts(_check_looks(job, loaded.looks * counts)):
+    if not (yield from passes(_check_looks(job, loaded.looks * counts))):
         return {}
-    calls = (trace or run) and not report.errors
-    facts = report.collect(collect_facts(without_auto(job), trace=calls, run=run))
-    choice = None
-    if auto_fields(job) and not report.errors:
-        told = Report()
-        job, facts, choice = choose_fields(job, facts, told, reuse, trace=calls, run=run)
-        report.extend(told.found)
-        if told.errors:
+    calls = (trace or run) and readable
+    facts, fine = yield from judge(collect_facts(without_auto(job), trace=calls, run=run))
+    sound, choice = readable and fine, None
+    if auto_fields(job) and sound:
+        (job, facts, choice), fine = yield from judge(choose_fields(job, facts, reuse, trace=calls, run=run))
+        if not fine:
             return {}
     job = without_auto(job)
     if not isinstance(nodes, Range):
-        analysis = analyse(job, facts, report, loaded.broken, reuse=reuse)
+        analysis = yield from analyse(job, facts, loaded.broken, sound=sound, reuse=reuse)
         return {} if analysis is None else {analysis.layout.nodes: replace(analysis, choice=choice)}
-    found, looked_at = report.collect(analyse_counts(job, facts, loaded.broken, reuse, all_of_them=run))
-    if looked_at < counts:
-        tell_of_work(f"{looked_at} of {counts} counts of nodes were", job, report)
-    return found
+    analyses, analysed = yield from analyse_counts(job, facts, loaded.broken, reuse, all_of_them=run)
+    if analysed < counts:
+        yield _partial_check(f"{analysed} of {counts} counts of nodes were", job)
+    return analyses
 
 
 def _check_looks(job: JobSpec, looks: int) -> Iterator[Diagnostic]:
@@ -147,11 +144,11 @@ def _check_looks(job: JobSpec, looks: int) -> Iterator[Diagnostic]:
         )
 
 
-def tell_of_work(seen: str, job: JobSpec, report: Report) -> None:
-    """Reports how much of a sweep or a range of nodes was analysed, if all of it would take too long."""
-    report.add(
+def _partial_check(checked: str, job: JobSpec) -> Diagnostic:
+    """Returns a warning on how much of a sweep or a range of nodes was analysed, as all of it would take too long."""
+    return Diagnostic(
         "W0614",
-        f"{seen} checked: all of them would take long for a job of this size",
+        f"{checked} checked: all of them would take long for a job of this size",
         job.model.value_span("network"),
         help="`--set` chooses one to check",
     )

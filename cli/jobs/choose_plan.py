@@ -17,7 +17,7 @@ from dslc.compiler.rules.choice.choice_text import chosen_line
 from dslc.compiler.rules.choice.choose import choose_plan, untraced, with_plan
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.rules.choice.search import Progress
-from dslc.dsl.diagnostics import Diagnostic, Report, TooManyErrors
+from dslc.dsl.diagnostics import Diagnostic, Findings, Report, TooManyErrors
 from dslc.dsl.language.auto_fields import SEARCHED, auto_fields, settings_text, without_auto
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult
@@ -50,31 +50,30 @@ class FactsOfPlans:
             self._facts[key] = facts, report.found
         return self._facts[key]
 
-    def chosen_facts(self, job: JobSpec, report: Report) -> Facts:
+    def chosen_facts(self, job: JobSpec) -> Findings[Facts]:
         """Returns the facts of the chosen job, as if it were written."""
         if self._traced and self._key(job) != next(iter(self._facts)):
-            return report.collect(collect_facts(job, trace=True, run=self._run))
+            return (yield from collect_facts(job, trace=True, run=self._run))
         return self(job)[0]
 
 
 def choose_fields(
-    job: JobSpec, facts: Facts, report: Report, reuse: Reuse, *, trace: bool, run: bool
-) -> tuple[JobSpec, Facts, PlanChoice | None]:
-    """Returns the job with the chosen values, its facts, and the choice; None if nothing was chosen, with the reason in
-    the report. `facts` are those of the job with defaults in their place.
+    job: JobSpec, facts: Facts, reuse: Reuse, *, trace: bool, run: bool
+) -> Findings[tuple[JobSpec, Facts, PlanChoice | None]]:
+    """Returns the job with the chosen values, its facts, and the choice; None if it yields why nothing was chosen.
+    `facts` are those of the job with defaults in their place.
     """
     plain = without_auto(job)
     if job.model.has_user_network and facts.model is None:
-        if not report.errors:
-            report.extend([untraced(job)])
+        yield untraced(job)
         return plain, facts, None
     facts_of = FactsOfPlans(plain, facts, trace=trace, run=run)
     with search_progress() as progress:
-        choice = report.collect(choose_plan(job, auto_fields(job), facts_of, reuse, facts.machine, progress))
+        choice = yield from choose_plan(job, auto_fields(job), facts_of, reuse, facts.machine, progress)
     if choice is None or choice.plan is None:
         return plain, facts, None
     chosen = with_plan(job, choice.fields, choice.plan)
-    return chosen, facts_of.chosen_facts(chosen, report), choice
+    return chosen, (yield from facts_of.chosen_facts(chosen)), choice
 
 
 def explore_plans(job: JobSpec, report: Report, *, trace: bool, fields: Sequence[str] = SEARCHED) -> PlanChoice | None:
@@ -89,7 +88,7 @@ def explore_plans(job: JobSpec, report: Report, *, trace: bool, fields: Sequence
         facts_of = FactsOfPlans(plain, facts, trace=trace, run=False)
         choice = report.collect(choose_plan(job, fields, facts_of, Reuse(), facts.machine, progress))
     if choice is None and not report.errors:
-        analyse(plain, facts, report)  # which says why its devices are not known
+        report.collect(analyse(plain, facts))  # which says why its devices are not known
     return choice
 
 

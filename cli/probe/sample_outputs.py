@@ -141,7 +141,7 @@ def analysis_on_one_rank(job: JobSpec, facts: Facts) -> Analysis | None:
         train=replace(job.train, compile=False),
         expect=(),
     )
-    analysis = analyse(one_rank, facts, Report(), limits=False)
+    analysis = Report().collect(analyse(one_rank, facts, limits=False))
     fine = analysis is not None and analysis.workload.visited is not None and analysis.workload.train
     return analysis if fine else None
 

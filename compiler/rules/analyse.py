@@ -34,7 +34,7 @@ from dslc.compiler.rules.parallelism.exchange_cost import check_network
 from dslc.compiler.rules.parallelism.sharding import check_own_model
 from dslc.compiler.rules.rule_table import KnownFacts, check_rules
 from dslc.dsl.bounds import TRIED, WORK
-from dslc.dsl.diagnostics import Diagnostic, Findings, Report, passes
+from dslc.dsl.diagnostics import Diagnostic, Findings, Report, judge, passes, recorded
 from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 
@@ -44,28 +44,30 @@ _MISFITS = frozenset({"E0215", "E0216"})  # the loss does not fit the data's tar
 def analyse(
     job: JobSpec,
     facts: Facts,
-    report: Report,
     broken: Collection[str] = (),
     *,
+    sound: bool = True,
     limits: bool = True,
     remedies: bool = True,
     reuse: Reuse | None = None,
-) -> Analysis | None:
-    """Runs every rule; without `limits`, those on memory and promises are left out, without `remedies` they try none.
+) -> Findings[Analysis | None]:
+    """Asks every rule; without `limits`, none on memory and promises, and without `remedies` they try none.
 
-    Returns None if the job has too many mistakes for an analysis; they are in the report either way.
+    Returns None if the job has mistakes that leave nothing to analyse.
 
     `broken` are the fields that `resolve` could not read (`devices.gpus`): the job has their defaults, and faults that
-    follow from those are not reported. `reuse` is passed from one analysis of a job to the next.
+    follow from those are not reported. `sound`: no error is known yet. `reuse` is passed from one analysis of a job to
+    the next.
     """
     reuse = reuse or Reuse()
-    known = report.collect(_known_facts(job, facts, broken, reuse, sound=not report.errors))
+    known, fine = yield from judge(_known_facts(job, facts, broken, reuse, sound=sound))
+    readable = _is_fine(broken, "model", "data", "train", "evaluate", "parallelism")
     analysis = None
-    if not _is_fine(broken, "model", "data", "train", "evaluate", "parallelism") or _check(known, report):
-        analysis = report.collect(_analysis(known, reuse))
+    if not readable or (yield from _check(known, sound=sound and fine)):
+        analysis = yield from _analysis(known, reuse)
     if analysis is not None and not broken and limits:
-        report.extend(_check_limits(analysis, reuse, remedies=remedies))
-    report.extend(check_supported(job))
+        yield from _check_limits(analysis, reuse, remedies=remedies)
+    yield from check_supported(job)
     return analysis
 
 
@@ -132,6 +134,7 @@ def _known_facts(
     """
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = workload = model = cuts = None
+    loss_fits = True
     if _is_fine(broken, "devices", "parallelism"):
         if sound:
             yield from warn_of_unknown_count(job.devices, facts.machine)
@@ -143,27 +146,36 @@ def _known_facts(
     if layout and _is_fine(broken, "data", "train"):
         workload = yield from measure_out(job, layout, source)
     if _is_fine(broken, "model", "data.source"):
-        model, cuts = yield from _model(job, layout, facts, source, reuse)
+        (model, cuts), found = yield from recorded(_model(job, layout, facts, source, reuse))
+        loss_fits = not any(diagnostic.code in _MISFITS for diagnostic in found)
     if layout and model:  # the rules, and the search for stages
         stages = layout.sizes["pipeline"] * layout.virtual_stages
         reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
-    return KnownFacts(job=job, facts=facts, source=source, layout=layout, workload=workload, model=model, cuts=cuts)
+    return KnownFacts(
+        job=job,
+        facts=facts,
+        source=source,
+        layout=layout,
+        workload=workload,
+        model=model,
+        cuts=cuts,
+        loss_fits=loss_fits,
+    )
 
 
-def _check(known: KnownFacts, report: Report) -> bool:
-    """Asks the rules; returns whether the ranks can share the batches out."""
-    known = replace(known, loss_fits=not any(error.code in _MISFITS for error in report.errors))
-    shared = report.accepts(check_rules(rule_table.SHARING, known))
+def _check(known: KnownFacts, *, sound: bool) -> Findings[bool]:
+    """Asks the rules; returns whether the ranks can share the batches out. `sound`: the job has no errors so far."""
+    shared = yield from passes(check_rules(rule_table.SHARING, known))
     sharing = known if shared else replace(known, layout=None)
-    report.extend(check_rules(rule_table.JOB, sharing))
-    if not report.errors:
-        report.extend(check_rules(rule_table.UNKNOWNS, sharing))
-    report.extend(check_rules(rule_table.USER_CODE, known))
+    fine = yield from passes(check_rules(rule_table.JOB, sharing))
+    if sound and shared and fine:
+        yield from check_rules(rule_table.UNKNOWNS, sharing)
+    yield from check_rules(rule_table.USER_CODE, known)
     network = known.facts.made
     uncalled = None
     if network is not None:
-        uncalled = report.collect(opaque(network, known.job.model, known.source))
-    report.extend(check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled)))
+        uncalled = yield from opaque(network, known.job.model, known.source)
+    yield from check_rules(rule_table.NETWORK, replace(known, uncalled=uncalled))
     return shared
 
 
@@ -194,7 +206,7 @@ class _Trials:
             self.all = False
             return None, frozenset()
         findings = Report()
-        analysis = analyse(job, self._facts, findings, limits=False, reuse=self._reuse)
+        analysis = findings.collect(analyse(job, self._facts, limits=False, reuse=self._reuse))
         result = analysis, frozenset(finding.code for finding in findings.found)
         self._made.append((job, result))
         return result

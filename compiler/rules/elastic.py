@@ -43,8 +43,7 @@ def analyse_counts(
         if told and reuse.enough and not all_of_them:
             break
         told[count] = Report()
-        of_it = _of_count(job, count)
-        analysis = analyse(of_it, facts, told[count], broken, reuse=reuse)
+        analysis = told[count].collect(analyse(_of_count(job, count), facts, broken, reuse=reuse))
         if analysis is not None and not told[count].errors:
             found[count] = analysis
     known = tuple(sorted(found))

@@ -64,4 +64,4 @@ def analysed(facts: ModelFacts, source: SourceFacts = IMAGES, **blocks: Any) -> 
     network = of(s.PythonNetwork, function="mine:net")
     job = make_job(model=ModelSpec(network=network, loss=c.CrossEntropy()), **blocks)
     report = Report()
-    return analyse(job, Facts(source=source, model=facts), report), report
+    return report.collect(analyse(job, Facts(source=source, model=facts))), report

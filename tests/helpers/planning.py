@@ -20,7 +20,7 @@ def compiled(path: Path, *settings: str, facts: Facts = Facts()) -> Compiled:  #
     loaded = load(str(path), list(settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()
-    analysis = analyse(loaded.job, facts, report)
+    analysis = report.collect(analyse(loaded.job, facts))
     assert analysis is not None and not report.errors, report.errors
     return compile_plan(analysis)
 

@@ -105,7 +105,7 @@ def fitting(draw: st.DrawFn) -> str:
 
 def analysed(job: JobSpec) -> tuple[Report, Analysis | None]:
     report = Report()
-    return report, analyse(job, Facts(), report)
+    return report, report.collect(analyse(job, Facts()))
 
 
 def planned(analysis: Analysis) -> None:

@@ -110,7 +110,8 @@ class PlanSearch:
         try:
             facts, faults = self._facts_of(job)
             report.extend(faults)
-            analysis = analyse(job, facts, report, reuse=self._reuse, remedies=False)
+            sound = not report.errors
+            analysis = report.collect(analyse(job, facts, sound=sound, remedies=False, reuse=self._reuse))
         except TooManyErrors:
             pass
         errors = {error.text_key(): error for error in report.errors}

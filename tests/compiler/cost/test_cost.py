@@ -43,7 +43,7 @@ def analysis_of(
         train=TrainSpec(steps=10, optimizer=optimizer or o.AdamW()),
     )
     report = Report()
-    found = analyse(job, Facts(), report)
+    found = report.collect(analyse(job, Facts()))
     assert found is not None, report.found
     return found
 

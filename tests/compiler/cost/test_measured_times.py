@@ -219,7 +219,7 @@ def test_a_promise_that_cannot_be_checked_names_what_lacks(tmp_path: Path) -> No
     loaded = load(str(tmp_path / "job.plt"), ["expect.step_time<=1s"])
     assert loaded.job is not None
     report = Report()
-    analyse(loaded.job, Facts(), report)
+    report.collect(analyse(loaded.job, Facts()))
     assert [(each.code, each.help) for each in report.found] == [
         ("W0503", "the calibration lacks times of the loss `cross_entropy`")
     ]
@@ -284,7 +284,7 @@ def test_a_broken_calibration_of_the_user_is_named(
         path.write_text(text)
     (tmp_path / "job.plt").write_text(JOB.replace('  catalogue = "here.toml"\n', ""))
     job, report = load(str(tmp_path / "job.plt"), []).job, Report()
-    assert job is not None and analyse(job, Facts(), report) is not None
+    assert job is not None and report.collect(analyse(job, Facts())) is not None
     (warning,) = report.found
     assert warning.code == "W0881" and str(path) in warning.message and said in warning.message
 
@@ -296,6 +296,6 @@ def test_times_of_another_machine_are_named(tmp_path: Path, changed: dict[str, o
     (tmp_path / "here.toml").write_text(calibration_text("cpu", times(tmp_path, **changed), "made by hand"))
     job, report = load(str(tmp_path / "job.plt"), []).job, Report()
     assert job is not None
-    analysis = analyse(job, Facts(), report)
+    analysis = report.collect(analyse(job, Facts()))
     assert [(each.code, said in each.message) for each in report.found] == [("W0880", True)]
     assert analysis is not None and analysis.estimate is not None and analysis.estimate.source == "measured"

@@ -77,7 +77,7 @@ def test_equal_counts_differ_by_one_layer_at_most() -> None:
 
 def analysed(**blocks: object) -> Analysis:
     report = Report()
-    found = analyse(pipelined(**blocks), Facts(), report, limits=False)
+    found = report.collect(analyse(pipelined(**blocks), Facts(), limits=False))
     assert found is not None and not report.errors, [d.message for d in report.errors]
     return found
 
@@ -140,7 +140,7 @@ def test_ranks_without_anything_to_train_are_refused() -> None:
     by_hand = replace(frozen, parallelism=replace(job.parallelism, stages=(4, 4)))
     for changed, wrong in ((frozen, []), (by_hand, ["E0432"])):
         report = Report()
-        analyse(changed, Facts(), report, limits=False)
+        report.collect(analyse(changed, Facts(), limits=False))
         assert [d.code for d in report.errors] == wrong
 
 
@@ -154,7 +154,7 @@ def test_what_a_split_backward_pass_cannot_do(data: int, context: int, schedule:
     )
     job = replace(job, train=replace(job.train, compile=True))
     report = Report()
-    analyse(job, Facts(), report, limits=False)
+    report.collect(analyse(job, Facts(), limits=False))
     assert sorted(d.code for d in report.errors) == ["E0414", "E0430", "E0431"]
 
 

@@ -45,7 +45,7 @@ def test_a_job_is_planned_with_the_figures_of_the_file(tmp_path: Path) -> None:
     loaded = load(str(tmp_path / "made.plt"), [])
     assert loaded.job is not None
     report = Report()
-    analysis = analyse(loaded.job, Facts(), report)
+    analysis = report.collect(analyse(loaded.job, Facts()))
     assert analysis is not None and not report.found, report.found
     card = analysis.layout.hardware
     assert (card.memory, card.link, card.network) == (10**10, 100e9, 50e9)
@@ -96,7 +96,7 @@ def analysed(folder: Path, job: str, cards: str, *settings: str) -> tuple[Analys
     loaded = load(str(folder / "made.plt"), list(settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()
-    return analyse(loaded.job, Facts(), report), report
+    return report.collect(analyse(loaded.job, Facts())), report
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_catalogue_without_the_kind_that_is_used_is_without_effect(tmp_path: P
     loaded = load(str(tmp_path / "made.plt"), [])
     assert loaded.job is not None
     report = Report()
-    analyse(loaded.job, Facts(), report)
+    report.collect(analyse(loaded.job, Facts()))
     assert [d.code for d in report.found] == ["W0423"]
 
 
@@ -178,6 +178,6 @@ def test_stages_of_convolutions_have_no_workspace_of_cublas(last: str, train: st
     loaded = load_text(text)
     assert loaded.job is not None, loaded.report.found
     report = Report()
-    analysis = analyse(loaded.job, Facts(), report)
+    analysis = report.collect(analyse(loaded.job, Facts()))
     assert analysis is not None, report.found
     assert [cost.memory.workspace > 0 for cost in analysis.costs] == stages

@@ -264,7 +264,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.explain import explain
-plan = compile_plan(analyse(load(sys.argv[1]).job, Facts(), Report())).plan
+plan = compile_plan(Report().collect(analyse(load(sys.argv[1]).job, Facts()))).plan
 sys.stdout.buffer.write((plan.text() + draw(plan) + explain(plan)).encode())
 """
 

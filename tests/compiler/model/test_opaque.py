@@ -92,5 +92,7 @@ def test_the_machines_own_memory_counts_in_a_run() -> None:
         parallelism=ParallelismSpec(zero=3),
     )
     report = Report()
-    analysis = analyse(job, Facts(source=IMAGES, model=FACTS, machine=MachineFacts(cores=2, memory=2**20)), report)
+    analysis = report.collect(
+        analyse(job, Facts(source=IMAGES, model=FACTS, machine=MachineFacts(cores=2, memory=2**20)))
+    )
     assert analysis is not None and analysis.model is not None and analysis.model.reset

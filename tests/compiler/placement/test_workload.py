@@ -87,7 +87,7 @@ def test_a_short_batch_that_does_not_come_is_no_fault(
     )
     assert loaded.job is not None
     report = Report()
-    analysis = analyse(loaded.job, Facts(), report)
+    analysis = report.collect(analyse(loaded.job, Facts()))
     assert [d.code for d in report.errors] == ([code] if comes else [])
     if analysis is not None:
         assert (analysis.workload.last, analysis.workload.last_trained, analysis.workload.steps_per_epoch) == (1, 0, 3)
@@ -107,7 +107,7 @@ def test_micro_batches_do_not_hide_the_short_batch() -> None:
     )
     assert loaded.job is not None
     report = Report()
-    analyse(loaded.job, Facts(), report)
+    report.collect(analyse(loaded.job, Facts()))
     assert {d.code for d in report.errors} == {"E0302", "E0307"}
 
 

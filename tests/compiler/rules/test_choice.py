@@ -59,7 +59,7 @@ def load_job(text: str, *changes: str) -> JobSpec:
 
 def checked(text: str, *changes: str) -> tuple[Analysis | None, Report]:
     report = Report()
-    return analyse(load_job(text, *changes), facts_of(text), report), report
+    return report.collect(analyse(load_job(text, *changes), facts_of(text))), report
 
 
 @cache

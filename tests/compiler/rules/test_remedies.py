@@ -34,7 +34,7 @@ def diagnostics(text: str, *changes: str) -> list[Diagnostic]:
     report = Report()
     report.extend(loaded.report.found)
     if loaded.job is not None:
-        analyse(loaded.job, Facts(), report, loaded.broken)
+        report.collect(analyse(loaded.job, Facts(), loaded.broken))
     return report.errors
 
 

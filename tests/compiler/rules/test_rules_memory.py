@@ -37,7 +37,7 @@ def checked(
     loaded = load(str(folder / "made.plt"), list(settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()
-    analysis = analyse(loaded.job, Facts(machine=machine), report)
+    analysis = report.collect(analyse(loaded.job, Facts(machine=machine)))
     assert analysis is not None, report.found
     return report.errors, analysis
 

@@ -33,7 +33,7 @@ train { steps = 8, optimizer = sgd(lr = 0.1) }
 
 def looked_at(**blocks: Any) -> tuple[Analysis | None, list[Diagnostic]]:
     report = Report()
-    return analyse(make_job(**blocks), Facts(), report), report.found
+    return report.collect(analyse(make_job(**blocks), Facts())), report.found
 
 
 def codes(**blocks: Any) -> list[str]:
@@ -94,7 +94,7 @@ def test_arguments_of_warm_ups_that_there_are_not() -> None:
     ):
         loaded, report = load_text(GPT, settings=[text]), Report()
         assert loaded.job is not None
-        analyse(loaded.job, Facts(), report)
+        report.collect(analyse(loaded.job, Facts()))
         assert [d.code for d in report.found] == found, text
 
 

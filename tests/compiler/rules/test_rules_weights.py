@@ -36,7 +36,7 @@ def tensors(prefix: str = "") -> dict[str, torch.Tensor]:
 def told(path: Path, facts: Facts | None = None, **patterns: Any) -> list[Diagnostic]:
     weights = c.Pretrained(path=str(path), **patterns) if patterns else str(path)
     model, report = ModelSpec(network=NETWORK, loss=c.CrossEntropy(), weights=weights), Report()
-    analyse(make_job(model=model), facts or Facts(), report)
+    report.collect(analyse(make_job(model=model), facts or Facts()))
     return report.found
 
 
