@@ -164,9 +164,8 @@ def _estimate(
     message = max(_message(times, cost) for cost in costs)
     if schedule:
         played = timeline(schedule, forward, backward, send=message)
-        if (
-            times.crowd > 1
-        ):  # a rank that waits leaves its core to others, which are then faster than they were measured
+        if times.crowd > 1:
+            # A rank that waits leaves its core to others, which are then faster than they were measured.
             faster = max(1 / times.crowd, fmean(arithmetic) / played.total)
             forward, backward, arithmetic = (
                 [faster * each for each in part] for part in (forward, backward, arithmetic)

@@ -88,15 +88,7 @@ class FittedTimes:
 
     def update(self, pipeline: int) -> float:
         """Returns the seconds of the optimizer on a rank."""
-        staging = self._staging
-        layers = [staging.model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]
-        numbers = sum(
-            parameter.count
-            for layer in layers
-            for parameter in layer.parameters
-            if not parameter.tied_to and parameter.name in staging.trained
-        )
-        return self._core_share * self._fit.update * numbers / staging.sharding.shards
+        return self._core_share * self._fit.update * self._staging.updated_numbers(pipeline)
 
     def data(self, samples: float) -> float:
         """Returns 0: the making of samples is a part of what a step takes for itself."""

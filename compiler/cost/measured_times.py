@@ -73,15 +73,7 @@ class MeasuredTimes:
 
     def update(self, pipeline: int) -> float:
         """Returns the seconds of the optimizer on a rank."""
-        staging, trained = self._staging, self._staging.trained
-        numbers = sum(
-            parameter.count
-            for stage in staging.stages_of(pipeline)
-            for layer in (staging.model.of_a_rank[n] for n in staging.stages[stage])
-            for parameter in layer.parameters
-            if not parameter.tied_to and parameter.name in trained
-        )
-        return self._calibration.updates[update_of(staging)] * numbers / staging.sharding.shards
+        return self._calibration.updates[update_of(self._staging)] * self._staging.updated_numbers(pipeline)
 
     @property
     def crowd(self) -> float:

@@ -142,10 +142,7 @@ class PublishedTimes:
 
     def update(self, pipeline: int) -> float:
         """Returns the seconds of the optimizer on a rank."""
-        staging = self._staging
-        layers = [staging.model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]
-        numbers = sum(q.count for layer in layers for q in layer.parameters if q.name in staging.trained)
-        return UPDATE_BYTES * numbers / staging.sharding.shards / self._rates.update
+        return UPDATE_BYTES * self._staging.updated_numbers(pipeline) / self._rates.update
 
     def data(self, samples: float) -> float:
         """Returns 0: workers make the samples meanwhile."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from math import inf
+from typing import TypeVar
 
 from dslc.compiler.ir.codec import DecodeError, from_json, to_json
 from dslc.compiler.ir.nodes import LayerNode
@@ -70,9 +71,8 @@ class Calibration(Record):
 
     @property
     def digest(self) -> str:
-        """The name of the calibration by its content, however its file is laid out."""
-        text = json.dumps(to_json(self), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        """The name of the calibration by its content."""
+        return _digest(self)
 
 
 CONSTANTS = ("flop", "convolution", "byte", "kernel", "latency", "link", "update", "step")  # of a RunFit
@@ -102,7 +102,15 @@ class RunFit(Record):
     @property
     def digest(self) -> str:
         """The name of the fit by its content."""
-        return hashlib.blake2b(json.dumps(to_json(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+        return _digest(self)
+
+
+Times = TypeVar("Times", Calibration, RunFit)
+
+
+def _digest(times: Calibration | RunFit) -> str:
+    """Returns the name of times by their content, however their file is laid out."""
+    return hashlib.blake2b(json.dumps(to_json(times), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def with_constants(fit: RunFit, constants: Mapping[str, float]) -> RunFit:
@@ -110,12 +118,21 @@ def with_constants(fit: RunFit, constants: Mapping[str, float]) -> RunFit:
     return from_json(RunFit, {**to_json(fit), **constants})
 
 
-def check_fit(fit: RunFit) -> RunFit:
-    """Returns the fit. Raises DecodeError if a constant of it is negative, or not finite."""
-    wrong = next((name for name in (*CONSTANTS, "error") if not 0 <= getattr(fit, name) < inf), None)
+def read_times(kind: type[Times], data: object) -> Times:
+    """Returns times from plain data. Raises DecodeError if these are of another form, negative, or not finite."""
+    times = from_json(kind, data)
+    wrong = next((number for number in _numbers(to_json(times)) if not 0 <= number < inf), None)
     if wrong is not None:
-        raise DecodeError(f"{wrong} is {getattr(fit, wrong)}, which is no time")
-    return fit
+        raise DecodeError(f"{wrong} is no time")
+    return times
+
+
+def _numbers(data: object) -> Iterator[float]:
+    if isinstance(data, Mapping | list | tuple):
+        for value in data.values() if isinstance(data, Mapping) else data:
+            yield from _numbers(value)
+    elif isinstance(data, int | float):
+        yield data
 
 
 def fit_text(kind: str, fit: RunFit, heading: str) -> str:
@@ -200,30 +217,6 @@ def merge_calibrations(older: Calibration, newer: Calibration) -> Calibration:
         overlap={**older.overlap, **newer.overlap},
         rest={**older.rest, **newer.rest},
     )
-
-
-def check_times(calibration: Calibration) -> Calibration:
-    """Returns the calibration. Raises DecodeError if a time in it is negative, or not finite."""
-    passes = [
-        time
-        for table in (calibration.layers, calibration.losses)
-        for layer in table.values()
-        for each in (layer.forward, layer.backward)
-        for time in (each.fixed, each.each)
-    ]
-    collectives = [time for each in calibration.collectives.values() for time in (each.latency, each.byte)]
-    times = [
-        *passes,
-        *collectives,
-        *calibration.updates.values(),
-        *calibration.data.values(),
-        *calibration.overlap.values(),
-        *calibration.rest.values(),
-    ]
-    wrong = next((time for time in times if not 0 <= time < inf), None)
-    if wrong is not None:
-        raise DecodeError(f"{wrong} is no time")
-    return calibration
 
 
 def calibration_text(kind: str, calibration: Calibration, heading: str) -> str:

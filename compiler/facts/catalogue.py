@@ -26,8 +26,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dslc.compiler.facts.calibration import Calibration, RunFit, check_fit, check_times
+from dslc.compiler.facts.calibration import Calibration, RunFit, Times, read_times
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
+from dslc.compiler.ir.codec import DecodeError
 from dslc.compiler.ir.number_text import path_text
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
 from dslc.dsl.diagnostics import Diagnostic, Findings
@@ -105,10 +106,10 @@ def _kind(kind: str, table: Any, source: Source) -> Findings[Hardware | None]:
             figures[key] = yield from _share(value, span)
             continue
         if key == "calibration":
-            figures[key] = yield from _calibration(value, span)
+            figures[key] = yield from _times(Calibration, key, value, span)
             continue
         if key == "fit":
-            figures[key] = yield from _fit(value, span)
+            figures[key] = yield from _times(RunFit, key, value, span)
             continue
         if key == "device":
             figures["cpu"] = yield from _is_cpu(value, base, span)
@@ -137,29 +138,14 @@ def _kind(kind: str, table: Any, source: Source) -> Findings[Hardware | None]:
     return replace(base, **figures)
 
 
-def _calibration(value: object, span: Span) -> Findings[Calibration | None]:
+def _times(kind: type[Times], key: str, value: object, span: Span) -> Findings[Times | None]:
     """Returns the times that a catalogue holds; None if they are damaged."""
-    from dslc.compiler.ir.codec import DecodeError, from_json  # here: few jobs have a calibration
-
     try:
-        return check_times(from_json(Calibration, value))
+        return read_times(kind, value)
     except DecodeError as error:
-        reason = str(error).removeprefix("Calibration.")
-        yield Diagnostic(
-            "E0422", f"`calibration` is damaged: {reason}", span, help="`dslc calibrate JOB` writes it anew"
-        )
-        return None
-
-
-def _fit(value: object, span: Span) -> Findings[RunFit | None]:
-    """Returns the constants that a catalogue holds; None if they are damaged."""
-    from dslc.compiler.ir.codec import DecodeError, from_json  # here: few jobs have a fit
-
-    try:
-        return check_fit(from_json(RunFit, value))
-    except DecodeError as error:
-        reason = str(error).removeprefix("RunFit.")
-        yield Diagnostic("E0422", f"`fit` is damaged: {reason}", span, help="`dslc calibrate` writes it anew")
+        reason = str(error).removeprefix(f"{kind.__name__}.")
+        command = "dslc calibrate JOB" if kind is Calibration else "dslc calibrate"
+        yield Diagnostic("E0422", f"`{key}` is damaged: {reason}", span, help=f"`{command}` writes it anew")
         return None
 
 

@@ -70,6 +70,12 @@ class Staging(Record):
         """Returns the stages of the ranks at a pipeline coordinate."""
         return tuple(stage for stage, rank in enumerate(self.placement) if rank == pipeline)
 
+    def updated_numbers(self, pipeline: int) -> float:
+        """Returns how many numbers of parameters a rank at a pipeline coordinate updates."""
+        layers = [self.model.of_a_rank[n] for stage in self.stages_of(pipeline) for n in self.stages[stage]]
+        trained = sum(q.count for layer in layers for q in layer.parameters if q.name in self.trained)
+        return trained / self.sharding.shards
+
 
 def first_trained_stage(job: JobSpec, model: ModelGraph, stages: Sequence[range]) -> int:
     """Returns the first stage with a parameter that trains. A parameter of no layer may be used by any stage."""

@@ -39,10 +39,11 @@ from torch.nn.parallel import DistributedDataParallel
 from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure.device_clock import DeviceClock, Mark
+from dslc.runtime.process.records import PHASES
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import Between
 
-NAMES = ("data", "passes", "exposed", "update", "host", "rank_wait")
+NAMES = (*PHASES, "rank_wait")
 LAPS = 1000  # logged steps whose phases a rank keeps for the report
 
 Item = TypeVar("Item")

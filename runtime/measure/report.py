@@ -10,7 +10,7 @@ Contract: report.json is written by every run that trained to its end or was sto
     steps       {planned, done}
     step_time   {predicted, source, measured, calibrate}, seconds; measured: the median over the logged steps after the
                 first. It excludes evaluation, and includes the delay of a checkpoint in between. `source` is where the
-                prediction comes from (bound, estimated, published, measured), and `calibrate` the command that
+                prediction comes from (bound, estimated, published, fitted, measured), and `calibrate` the command that
                 measures anew what predictions rest on
     ranks       for each rank
         rank

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from dslc.compiler.ir.number_text import percent_text, time_text
 from dslc.compiler.ir.program import JobProgram, StepPhases
-from dslc.runtime.measure.phases import comparisons, exposed_within, host_names, shows_exposed
+from dslc.runtime.measure.phases import NAMES, comparisons, exposed_within, host_names, shows_exposed
 from dslc.runtime.process.records import PHASES
 
 SLOW = 1.2
@@ -66,9 +66,7 @@ def folded(phases: StepPhases, within: str) -> StepPhases:
 
 def median_phases(laps: Sequence[StepPhases]) -> StepPhases:
     """Returns the median of each phase."""
-    return StepPhases(
-        **{name: statistics.median(getattr(lap, name) for lap in laps) for name in (*PHASES, "rank_wait")}
-    )
+    return StepPhases(**{name: statistics.median(getattr(lap, name) for lap in laps) for name in NAMES})
 
 
 def phase_at_fault(measured: StepPhases, expected: StepPhases) -> str | None:

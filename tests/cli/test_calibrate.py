@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -159,6 +161,30 @@ def test_an_interrupted_calibration_leaves_nothing(tmp_path: Path, stage: str) -
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate()
     assert run.returncode == 130 and "the calibration was interrupted: nothing is written" in errors
+    assert not [path for name in ("dslc*", "here*") for path in tmp_path.glob(name)]
+
+
+@pytest.mark.processes
+def test_a_terminal_shows_a_bar_and_ctrl_c_ends_the_ranks_too(tmp_path: Path) -> None:
+    (tmp_path / "made.plt").write_text(JOB)
+    environ = os.environ | {"TMPDIR": str(tmp_path), "TERM": "xterm"}
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execve(DSLC, [str(DSLC), "calibrate", "made.plt", "-o", "here.toml"], environ)
+    screen = b""
+    while b"passes over" not in screen:
+        screen += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")  # to all processes of the terminal
+    with contextlib.suppress(OSError):  # the terminal of a process that has ended
+        while text := os.read(terminal, 4096):
+            screen += text
+    shown = screen.decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130, shown
+    assert (
+        "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in shown and "the calibration was interrupted: nothing is written" in shown
+    )
+    assert "Traceback" not in shown
     assert not [path for name in ("dslc*", "here*") for path in tmp_path.glob(name)]
 
 
