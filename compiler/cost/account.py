@@ -91,17 +91,18 @@ class _Account:
 
     def _state(self) -> MemoryNode:
         layout, sharding = self._layout, self._sharding
-        own = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
-        train = [q for q in own if q.name in self._trained]
+        parameters_here = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
+        train = [q for q in parameters_here if q.name in self._trained]
         shards = sharding.shards if sharding.engine == "fsdp" else 1
-        parameters = 4 * sum(share(q, shards) for q in own)
-        rank, self._updated = 0, [(q, share(q, shards)) for q in own if q.name in self._used]
+        parameters = 4 * sum(share(q, shards) for q in parameters_here)
+        rank, self._updated = 0, [(q, share(q, shards)) for q in parameters_here if q.name in self._used]
         if sharding.engine == "zero1":
             dealt = self._dealt()
-            held = [
-                (self._optimizer_state_bytes(each), sum(numbers for _, numbers in each), len(each)) for each in dealt
+            state_sizes = [
+                (self._optimizer_state_bytes(updated), sum(numbers for _, numbers in updated), len(updated))
+                for updated in dealt
             ]
-            rank = max(range(len(dealt)), key=held.__getitem__)
+            rank = max(range(len(dealt)), key=state_sizes.__getitem__)
             self._updated = dealt[rank]
         optimizer = self._optimizer_state_bytes(self._updated)
         average = 4 * sum(share(q, shards) for q in train) if self._averages else 0
@@ -146,8 +147,8 @@ class _Account:
         """Returns the bytes of a step's samples, which go to a GPU at once; tokens are their own targets."""
         if self._layout.device == "cpu":
             return 0
-        each = self._model.input
-        return self._samples_of_a_step * each.bytes * (2 if each.dtype == "int64" else 1)
+        sample = self._model.input
+        return self._samples_of_a_step * sample.bytes * (2 if sample.dtype == "int64" else 1)
 
     def _mask_of_documents(self) -> int:
         """Returns the bytes of the mask that keeps attention within documents, which all layers of a pass share: a
@@ -182,14 +183,14 @@ class _Account:
         job, sharding, shards = self._job, self._sharding, self._sharding.shards
         later, staged = microbatch > 0, self._layout.sizes["pipeline"] > 1
         if sharding.engine != "fsdp":
-            held = microbatch + 1 < self._layout.microbatches
+            waits = microbatch + 1 < self._layout.microbatches
             buckets = sharding.engine in ("ddp", "zero1")
-            return UnshardedMemory(trains=self._rank.trains, buckets=buckets, earlier=later, held=held, staged=staged)
-        unit_of, own = self._rank.units
+            return UnshardedMemory(trains=self._rank.trains, buckets=buckets, earlier=later, held=waits, staged=staged)
+        unit_of, unit_parameters = self._rank.units
         return ShardedMemory(
             unit_of=unit_of,
             trains=self._rank.trains,
-            shard=[self._rank.numbers(unit, shards) for unit in own],
+            shard=[self._rank.numbers(unit, shards) for unit in unit_parameters],
             parts=shards,
             element=2 if low_copy(job) else 4,
             accumulate=sharding.accumulate,
@@ -213,46 +214,54 @@ class _Account:
             self._before.append(self._before[-1] + (0 if "activations" in self._moved else layer.kept))
             self._copies.append(self._copies[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0, phase="rest")
-        last = self._layout.microbatches - 1
-        if self._whole is not None and last:
+        last_microbatch = self._layout.microbatches - 1
+        if self._whole is not None and last_microbatch:
             self._forward_all_microbatches(self._whole)
-        before = [last - 1] if self._sharding.engine not in ("none", "local") and last else []
+        second_last = (
+            [last_microbatch - 1] if self._sharding.engine not in ("none", "local") and last_microbatch else []
+        )
         kinds = {kind for stage in self._stages for kind in stage.kinds}
-        for microbatch in sorted({0, last, *before}):
+        for microbatch in sorted({0, last_microbatch, *second_last}):
             for split in (False, True) if "I" in kinds and "B" in kinds else ("I" in kinds,):
                 self._walk(microbatch, split)
         self._others = self._first = 0
-        self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes(), phase="point")
+        self._stop(
+            "optimizer step", None, self._engine(last_microbatch).update(), 0, self._update_bytes(), phase="point"
+        )
         exchange = self._sharding.exchange
         if exchange is not None and self._sharding.engine != "fsdp":
             if self._steps is None or exchange.first_step <= self._steps:
-                gradients = self._engine(last).update() if exchange.agrees is not Payload.WEIGHTS else 0
+                gradients = self._engine(last_microbatch).update() if exchange.agrees is not Payload.WEIGHTS else 0
                 passing = passing_bytes(exchange, self._exchanged)
                 self._stop("exchange", None, gradients, passing, 0, phase="point")
             if summed := summed_bytes(exchange, self._exchanged):
-                gradients = self._engine(last).update()
+                gradients = self._engine(last_microbatch).update()
                 self._stop("exact sum of gradients", None, gradients, summed, 0, phase="point")
         return self._peak_node()
 
-    def _enter(self, stage: StageMemory, kind: str, beside: int) -> None:
+    def _enter(self, stage: StageMemory, kind: str, beside_bytes: int) -> None:
         """Enters an action of a stage, beside which the rank holds these bytes."""
         self._first = stage.layers.start
-        self._others = beside + self._mask_of_documents() + (self._whole.gradients if self._whole is not None else 0)
+        self._others = (
+            beside_bytes + self._mask_of_documents() + (self._whole.gradients if self._whole is not None else 0)
+        )
         if kind in ("B", "I") and stage.of_loss:
             self._others += stage.output
 
-    def _actions(self, stage: StageMemory, kind: str, later: bool, last: bool = False) -> Sequence[ActionMemory]:
+    def _actions(self, stage: StageMemory, kind: str, later: bool, is_final: bool = False) -> Sequence[ActionMemory]:
         """Returns the actions of a kind; where the stage has none, one that no peak is in."""
         if not stage.actions:
             return (ActionMemory(0),)
-        if found := stage.actions.get((kind, later, last and self._sharding.engine == "fsdp")):
-            return found
-        others = [found[0] for (other, _, _), found in stage.actions.items() if (other == "F") == (kind == "F")]
-        return (others[0]._replace(beside=NEVER),)
+        if stage_actions := stage.actions.get((kind, later, is_final and self._sharding.engine == "fsdp")):
+            return stage_actions
+        alternatives = [
+            actions[0] for (other_kind, _, _), actions in stage.actions.items() if (other_kind == "F") == (kind == "F")
+        ]
+        return (alternatives[0]._replace(beside=NEVER),)
 
     def _walk(self, microbatch: int, split: bool) -> None:
         """Walks one micro-batch, forward and backward, the latter in two halves if `split`."""
-        engine, later, last = self._engine(microbatch), microbatch > 0, microbatch + 1 == self._layout.microbatches
+        engine, later, is_final = self._engine(microbatch), microbatch > 0, microbatch + 1 == self._layout.microbatches
         for stage in self._stages:
             for action in self._actions(stage, "F", later):
                 self._enter(stage, "F", action.beside)
@@ -261,20 +270,20 @@ class _Account:
                     self._loss(gradients, engine.communication, self._activations_before(stage.layers.stop))
         for stage in reversed(self._stages):
             kind, halves = stage.backward if split else "B", split and stage.splits
-            before = engine
-            for action in self._actions(stage, kind, later, last and not halves):
-                engine = copy(before)
+            engine_before = engine
+            for action in self._actions(stage, kind, later, is_final and not halves):
+                engine = copy(engine_before)
                 self._enter(stage, kind, action.beside)
                 gradients = engine.begin(action.gathered, stage.layers, action.gradients)
                 if self._is_end(stage):
-                    kept = self._activations_before(stage.layers.stop)
-                    self._backward_of_loss(gradients, engine.communication, kept)
+                    activations = self._activations_before(stage.layers.stop)
+                    self._backward_of_loss(gradients, engine.communication, activations)
                 if halves:
                     self._walk_first_half(stage, engine, gradients)
                 else:
                     self._walk_backward(stage, engine, gradients)
-            for action in self._actions(stage, "W", later, last) if halves else ():
-                engine = copy(before)
+            for action in self._actions(stage, "W", later, is_final) if halves else ():
+                engine = copy(engine_before)
                 self._enter(stage, "W", action.beside)
                 engine.begin(action.gathered, stage.layers, action.gradients)
                 self._walk_second_half(stage, engine)
@@ -288,48 +297,50 @@ class _Account:
         gradients = engine.begin(action.gathered, stage.layers, action.gradients)
         for n in stage.layers:
             layer = self._bytes[n]
-            gradients, before = engine.forward(n), self._activations_before(n)
+            gradients, earlier_bytes = engine.forward(n), self._activations_before(n)
             if engine.passing:
-                when = f"all-gather before the forward pass of {self._name(n)}"
-                held = before + (layer.input if n else 0)
-                self._stop(when, n, gradients, engine.communication + engine.passing, held)
-            held = before + layer.copies + layer.forward
-            self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
+                label = f"all-gather before the forward pass of {self._name(n)}"
+                activations = earlier_bytes + (layer.input if n else 0)
+                self._stop(label, n, gradients, engine.communication + engine.passing, activations)
+            activations = earlier_bytes + layer.copies + layer.forward
+            self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, activations)
         engine.end()
         return gradients
 
     def _activations_before(self, layer: int) -> int:
         """Returns what the layers of the stage before this one keep."""
-        first = self._first
-        return self._before[layer] - self._before[first] + self._copies[layer] - self._copies[first]
+        first_layer = self._first
+        return self._before[layer] - self._before[first_layer] + self._copies[layer] - self._copies[first_layer]
 
     def _walk_backward(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, gradients: int) -> None:
         """Walks the backward pass of a stage, before which it has these gradients of weights."""
         for n in reversed(stage.layers):
             layer = self._bytes[n]
-            held = self._activations_before(n) + layer.copies
+            activations = self._activations_before(n) + layer.copies
             if not layer.backward:  # only what waits for the end of the backward pass happens here
-                gradients = self._leave(engine, n, held, gradients, last=n == self._first)
+                gradients = self._leave(engine, n, activations, gradients, is_final=n == self._first)
                 continue
             gradients, passing = engine.backward(n, IDLE), engine.passing
             if passing:
-                when = f"all-gather before the backward pass of {self._name(n)}"
-                self._stop(when, n, gradients, engine.communication + passing, held + layer.kept + layer.output)
+                label = f"all-gather before the backward pass of {self._name(n)}"
+                self._stop(label, n, gradients, engine.communication + passing, activations + layer.kept + layer.output)
             for moment in layer.backward:
-                when = f"backward pass of {self._name(n)}"
-                made = engine.backward(n, moment)
-                self._stop(when, n, made, engine.communication, held + moment.bytes + engine.beside)
+                label = f"backward pass of {self._name(n)}"
+                new_gradients = engine.backward(n, moment)
+                self._stop(label, n, new_gradients, engine.communication, activations + moment.bytes + engine.beside)
             if layer.again:
-                when = f"forward pass of {self._name(n)}, again"
-                self._stop(when, n, gradients, engine.communication, held + layer.again)
-            held = self._before[n] - self._before[self._first] + (layer.input if n else 0)
-            gradients = self._leave(engine, n, held, gradients, last=n == self._first)
+                label = f"forward pass of {self._name(n)}, again"
+                self._stop(label, n, gradients, engine.communication, activations + layer.again)
+            activations = self._before[n] - self._before[self._first] + (layer.input if n else 0)
+            gradients = self._leave(engine, n, activations, gradients, is_final=n == self._first)
 
-    def _leave(self, engine: UnshardedMemory | ShardedMemory, n: int, held: int, gradients: int, *, last: bool) -> int:
-        """Leaves a layer in the backward pass, the `last` of the action; returns the gradients of weights after it."""
-        for gradients in engine.leave(n, last):
-            when = f"reduce-scatter after the backward pass of {self._name(n)}"
-            self._stop(when, n, gradients, engine.communication + engine.passing, held)
+    def _leave(
+        self, engine: UnshardedMemory | ShardedMemory, n: int, activations: int, gradients: int, *, is_final: bool
+    ) -> int:
+        """Leaves a layer in the backward pass; returns the gradients of weights. `is_final`: the action ends."""
+        for gradients in engine.leave(n, is_final):
+            label = f"reduce-scatter after the backward pass of {self._name(n)}"
+            self._stop(label, n, gradients, engine.communication + engine.passing, activations)
         return gradients
 
     def _walk_first_half(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, gradients: int) -> None:
@@ -337,7 +348,7 @@ class _Account:
         need.
         """
         # The output is counted beside the action, or its gradient lies where this stage receives.
-        kept = self._activations_before(stage.layers.stop) + stage.of_loss - stage.output
+        activations = self._activations_before(stage.layers.stop) + stage.of_loss - stage.output
         for n in reversed(stage.layers):
             layer, half = self._bytes[n], self._rank.halves(n)
             if not layer.backward:
@@ -345,55 +356,55 @@ class _Account:
             most = half.first
             if layer.again:
                 most = max(moment.bytes for moment in layer.backward) - layer.kept
-                when = f"forward pass of {self._name(n)}, again"
-                self._stop(when, n, gradients, engine.communication, kept + layer.again)
-            self._stop(f"backward pass of {self._name(n)}", n, gradients, engine.communication, kept + most)
-            kept += half.gradients
+                label = f"forward pass of {self._name(n)}, again"
+                self._stop(label, n, gradients, engine.communication, activations + layer.again)
+            self._stop(f"backward pass of {self._name(n)}", n, gradients, engine.communication, activations + most)
+            activations += half.gradients
 
     def _walk_second_half(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory) -> None:
         """Walks the half that makes gradients of weights, in forward order."""
-        kept, gradients = stage.between, 0
+        activations, gradients = stage.between, 0
         for n in stage.layers:
             layer, half = self._bytes[n], self._rank.halves(n)
             gradients = engine.backward(n, IDLE)
             for moment in half.moments if layer.backward else ():
                 gradients = engine.backward(n, moment)
-                held = kept - (0 if layer.again else moment.bytes) + engine.beside
-                self._stop(SECOND_HALF, None, gradients, engine.communication, held, phase="point")
+                held_bytes = activations - (0 if layer.again else moment.bytes) + engine.beside
+                self._stop(SECOND_HALF, None, gradients, engine.communication, held_bytes, phase="point")
             if layer.backward and layer.again:
-                held = kept + half.most
-                self._stop(SECOND_HALF, None, gradients, engine.communication, held, phase="point")
-                kept += half.left
+                held_bytes = activations + half.most
+                self._stop(SECOND_HALF, None, gradients, engine.communication, held_bytes, phase="point")
+                activations += half.left
             elif layer.backward:
-                kept -= half.freed
-            gradients = self._leave(engine, n, kept, gradients, last=n + 1 == stage.layers.stop)
+                activations -= half.freed
+            gradients = self._leave(engine, n, activations, gradients, is_final=n + 1 == stage.layers.stop)
 
-    def _forward_all_microbatches(self, found: LossBytes) -> None:
+    def _forward_all_microbatches(self, loss: LossBytes) -> None:
         """Makes the outputs of all micro-batches, keeps nothing else of their passes, and makes their loss."""
         engine = self._engine(0)
         (stage,) = self._stages
         gradients = engine.begin(self._actions(stage, "F", False)[0].gathered, stage.layers, 0)
         for n, layer in enumerate(self._bytes):
             gradients = engine.forward(n)
-            passing = layer.copies + layer.input + layer.output + found.outputs // 2
-            when = f"forward pass of {self._name(n)}, ahead"
-            self._stop(when, None, gradients, engine.communication, passing, by_layer=False)
+            passing = layer.copies + layer.input + layer.output + loss.outputs // 2
+            label = f"forward pass of {self._name(n)}, ahead"
+            self._stop(label, None, gradients, engine.communication, passing, by_layer=False)
         engine.end()
         communication = engine.communication
-        held = found.outputs + max(found.forward, found.backward)
-        self._stop("loss of all micro-batches", None, gradients, communication, held, phase="point")
+        held_bytes = loss.outputs + max(loss.forward, loss.backward)
+        self._stop("loss of all micro-batches", None, gradients, communication, held_bytes, phase="point")
 
-    def _loss(self, gradients: int, communication: int, kept: int) -> None:
+    def _loss(self, gradients: int, communication: int, activations: int) -> None:
         forward = int(self._samples * loss_bytes(self._job, self._model)[0])
         if self._whole is not None and self._layout.microbatches == 1:
             forward = self._whole.forward
-        self._stop("loss", None, gradients, communication, kept + forward, phase="point", by_layer=True)
+        self._stop("loss", None, gradients, communication, activations + forward, phase="point", by_layer=True)
 
-    def _backward_of_loss(self, gradients: int, communication: int, kept: int) -> None:
+    def _backward_of_loss(self, gradients: int, communication: int, activations: int) -> None:
         most = int(self._samples * max(loss_bytes(self._job, self._model)[1:]))
         if self._whole is not None and self._layout.microbatches == 1:
             most = self._whole.backward
-        self._stop("backward pass of the loss", None, gradients, communication, kept + most)
+        self._stop("backward pass of the loss", None, gradients, communication, activations + most)
 
     def _update_bytes(self) -> int:
         """Returns the optimizer's temporary bytes: without a fused kernel, some numbers for each that it updates."""
@@ -414,7 +425,7 @@ class _Account:
 
     def _stop(
         self,
-        when: str,
+        label: str,
         layer: int | None,
         gradients: int,
         communication: int,
@@ -424,29 +435,31 @@ class _Account:
         by_layer: bool | None = None,
     ) -> None:
         """Notes a moment of the step. `by_layer`: the layers before `layer`, or all, keep their activations then."""
-        held = activations + self._others
-        total = self._always + gradients + communication + held
+        held_bytes = activations + self._others
+        total = self._always + gradients + communication + held_bytes
         if total <= self._most:
             return
         self._most = total
         by_layer = phase == "pass" if by_layer is None else by_layer
-        there = (len(self._bytes) if layer is None else layer) if by_layer else None
-        self._peak = (when, phase, self._first, there, gradients, communication, activations, self._others)
+        layers_before = (len(self._bytes) if layer is None else layer) if by_layer else None
+        self._peak = (label, phase, self._first, layers_before, gradients, communication, activations, self._others)
 
     def _peak_node(self) -> MemoryNode:
         state = self._rest
-        when, phase, first, there, gradients, communication, activations, others = self._peak
-        shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(first, there or 0)]
-        if there is not None:
-            at = "loss" if there == len(self._bytes) else self._name(there)
-            shares.append((at, activations - self._before[there] + self._before[first]))
+        label, phase, first_layer, layers_before, gradients, communication, activations, other_stages = self._peak
+        shares = [
+            (self._name(n), self._before[n + 1] - self._before[n]) for n in range(first_layer, layers_before or 0)
+        ]
+        if layers_before is not None:
+            loss_or_layer = "loss" if layers_before == len(self._bytes) else self._name(layers_before)
+            shares.append((loss_or_layer, activations - self._before[layers_before] + self._before[first_layer]))
         most = sorted(shares, key=lambda share: -share[1])[:MOST_LAYERS]
         return replace(
             state,
             gradients=gradients,
             communication=state.communication + communication,
-            activations=state.activations + activations + others,
-            when=when,
+            activations=state.activations + activations + other_stages,
+            when=label,
             phase=phase,
             layers=tuple(LayerShare(name=name, bytes=size) for name, size in most if size > 0),
             rest=state.peak,

@@ -31,65 +31,70 @@ from dslc.compiler.placement.staging import Staging
 def calibration_of(
     staging: Staging,
     costs: tuple[RankCost, ...],
-    measured: Sequence[RankMeasurement],
+    measurements: Sequence[RankMeasurement],
     step: float | None,
-    known: Calibration,
+    known_times: Calibration,
 ) -> Calibration:
-    """Returns the times of the slowest rank, added to those `known` from other plans of the job, which stay.
+    """Returns the times of the slowest rank, added to those `known_times` from other plans of the job, which stay.
     `step` is the time of the job's own step, if it was measured.
     """
     kind, model = arithmetic(staging), staging.model
-    passes = [_slowest([rank.passes[at] for rank in measured]) for at in range(2)]
+    passes = [_slowest([rank.passes[size] for rank in measurements]) for size in range(2)]
     layers: dict[str, list[LayerTime]] = {}
     for layer in model.of_a_rank:
         layers.setdefault(layer_signature(layer, kind), []).append(_layer_time(passes, layer.name))
     collectives = {}
-    for exchanges in zip(*(rank.collectives for rank in measured), strict=True):
-        first = exchanges[0]
-        few, many = (max(rank.seconds[at] for rank in exchanges) for at in (0, 1))
-        line = _line_through((first.bytes[0], few), (first.bytes[1], many))
-        collectives[collective_name(first.operation, first.ranks, across=first.across)] = CollectiveTime(
+    for exchanges in zip(*(rank.collectives for rank in measurements), strict=True):
+        exchange = exchanges[0]
+        few, many = (max(rank.seconds[size] for rank in exchanges) for size in (0, 1))
+        line = _line_through((exchange.bytes[0], few), (exchange.bytes[1], many))
+        collectives[collective_name(exchange.operation, exchange.ranks, across=exchange.across)] = CollectiveTime(
             latency=line.fixed, byte=line.each
         )
-    found = replace(
-        known,
+    calibration = replace(
+        known_times,
         layers={name: _mean(times) for name, times in layers.items()},
         losses={loss_signature(staging.job.model.loss.word, model.output, kind): _layer_time(passes, "")},
-        updates={update_of(staging): max(rank.update / max(1, rank.parameters) for rank in measured)},
+        updates={update_of(staging): max(rank.update / max(1, rank.parameters) for rank in measurements)},
         collectives=collectives,
-        data={source_of(staging): max(rank.data for rank in measured)},
-        overlap={network_of(staging): min(rank.overlap for rank in measured)},
+        data={source_of(staging): max(rank.data for rank in measurements)},
+        overlap={network_of(staging): min(rank.overlap for rank in measurements)},
     )
-    return _fitted(staging, costs, merge_calibrations(found, known), step, known)
+    return _fitted(staging, costs, merge_calibrations(calibration, known_times), step, known_times)
 
 
 def _fitted(
-    staging: Staging, costs: tuple[RankCost, ...], calibration: Calibration, step: float | None, known: Calibration
+    staging: Staging,
+    costs: tuple[RankCost, ...],
+    calibration: Calibration,
+    step: float | None,
+    known_times: Calibration,
 ) -> Calibration:
     """Returns the calibration by which the job's own step takes as long as it did.
 
     What the step took beyond its parts is its `rest`. A step that took less than its parts shows that these were
-    measured beside other work: the times of layers that were not `known` are scaled down, to half of them at most.
+    measured beside other work: the times of layers without `known_times` are scaled down, to half of them at most.
     """
-    calibration = replace(calibration, rest={**known.rest, rest_of(staging): 0.0})
+    calibration = replace(calibration, rest={**known_times.rest, rest_of(staging): 0.0})
     hardware = replace(staging.layout.hardware, calibration=calibration)
     predicted = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
     if step is None or predicted.step_time is None:
         return calibration
-    beyond = step - predicted.step_time
-    if beyond >= 0 or not predicted.arithmetic:
-        return replace(calibration, rest={**known.rest, rest_of(staging): max(0.0, beyond)})
-    factor = max(0.5, 1 + beyond / predicted.arithmetic)
+    excess = step - predicted.step_time
+    if excess >= 0 or not predicted.arithmetic:
+        return replace(calibration, rest={**known_times.rest, rest_of(staging): max(0.0, excess)})
+    factor = max(0.5, 1 + excess / predicted.arithmetic)
     return replace(
         calibration,
-        layers={name: _scaled(time, factor) for name, time in calibration.layers.items()} | dict(known.layers),
-        losses={name: _scaled(time, factor) for name, time in calibration.losses.items()} | dict(known.losses),
+        layers={name: _scaled(time, factor) for name, time in calibration.layers.items()} | dict(known_times.layers),
+        losses={name: _scaled(time, factor) for name, time in calibration.losses.items()} | dict(known_times.losses),
     )
 
 
 def _scaled(time: LayerTime, factor: float) -> LayerTime:
     forward, backward = (
-        PassTime(fixed=factor * each.fixed, each=factor * each.each) for each in (time.forward, time.backward)
+        PassTime(fixed=factor * time_of_pass.fixed, each=factor * time_of_pass.each)
+        for time_of_pass in (time.forward, time.backward)
     )
     return LayerTime(forward=forward, backward=backward)
 
@@ -100,21 +105,26 @@ def _slowest(ranks: Sequence[tuple[int, Passes]]) -> tuple[int, Passes]:
 
 
 def _layer_time(passes: Sequence[tuple[int, Passes]], name: str) -> LayerTime:
-    one, other = ((samples, by_layer.get(name, (0.0, 0.0))) for samples, by_layer in passes)
-    forward, backward = (_line_through((one[0], one[1][way]), (other[0], other[1][way])) for way in (0, 1))
+    one, another = ((samples, by_layer.get(name, (0.0, 0.0))) for samples, by_layer in passes)
+    forward, backward = (_line_through((one[0], one[1][way]), (another[0], another[1][way])) for way in (0, 1))
     return LayerTime(forward=forward, backward=backward)
 
 
-def _line_through(one: tuple[int, float], other: tuple[int, float]) -> PassTime:
+def _line_through(one: tuple[int, float], another: tuple[int, float]) -> PassTime:
     """Returns the line through two measurements; through the larger alone and zero, where it would begin below zero."""
-    (few, short), (many, long) = sorted((one, other))
-    each = max(0.0, (long - short) / (many - few))
-    fixed = long - each * many
-    return PassTime(fixed=fixed, each=each) if fixed >= 0 else PassTime(fixed=0.0, each=long / many)
+    (few, short), (many, long) = sorted((one, another))
+    slope = max(0.0, (long - short) / (many - few))
+    fixed = long - slope * many
+    return PassTime(fixed=fixed, each=slope) if fixed >= 0 else PassTime(fixed=0.0, each=long / many)
 
 
 def _mean(times: Sequence[LayerTime]) -> LayerTime:
     def mean(passes: Sequence[PassTime]) -> PassTime:
-        return PassTime(fixed=fmean(each.fixed for each in passes), each=fmean(each.each for each in passes))
+        return PassTime(
+            fixed=fmean(pass_time.fixed for pass_time in passes), each=fmean(pass_time.each for pass_time in passes)
+        )
 
-    return LayerTime(forward=mean([each.forward for each in times]), backward=mean([each.backward for each in times]))
+    return LayerTime(
+        forward=mean([layer_time.forward for layer_time in times]),
+        backward=mean([layer_time.backward for layer_time in times]),
+    )

@@ -38,10 +38,10 @@ def _rank_cost(staging: Staging, pipeline: int) -> RankCost:
     job, model = staging.job, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
     layers = [model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]
-    again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
+    recomputed_flops = sum(layer.forward_flops for layer in layers if layer.name in blocks)
     if makes_outputs_ahead(job, staging.layout):
-        again += sum(layer.forward_flops for layer in layers)
-    flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + again
+        recomputed_flops += sum(layer.forward_flops for layer in layers)
+    flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + recomputed_flops
     share = flops * staging.workload.share // staging.layout.sizes["context"]
-    found = operations(place_of(staging, pipeline))
-    return RankCost(memory=account(staging, pipeline), operations=found, flops=share)
+    rank_operations = operations(place_of(staging, pipeline))
+    return RankCost(memory=account(staging, pipeline), operations=rank_operations, flops=share)

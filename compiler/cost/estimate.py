@@ -168,19 +168,19 @@ def _estimate(
             # A rank that waits leaves its core to others, which are then faster than they were measured.
             faster = max(1 / times.crowd, fmean(arithmetic) / played.total)
             forward, backward, arithmetic = (
-                [faster * each for each in part] for part in (forward, backward, arithmetic)
+                [faster * seconds for seconds in part] for part in (forward, backward, arithmetic)
             )
             played = timeline(schedule, forward, backward, send=message)
-        whole, bubble = played.total, played.bubble
+        passes, bubble = played.total, played.bubble
     else:
-        whole, bubble = microbatches * (sum(forward) + sum(backward)), 0.0
+        passes, bubble = microbatches * (sum(forward) + sum(backward)), 0.0
     ends = [
         StepEnd(exposed=_exposed(staging, times, cost, arithmetic[p]), update=times.update(p))
         for p, cost in enumerate(costs)
     ]
-    last = max(range(len(costs)), key=lambda p: (ends[p].exposed + ends[p].update, arithmetic[p] + inside[p]))
+    last_rank = max(range(len(costs)), key=lambda p: (ends[p].exposed + ends[p].update, arithmetic[p] + inside[p]))
     samples = times.data(staging.workload.share)
-    step_time = whole + ends[last].exposed + ends[last].update + samples + times.rest
+    step_time = passes + ends[last_rank].exposed + ends[last_rank].update + samples + times.rest
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
     peak = layout.hardware.flops(job.train.precision.word)
@@ -190,9 +190,9 @@ def _estimate(
         source=source,
         arithmetic=arithmetic[busiest],
         transfers=inside[busiest],
-        waiting=whole - arithmetic[busiest] - inside[busiest] - launches[busiest],
-        exposed=ends[last].exposed,
-        update=ends[last].update,
+        waiting=passes - arithmetic[busiest] - inside[busiest] - launches[busiest],
+        exposed=ends[last_rank].exposed,
+        update=ends[last_rank].update,
         samples=samples,
         rest=times.rest,
         launches=launches[busiest],
@@ -233,11 +233,13 @@ def _stage_times(staging: Staging, times: _Times) -> tuple[list[float], list[flo
     for stage in staging.stages:
         layers = [model.of_a_rank[n] for n in stage]
         passes = [times.layer(layer, samples) for layer in layers]
-        again = sum(ahead for layer, (ahead, _) in zip(layers, passes, strict=True) if layer.name in blocks)
-        forward.append(often * sum(ahead for ahead, _ in passes))
-        backward.append(sum(back for _, back in passes) + again)
-    ahead, back = times.loss(samples)
-    return [*forward[:-1], forward[-1] + ahead], [*backward[:-1], backward[-1] + back]
+        recomputation = sum(
+            forward_time for layer, (forward_time, _) in zip(layers, passes, strict=True) if layer.name in blocks
+        )
+        forward.append(often * sum(forward_time for forward_time, _ in passes))
+        backward.append(sum(back for _, back in passes) + recomputation)
+    loss_forward, back = times.loss(samples)
+    return [*forward[:-1], forward[-1] + loss_forward], [*backward[:-1], backward[-1] + back]
 
 
 def _with_launches(
@@ -250,13 +252,16 @@ def _with_launches(
     blocks = set(recomputed(staging.job, staging.model))
     added = [0.0] * staging.layout.sizes["pipeline"]
     passes: tuple[list[float], list[float]] = [], []
-    for stage, rank, ahead, back in zip(staging.stages, staging.placement, forward, backward, strict=True):
+    for stage, rank, forward_time, back in zip(staging.stages, staging.placement, forward, backward, strict=True):
         starts = [times.launches(layers[n]) for n in stage]
-        again = sum(each for n, (each, _) in zip(stage, starts, strict=True) if layers[n].name in blocks)
-        both = slower_of(ahead, sum(f for f, _ in starts)), slower_of(back, sum(b for _, b in starts) + again)
+        recomputation = sum(start for n, (start, _) in zip(stage, starts, strict=True) if layers[n].name in blocks)
+        both = (
+            slower_of(forward_time, sum(f for f, _ in starts)),
+            slower_of(back, sum(b for _, b in starts) + recomputation),
+        )
         passes[0].append(both[0])
         passes[1].append(both[1])
-        added[rank] += ((both[0] - ahead) + (both[1] - back)) * staging.layout.microbatches
+        added[rank] += ((both[0] - forward_time) + (both[1] - back)) * staging.layout.microbatches
     return *passes, added
 
 
@@ -270,29 +275,29 @@ def slower_of(device: float, host: float) -> float:
 
 def _message(times: _Times, cost: RankCost) -> float:
     """Returns the seconds of one message between stages."""
-    found = [times.collective(t) / t.count for t in cost.traffic if t.operation == "send" and t.axis == "pipeline"]
-    return max(found, default=0.0)
+    messages = [times.collective(t) / t.count for t in cost.traffic if t.operation == "send" and t.axis == "pipeline"]
+    return max(messages, default=0.0)
 
 
 def _exposed(staging: Staging, times: _Times, cost: RankCost, arithmetic: float) -> float:
     """Returns the seconds of the data axis that no arithmetic hides."""
     microbatches, exchange = staging.layout.microbatches, staging.sharding.exchange
-    always = once = left = 0.0
-    ahead = exchange is not None and exchange.ahead
+    beside_all = once = unhidden = 0.0
+    is_early = exchange is not None and exchange.ahead
     for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == Payload.SHARED_GRADIENTS):
         seconds = times.collective(traffic)
         gathered = traffic.operation == "all_gather" and staging.sharding.reshard
         scattered = traffic.operation == "reduce_scatter" and not staging.sharding.accumulate
-        if traffic.what is Payload.WEIGHTS and ahead:
-            always += seconds
+        if traffic.what is Payload.WEIGHTS and is_early:
+            beside_all += seconds
         elif traffic.what not in (Payload.GRADIENTS, Payload.PARAMETERS) or traffic.operation == "broadcast":
-            left += seconds
+            unhidden += seconds
         elif gathered or scattered:
-            always += seconds
+            beside_all += seconds
         else:
             once += seconds
-    once += _uncovered(always, arithmetic * (microbatches - 1) / microbatches, times.overlap)
-    return left + _uncovered(once, arithmetic / microbatches, times.overlap)
+    once += _uncovered(beside_all, arithmetic * (microbatches - 1) / microbatches, times.overlap)
+    return unhidden + _uncovered(once, arithmetic / microbatches, times.overlap)
 
 
 def _uncovered(traffic: float, arithmetic: float, overlap: float) -> float:
@@ -316,8 +321,8 @@ class _CatalogueTimes:
         self._links = _Links(staging)
 
     def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
-        each = samples / self._pieces / self._rate
-        return each * layer.forward_flops, each * layer.backward_flops
+        sample_seconds = samples / self._pieces / self._rate
+        return sample_seconds * layer.forward_flops, sample_seconds * layer.backward_flops
 
     def loss(self, samples: float) -> tuple[float, float]:
         return 0.0, 0.0
@@ -355,17 +360,18 @@ class _Links:
             return self._sent_to_peers(traffic)
         if traffic.operation == "send":
             return (0.0, traffic.bytes) if self.layout.crosses_nodes(traffic.axis) else (traffic.bytes, 0.0)
-        ranks, near = self._ranks(traffic)
+        ranks, ranks_of_node = self._ranks(traffic)
         if ranks < 2:
             return 0.0, 0.0
         if traffic.among == "nodes":  # each rank of a node has a piece of its own, and all of them share the port
-            ways, each = 2 if traffic.operation == "all_reduce" else 1, traffic.bytes * self.layout.processes
-            whole = each * (ranks if traffic.operation == "all_gather" else 1)
-            return 0.0, ways * whole * (ranks - 1) / ranks
-        whole = traffic.bytes * (ranks if traffic.operation == "all_gather" else 1)
+            ways, node_bytes = 2 if traffic.operation == "all_reduce" else 1, traffic.bytes * self.layout.processes
+            total = node_bytes * (ranks if traffic.operation == "all_gather" else 1)
+            return 0.0, ways * total * (ranks - 1) / ranks
+        total = traffic.bytes * (ranks if traffic.operation == "all_gather" else 1)
         ways = 2 if traffic.operation == "all_reduce" else 1
-        nodes = -(-ranks // near)
-        return ways * whole * (ranks - 1) / ranks * (near > 1), ways * whole * (nodes - 1) / nodes / near
+        nodes = -(-ranks // ranks_of_node)
+        over_link = ways * total * (ranks - 1) / ranks * (ranks_of_node > 1)
+        return over_link, ways * total * (nodes - 1) / nodes / ranks_of_node
 
     def _sent_to_peers(self, traffic: TrafficNode) -> tuple[float, float]:
         """Returns the bytes that a rank sends its peers, over the same two. In a ring of all ranks two of a node have a
@@ -381,11 +387,11 @@ class _Links:
 
     def seconds(self, traffic: TrafficNode) -> float:
         """Returns the seconds of a step, in the mean over later steps."""
-        near, far = self.moved(traffic)
-        return traffic.when.share * max(near / self.link, far / self.network)
+        over_link, over_network = self.moved(traffic)
+        return traffic.when.share * max(over_link / self.link, over_network / self.network)
 
     def bytes_by_link(self, costs: tuple[RankCost, ...]) -> tuple[tuple[str, int], ...]:
         moved = [[(t.when.share, *self.moved(t)) for t in cost.traffic] for cost in costs]
-        near = max(sum(share * bytes for share, bytes, _ in each) for each in moved)
-        far = max(sum(share * bytes for share, _, bytes in each) for each in moved)
-        return (("link", round(near)), ("network", round(far)))
+        link_bytes = max(sum(share * bytes for share, bytes, _ in rank_traffic) for rank_traffic in moved)
+        network_bytes = max(sum(share * bytes for share, _, bytes in rank_traffic) for rank_traffic in moved)
+        return (("link", round(link_bytes)), ("network", round(network_bytes)))

@@ -47,8 +47,8 @@ class FittedTimes:
     def __init__(self, staging: Staging, fit: RunFit) -> None:
         self._staging, self._fit = staging, fit
         model = staging.model
-        kept = kept_bytes(staging.job, model, model.of_a_rank)
-        self._kept = {layer.name: size for layer, size in zip(model.of_a_rank, kept, strict=True)}
+        sizes = kept_bytes(staging.job, model, model.of_a_rank)
+        self._kept = {layer.name: size for layer, size in zip(model.of_a_rank, sizes, strict=True)}
 
     @property
     def crowd(self) -> float:
@@ -118,7 +118,7 @@ def fit_steps(
     """
     rows = [[value / seconds for value in row] for row, seconds in zip(features, steps, strict=True)]
     rows += [[_PRIOR / value * (n == at) for at in range(len(typical))] for n, value in enumerate(typical)]
-    left = [1.0] * len(steps) + [_PRIOR] * len(typical)  # of each row, as a share
+    residuals = [1.0] * len(steps) + [_PRIOR] * len(typical)  # of each row, as a share
     columns = list(zip(*rows, strict=True))
     squares = [sum(value * value for value in column) for column in columns]
     constants = [0.0] * len(columns)
@@ -126,10 +126,10 @@ def fit_steps(
         for n, column in enumerate(columns):
             if not squares[n]:
                 continue
-            change = sum(value * rest for value, rest in zip(column, left, strict=True)) / squares[n]
+            change = sum(value * rest for value, rest in zip(column, residuals, strict=True)) / squares[n]
             change = max(change, -constants[n])
             constants[n] += change
-            left = [rest - change * value for rest, value in zip(left, column, strict=True)]
+            residuals = [rest - change * value for rest, value in zip(residuals, column, strict=True)]
     return constants
 
 

@@ -48,17 +48,17 @@ class GatheredBytes(NamedTuple):
     late: Complete = ()
     reduced: Complete = ()
 
-    def with_other_stages(self, other: int) -> GatheredBytes:
+    def with_other_stages(self, other_bytes: int) -> GatheredBytes:
         """Returns the same with the bytes that the other stages of the rank have gathered."""
 
         def more(complete: Complete) -> Complete:
-            return tuple((unit, size + other) for unit, size in complete)
+            return tuple((unit, size + other_bytes) for unit, size in complete)
 
         return self._replace(
-            begin=self.begin + other,
-            during=tuple(size + other for size in self.during),
-            gathering=tuple(size and size + other for size in self.gathering),
-            end=self.end + other,
+            begin=self.begin + other_bytes,
+            during=tuple(size + other_bytes for size in self.during),
+            gathering=tuple(size and size + other_bytes for size in self.gathering),
+            end=self.end + other_bytes,
             done=tuple(more(complete) for complete in self.done),
             late=more(self.late),
             reduced=more(self.reduced),
@@ -102,21 +102,21 @@ class GatheredUnits:
     def _pending_bytes(self) -> int:
         return sum(self._sizes[unit].buffer for unit in self._pending)
 
-    def follow(self, forward: bool, last: bool) -> GatheredBytes:
-        """Follows a pass of a micro-batch; `last`: the last backward pass of a step."""
-        begin = forward, last, self._gathered, self._pending, self._buffer, self._unfinished[-1:] in ([], [0])
+    def follow(self, forward: bool, is_final: bool) -> GatheredBytes:
+        """Follows a pass of a micro-batch; `is_final`: the last backward pass of a step."""
+        begin = forward, is_final, self._gathered, self._pending, self._buffer, self._unfinished[-1:] in ([], [0])
         if begin not in self._followed:
-            found = self._forward() if forward else self._backward(last)
-            self._followed[begin] = found, (self._gathered, self._pending, self._buffer)
-        found, (self._gathered, self._pending, self._buffer) = self._followed[begin]
+            gathered = self._forward() if forward else self._backward(is_final)
+            self._followed[begin] = gathered, (self._gathered, self._pending, self._buffer)
+        gathered, (self._gathered, self._pending, self._buffer) = self._followed[begin]
         if forward:
             self._unfinished.append(self._forwards)
             self._forwards += 1
-        elif last or not self._staged:
+        elif is_final or not self._staged:
             self._unfinished, self._forwards = [], 0
         else:
             del self._unfinished[-1:]
-        return found
+        return gathered
 
     def _forward(self) -> GatheredBytes:
         begin, during, gathering = self.bytes, list[int](), list[int]()
@@ -149,11 +149,11 @@ class GatheredUnits:
         self._pending |= {unit}
         return self.bytes + self._sizes[unit].copy
 
-    def _backward(self, last: bool) -> GatheredBytes:
-        begin, frees = self.bytes, not self._staged and (last or self._reshard)
-        during, gathering, done = list[int](), list[int](), list[Complete]()
+    def _backward(self, is_final: bool) -> GatheredBytes:
+        begin, frees = self.bytes, not self._staged and (is_final or self._reshard)
+        during, gathering, completed = list[int](), list[int](), list[Complete]()
         most = self._pre_backward(self._root) if any(self._has_backward) else 0
-        late = [self._root]
+        late_units = [self._root]
         for n in reversed(range(len(self._unit_of))):
             unit = self._unit_of[n]
             if self._has_backward[n] and unit != self._root:
@@ -162,21 +162,21 @@ class GatheredUnits:
             gathering.append(most)
             most = 0
             completes = unit != self._root and n > 0 and self._has_backward[n - 1]
-            done.append(tuple(self._complete([unit], frees)) if completes else ())
+            completed.append(tuple(self._complete([unit], frees)) if completes else ())
             if unit != self._root and not completes:
-                late.insert(1, unit)  # no gradient of its input says that it is done
-        found = GatheredBytes(
+                late_units.insert(1, unit)  # no gradient of its input says that it is done
+        gathered = GatheredBytes(
             begin,
             tuple(reversed(during)),
             tuple(reversed(gathering)),
             0,
-            done=tuple(reversed(done)),
-            late=tuple(self._complete(late, frees)),
-            reduced=tuple(self._complete(self._units, True)) if last and self._staged else (),
+            done=tuple(reversed(completed)),
+            late=tuple(self._complete(late_units, frees)),
+            reduced=tuple(self._complete(self._units, True)) if is_final and self._staged else (),
         )
-        if last or not self._staged:
+        if is_final or not self._staged:
             self._pending = frozenset()
-        return found._replace(end=self.bytes)
+        return gathered._replace(end=self.bytes)
 
     def _complete(self, units: Iterable[int], frees: bool) -> Iterator[tuple[int, int]]:
         """Yields the units with the bytes that are gathered when each is complete."""
@@ -207,10 +207,10 @@ def gathered_by_action(stages: Mapping[int, GatheredUnits], actions: Iterable[Sc
     """Returns the gathered bytes of a rank in each of its actions in a step."""
     order = list(actions)
     final = last_backward(order)
-    found = []
+    by_action = []
     for n, action in enumerate(order):
         units = stages[action.stage]
-        others = sum(other.bytes for stage, other in stages.items() if stage != action.stage)
-        own = units.follow(action.kind == "F", final.get(action.stage) == n)
-        found.append(own.with_other_stages(others) if others else own)
-    return found
+        other_bytes = sum(unit.bytes for stage, unit in stages.items() if stage != action.stage)
+        gathered = units.follow(action.kind == "F", final.get(action.stage) == n)
+        by_action.append(gathered.with_other_stages(other_bytes) if other_bytes else gathered)
+    return by_action

@@ -56,9 +56,10 @@ class Recomputation(NamedTuple):
 def recomputation(job: JobSpec, model: ModelGraph) -> dict[str, Recomputation]:
     """Returns the recomputation of each layer, by its name."""
     names = set(recomputed(job, model))
-    first = {layer.name: Recomputation(layer.name in names) for layer in model.layers[:1]}
-    return first | {
-        layer.name: Recomputation(layer.name in names, before.name in names) for before, layer in pairwise(model.layers)
+    entry = {layer.name: Recomputation(layer.name in names) for layer in model.layers[:1]}
+    return entry | {
+        layer.name: Recomputation(layer.name in names, previous.name in names)
+        for previous, layer in pairwise(model.layers)
     }
 
 
@@ -74,13 +75,13 @@ def saved_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation) -> int
     if not has_backward(job, layer):
         return 0
     if not recompute.layer:
-        kept = memory.saved
+        size = memory.saved
     elif job.memory.recompute == "selective":
-        kept = memory.selective
+        size = memory.selective
     else:
-        kept = _full(layer, memory)
-    kept += memory.shared if recompute.before else 0
-    return kept // 2 if low_copy(job) else kept
+        size = _full(layer, memory)
+    size += memory.shared if recompute.before else 0
+    return size // 2 if low_copy(job) else size
 
 
 def saved_input_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation) -> int:
@@ -88,9 +89,9 @@ def saved_input_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation) 
     memory = _memory(job, layer)
     if not has_backward(job, layer):
         return 0
-    kept = _full(layer, memory) if recompute.layer else memory.saved_input
-    kept += memory.shared if recompute.before else 0
-    return kept // 2 if low_copy(job) else kept
+    size = _full(layer, memory) if recompute.layer else memory.saved_input
+    size += memory.shared if recompute.before else 0
+    return size // 2 if low_copy(job) else size
 
 
 def _full(layer: LayerNode, memory: LayerMemory) -> int:
@@ -121,16 +122,16 @@ def layer_bytes(
     """Returns the layer's bytes for `samples` samples."""
     work = _working(job, layer)
     besides = work.channels_last if channels_last else work.on_cpu if on_cpu else ()
-    found = _without_masks(job, layer, recompute, samples, besides)
+    sizes = _without_masks(job, layer, recompute, samples, besides)
     if not layer.masks:
-        return found
+        return sizes
     masks = mask_bytes(job, layer)
     return replace(
-        found,
-        kept=found.kept + (masks if found.backward and not recompute.layer else 0),
-        forward=found.forward + masks,
-        again=found.again + masks if found.again else 0,
-        backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in found.backward),
+        sizes,
+        kept=sizes.kept + (masks if sizes.backward and not recompute.layer else 0),
+        forward=sizes.forward + masks,
+        again=sizes.again + masks if sizes.again else 0,
+        backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in sizes.backward),
     )
 
 
@@ -205,18 +206,18 @@ def _copied(layer: LayerNode) -> int:
 def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
     """Returns the layer's bytes for `samples` samples if a schedule splits the backward pass: all in bytes."""
     memory, factor = _memory(job, layer), samples * _scale(job)
-    found = (memory.working and memory.working.halves) or _unknown_halves(layer, memory.saved)
-    copied = 2 * found.copied if autocasts(job) else 0
+    halves = (memory.working and memory.working.halves) or _unknown_halves(layer, memory.saved)
+    copied = 2 * halves.copied if autocasts(job) else 0
     return Halves(
-        gradients=int(factor * found.gradients),
-        most=int(factor * found.most) + copied,
-        left=int(factor * found.left),
+        gradients=int(factor * halves.gradients),
+        most=int(factor * halves.most) + copied,
+        left=int(factor * halves.left),
         copied=copied,
-        first=int(factor * found.first),
-        passed=int(factor * found.passed),
-        tail=int(factor * found.tail),
-        freed=int(factor * found.freed),
-        moments=tuple(WorkingSet(int(factor * m.bytes), m.weights, m.copies, m.made) for m in found.moments),
+        first=int(factor * halves.first),
+        passed=int(factor * halves.passed),
+        tail=int(factor * halves.tail),
+        freed=int(factor * halves.freed),
+        moments=tuple(WorkingSet(int(factor * m.bytes), m.weights, m.copies, m.made) for m in halves.moments),
     )
 
 
@@ -224,12 +225,12 @@ def _unknown_halves(layer: LayerNode, saved: int) -> Halves:
     """Estimates a layer whose operations are unknown, by the figures of a transformer block."""
     modules = len({q.name.rpartition(".")[0] for q in layer.parameters})
     gradients = int(0.7 * saved)
-    most, left = repeated_bytes(saved, modules, gradients)
+    most, remaining = repeated_bytes(saved, modules, gradients)
     numbers = [q.count for q in layer.parameters]
     return Halves(
         gradients=gradients,
         most=most,
-        left=left,
+        left=remaining,
         copied=modules * _copied(layer),
         first=gradients + 2 * layer.input.bytes,
         passed=0,
@@ -266,5 +267,5 @@ def loss_kept_bytes(job: JobSpec, model: ModelGraph) -> int:
     """Returns the bytes that the loss of one sample keeps for its backward pass beside the model's output."""
     if compiles_loss(job, cut=bool(model.shared)):
         return 0
-    beside = low_precision(job) or isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss)
-    return 4 * prod(model.shared_output or model.output.shape) if beside else 0
+    keeps = low_precision(job) or isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss)
+    return 4 * prod(model.shared_output or model.output.shape) if keeps else 0

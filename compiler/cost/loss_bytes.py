@@ -36,24 +36,24 @@ def whole_loss_bytes(staging: Staging) -> LossBytes | None:
         return None
     ranks, shape = compared_ranks(job, layout), staging.model.output.shape
     share = staging.workload.share
-    own, together = 4 * share * prod(shape), share * ranks
-    ahead = layout.microbatches > 1
-    outputs = 2 * own if ahead else 0  # of each micro-batch, and joined
+    own_outputs, samples = 4 * share * prod(shape), share * ranks
+    is_early = layout.microbatches > 1
+    outputs = 2 * own_outputs if is_early else 0  # of each micro-batch, and joined
     if not isinstance(job.model.loss, Contrastive):
-        everything = 4 * together * prod(shape) if ranks > 1 else 0
-        pairs = 4 * together * together
+        all_outputs = 4 * samples * prod(shape) if ranks > 1 else 0
+        pairs = 4 * samples * samples
         return LossBytes(
             outputs=outputs,
-            forward=own + 2 * everything + MATRICES * pairs,
-            backward=own + everything + MATRICES * pairs,
-            gradients=own if ahead else 0,
+            forward=own_outputs + 2 * all_outputs + MATRICES * pairs,
+            backward=own_outputs + all_outputs + MATRICES * pairs,
+            gradients=own_outputs if is_early else 0,
         )
     views = shape[0] if len(shape) > 1 else 1
-    pairs = 4 * share * views * together * views
-    everything = ranks * own if ranks > 1 else 0
+    pairs = 4 * share * views * samples * views
+    all_outputs = ranks * own_outputs if ranks > 1 else 0
     return LossBytes(
         outputs=outputs,
-        forward=2 * own + 2 * everything + MATRICES * pairs + pairs // 2,
-        backward=2 * own + 2 * everything + (MATRICES + 1) * pairs + pairs // 2,
-        gradients=own if ahead else 0,
+        forward=2 * own_outputs + 2 * all_outputs + MATRICES * pairs + pairs // 2,
+        backward=2 * own_outputs + 2 * all_outputs + (MATRICES + 1) * pairs + pairs // 2,
+        gradients=own_outputs if is_early else 0,
     )

@@ -106,10 +106,13 @@ class MeasuredTimes:
             yield f"times of the samples of `{job.data.source.word}`"
         if update_of(self._staging) not in calibration.updates:
             yield f"times of `{update_of(self._staging)}`"
-        for each in (traffic for cost in costs for traffic in cost.traffic if traffic.axis not in CUTTING):
-            if each.operation != "receive" and _name(self._staging, each) not in calibration.collectives:
-                hosts = " across hosts" if _is_across(self._staging, each) else ""
-                yield f"times of {each.operation} among {each.ranks or 2} ranks{hosts}"
+        for traffic_node in (traffic for cost in costs for traffic in cost.traffic if traffic.axis not in CUTTING):
+            if (
+                traffic_node.operation != "receive"
+                and _name(self._staging, traffic_node) not in calibration.collectives
+            ):
+                hosts = " across hosts" if _is_across(self._staging, traffic_node) else ""
+                yield f"times of {traffic_node.operation} among {traffic_node.ranks or 2} ranks{hosts}"
 
 
 def arithmetic(staging: Staging) -> str:

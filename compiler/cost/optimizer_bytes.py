@@ -27,8 +27,8 @@ class OptimizerBytes:
         self._optimizer = job.train.optimizer
         decay = max((group.weight_decay or 0.0 for group in job.train.groups), default=0.0)
         decays = decay and hasattr(self._optimizer, "weight_decay")  # some parameters, where the optimizer has none
-        given: dict[str, Any] = {"weight_decay": decay} if decays else {}
-        self._with_decay = replace(self._optimizer, **given)
+        arguments: dict[str, Any] = {"weight_decay": decay} if decays else {}
+        self._with_decay = replace(self._optimizer, **arguments)
         self._facts = (facts or OptimizerFacts()) if isinstance(self._optimizer, PythonOptimizer) else None
 
     @property
@@ -40,34 +40,34 @@ class OptimizerBytes:
         """Returns the bytes of the state; with `counts`, numbers that lie in the host's memory count."""
         if self._facts is not None:
             return sum(self._of_one(q, numbers, counts) for q, numbers in updated)
-        optimizer, found = self._optimizer, 0
+        optimizer, size = self._optimizer, 0
         for _, numbers in updated:
-            found += 4 * len(optimizer.state) * numbers + (4 * len(optimizer.counts) if counts else 0)
-        return found
+            size += 4 * len(optimizer.state) * numbers + (4 * len(optimizer.counts) if counts else 0)
+        return size
 
     def scratch(self, updated: Updated) -> int:
         """Returns the bytes of temporary tensors in an update without a fused kernel."""
         if self._facts is None:
             return 4 * self._with_decay.scratch * sum(numbers for _, numbers in updated)
-        made = [self._scratches.get(q.name, 0) * numbers // max(1, q.count) for q, numbers in updated]
-        return sum(made) if self._facts.at_once else max(made, default=0)
+        sizes = [self._scratches.get(q.name, 0) * numbers // max(1, q.count) for q, numbers in updated]
+        return sum(sizes) if self._facts.at_once else max(sizes, default=0)
 
     def of_a_number(self) -> float:
         """Returns the mean of the state's bytes for each number of a parameter."""
         if self._facts is None:
             return 4.0 * len(self._optimizer.state)
         kinds = [sum(fact.bytes for fact in kind if fact.form == "like") for kind in self._facts.kinds]
-        found = [kinds[kind] for _, kind, _ in self._facts.parameters]
-        return sum(found) / len(found) if found else 0.0
+        sizes = [kinds[kind] for _, kind, _ in self._facts.parameters]
+        return sum(sizes) / len(sizes) if sizes else 0.0
 
     def _of_one(self, parameter: ParameterNode, numbers: int, counts: bool) -> int:
-        found = 0
+        size = 0
         for fact in self._kinds.get(parameter.name, ()):
             if fact.form == "like":
-                found += fact.bytes * numbers
+                size += fact.bytes * numbers
             elif fact.form == "other" or counts:
-                found += fact.bytes
-        return found
+                size += fact.bytes
+        return size
 
     @cached_property
     def _kinds(self) -> dict[str, tuple[StateFact, ...]]:

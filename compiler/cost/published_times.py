@@ -136,9 +136,9 @@ class PublishedTimes:
 
     def collective(self, traffic: TrafficNode) -> float:
         """Returns the seconds of a step, in the mean over later steps."""
-        fit, (near, far) = self._fit, self._links.moved(traffic)
-        wait = traffic.count * fit.latency * log2(max(2, traffic.ranks)) if near or far else 0.0
-        return traffic.when.share * (wait + max(near / self._link, far / self._network) / fit.links)
+        fit, (over_link, over_network) = self._fit, self._links.moved(traffic)
+        wait = traffic.count * fit.latency * log2(max(2, traffic.ranks)) if over_link or over_network else 0.0
+        return traffic.when.share * (wait + max(over_link / self._link, over_network / self._network) / fit.links)
 
     def update(self, pipeline: int) -> float:
         """Returns the seconds of the optimizer on a rank."""

@@ -104,24 +104,24 @@ class RankStages:
 
     def _layer_bytes(self, layer: LayerNode) -> LayerBytes:
         recompute, on_cpu = self._recomputation[layer.name], self._layout.device == "cpu"
-        found = layer_bytes(self._job, layer, recompute, self.samples, on_cpu=on_cpu, channels_last=self._channels_last)
+        sizes = layer_bytes(self._job, layer, recompute, self.samples, on_cpu=on_cpu, channels_last=self._channels_last)
         if not self._draws_again(recompute.layer):
-            return found
-        if not found.backward:
-            return replace(found, forward=found.forward + RANDOM_STATE)
+            return sizes
+        if not sizes.backward:
+            return replace(sizes, forward=sizes.forward + RANDOM_STATE)
         return replace(
-            found,
-            kept=found.kept + RANDOM_STATE,
-            forward=found.forward + RANDOM_STATE,
-            again=found.again + 2 * RANDOM_STATE,  # and the generator's state, to be restored
-            backward=tuple(replace(moment, bytes=moment.bytes + RANDOM_STATE) for moment in found.backward),
+            sizes,
+            kept=sizes.kept + RANDOM_STATE,
+            forward=sizes.forward + RANDOM_STATE,
+            again=sizes.again + 2 * RANDOM_STATE,  # and the generator's state, to be restored
+            backward=tuple(replace(moment, bytes=moment.bytes + RANDOM_STATE) for moment in sizes.backward),
         )
 
-    def _draws_again(self, again: bool) -> bool:
+    def _draws_again(self, is_recomputed: bool) -> bool:
         """True if the layer is recomputed and may draw random numbers, as any of a user's own may: the state of the
         generator is kept.
         """
-        return again and self._layout.device == "cpu" and (self._model.noise or self._model.traced is not None)
+        return is_recomputed and self._layout.device == "cpu" and (self._model.noise or self._model.traced is not None)
 
     def halves(self, layer: int) -> Halves:
         return halves_bytes(self._job, self.layers[layer], self.samples)
@@ -136,8 +136,8 @@ class RankStages:
         """Returns the stages of the rank, with the bytes beside each of their actions."""
         if schedule is None:
             # All micro-batches between the first and the last are alike.
-            counted = range(min(3, self._layout.microbatches))
-            actions = self._by_action((ScheduledAction(kind, 0, n), 0) for n in counted for kind in ("F", "B"))
+            microbatches = range(min(3, self._layout.microbatches))
+            actions = self._by_action((ScheduledAction(kind, 0, n), 0) for n in microbatches for kind in ("F", "B"))
             return [StageMemory(layers=layers, actions=actions[stage]) for stage, layers in self._ranges.items()]
         if "activations" in self.moved:
             actions = self._by_action((action, 0) for action in schedule.work(pipeline))
@@ -151,37 +151,39 @@ class RankStages:
         """Returns the stages with the bytes of the other micro-batches that the schedule has in flight."""
         stages = self._staging.stages
         outputs = [self._boundary_bytes(stage[-1]) for stage in stages]
-        apart = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
-        messages = [size * sends for size, sends in zip(outputs, apart, strict=False)]  # of each cut
+        crosses = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
+        messages = [size * sends for size, sends in zip(outputs, crosses, strict=False)]  # of each cut
         of_loss = int(self.samples * loss_kept_bytes(self._job, self._model)) + outputs[-1] if self.has_loss else 0
-        whole = {0, *stages_with_whole_backward(self._job, self._model, stages, schedule)}
+        unsplit = {0, *stages_with_whole_backward(self._job, self._model, stages, schedule)}
         received = self._received_inputs()
         # Each micro-batch has its own masks and copies of weights; its input lies where it was received.
-        kept = [0] * len(stages)
+        sizes = [0] * len(stages)
         for stage, layers in self._ranges.items():
-            own = [self.bytes[n] for n in layers]
-            kept[stage] = sum(layer.kept + (0 if layer.again else layer.copies) for layer in own) - received[stage]
-        between = [0 if stage in whole and stage else size for stage, size in enumerate(kept)]
-        for stage in self._ranges.keys() - whole:
-            between[stage] += self._between_halves(self._ranges[stage], stage + 1 == len(stages))
-        kept[-1] += of_loss
-        held = HeldBytes(
-            kept=kept,
-            between=between,
+            layer_sizes = [self.bytes[n] for n in layers]
+            sizes[stage] = (
+                sum(layer.kept + (0 if layer.again else layer.copies) for layer in layer_sizes) - received[stage]
+            )
+        between_halves = [0 if stage in unsplit and stage else size for stage, size in enumerate(sizes)]
+        for stage in self._ranges.keys() - unsplit:
+            between_halves[stage] += self._between_halves(self._ranges[stage], stage + 1 == len(stages))
+        sizes[-1] += of_loss
+        held_bytes = HeldBytes(
+            kept=sizes,
+            between=between_halves,
             output=[*messages, 0],
             gradient=[0, *messages],
         )
         actions = self._by_action(
-            (action, int(size) - (received[action.stage] if action.kind != "W" or action.stage in whole else 0))
-            for action, size in bytes_beside(schedule, pipeline, held)
-            if action.kind != "W" or between[action.stage] or action.stage not in whole
+            (action, int(size) - (received[action.stage] if action.kind != "W" or action.stage in unsplit else 0))
+            for action, size in bytes_beside(schedule, pipeline, held_bytes)
+            if action.kind != "W" or between_halves[action.stage] or action.stage not in unsplit
         )
         return [
             StageMemory(
                 layers=layers,
-                splits=stage not in whole,
+                splits=stage not in unsplit,
                 actions=actions[stage],
-                between=between[stage],
+                between=between_halves[stage],
                 output=outputs[stage],
                 of_loss=of_loss if stage + 1 == len(stages) else 0,
             )
@@ -198,17 +200,17 @@ class RankStages:
             received[stage] = int(self.samples * size) if stage else 0
         return received
 
-    def _between_halves(self, layers: range, last: bool) -> int:
+    def _between_halves(self, layers: range, is_final: bool) -> int:
         """Returns the bytes of a stage's micro-batch between the halves of its backward pass, beside what it keeps."""
         halves = [self.halves(n) for n in layers]
-        passed = 0 if last else halves[-1].passed  # it lies where this stage receives
-        between = sum(half.gradients for half in halves) - passed
+        passed = 0 if is_final else halves[-1].passed  # it lies where this stage receives
+        size = sum(half.gradients for half in halves) - passed
         for n, half in zip(reversed(layers), reversed(halves), strict=True):
             # What torch recomputes it has not kept.
-            between -= 0 if self.bytes[n].again else half.tail
+            size -= 0 if self.bytes[n].again else half.tail
             if half.moments:
                 break
-        return between
+        return size
 
     def _by_action(self, steps: Iterable[Step]) -> dict[int, dict[ActionKey, tuple[ActionMemory, ...]]]:
         """Returns the memory of the rank's actions by stage: the most of actions that hold the same gathered units and
@@ -222,13 +224,20 @@ class RankStages:
             gathered = gathered_by_action(self._gathered_units(), actions)
         most: dict[int, dict[ActionKey, dict[tuple[GatheredBytes | None, int], int]]] = {}
         gradients = self._gradients_by_action(actions, final)
-        for n, ((action, beside), units, (later, others)) in enumerate(zip(order, gathered, gradients, strict=True)):
+        for n, ((action, beside_bytes), units, (later, other_gradients)) in enumerate(
+            zip(order, gathered, gradients, strict=True)
+        ):
             key = (action.kind, later, sharded and final.get(action.stage) == n)
-            found = most.setdefault(action.stage, {}).setdefault(key, {})
-            found[units, others] = max(found.get((units, others), beside), beside)
+            largest_bytes = most.setdefault(action.stage, {}).setdefault(key, {})
+            largest_bytes[units, other_gradients] = max(
+                largest_bytes.get((units, other_gradients), beside_bytes), beside_bytes
+            )
         return {
-            stage: {key: tuple(ActionMemory(size, *held) for held, size in found.items()) for key, found in own.items()}
-            for stage, own in most.items()
+            stage: {
+                key: tuple(ActionMemory(size, *key_of_units) for key_of_units, size in sizes.items())
+                for key, sizes in by_key.items()
+            }
+            for stage, by_key in most.items()
         }
 
     def _gradients_by_action(
@@ -241,14 +250,14 @@ class RankStages:
         shards = 0 if "parameters" in self.moved else 4
         sizes = {}
         for stage, layers in self._ranges.items():
-            own = [q for n in layers for q in self.layers[n].parameters]
-            sizes[stage] = 4 * self.numbers(own, 1), shards * self.numbers(own, self._sharding.shards)
-        held: dict[int, int] = {}
+            parameters = [q for n in layers for q in self.layers[n].parameters]
+            sizes[stage] = 4 * self.numbers(parameters, 1), shards * self.numbers(parameters, self._sharding.shards)
+        gradients: dict[int, int] = {}
         for n, action in enumerate(actions):
             stage = action.stage
-            yield stage in held, sum(held.values()) - held.get(stage, 0)
+            yield stage in gradients, sum(gradients.values()) - gradients.get(stage, 0)
             if action.kind in ("B", "W") or (action.kind == "I" and stage not in splits):
-                held[stage] = sizes[stage][final[stage] == n]
+                gradients[stage] = sizes[stage][final[stage] == n]
 
     # ------------------------------------------------------------------------------------------------- the parameters
 
@@ -290,25 +299,25 @@ class RankStages:
             moved = 4 * self.numbers(unit, shards) if "parameters" in self.moved else 0  # from the host
             copied = size if shards > 1 and self._layout.device == "cpu" else 0
             sizes.append(UnitBytes(size, size + moved if shards > 1 else 0, copied))
-        found, root = {}, 0
+        by_stage, root = {}, 0
         for stage, layers in self._ranges.items():
-            own = [unit_of[n] for n in layers]
-            found[stage] = GatheredUnits(
-                own,
+            units_here = [unit_of[n] for n in layers]
+            by_stage[stage] = GatheredUnits(
+                units_here,
                 [bool(self.bytes[n].backward) for n in layers],
                 sizes,
                 root,
                 reshard=self._sharding.reshard,
                 staged=self._layout.sizes["pipeline"] > 1,
             )
-            root = max(root, *own) + 1
-        return found
+            root = max(root, *units_here) + 1
+        return by_stage
 
 
 def share(parameter: ParameterNode, shards: int) -> int:
     """Returns the numbers of the first rank's share, which is the largest."""
-    whole = prod(parameter.shape)
+    numbers = prod(parameter.shape)
     if shards == 1:
-        return whole
+        return numbers
     rows = parameter.shape[0] if parameter.shape else 1
-    return largest(rows, shards) * (whole // max(1, rows)) if rows else whole
+    return largest(rows, shards) * (numbers // max(1, rows)) if rows else numbers

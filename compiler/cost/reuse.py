@@ -71,8 +71,8 @@ class Reuse:
 
     def costs(self, staging: Staging, find: Callable[[], tuple[RankCost, ...]]) -> tuple[RankCost, ...]:
         """Returns the result of `find`, or the last one if its staging has the same costs."""
-        last = self._staging
-        if last is None or last.model is not staging.model or _costly(last) != _costly(staging):
+        last_staging = self._staging
+        if last_staging is None or last_staging.model is not staging.model or _costly(last_staging) != _costly(staging):
             self._staging, self._costs = staging, find()
             work = staging.layout.work(len(staging.model.layers))
             self.spent, self._largest = self.spent + work, max(self._largest, work)

@@ -78,14 +78,14 @@ def _simulate(table: ScheduleTable, cost: dict[str, Sequence[float]], send: floa
     rows = [[action.parts for action in row if action is not None] for row in table.rows]
     edges = _Edges(table, send)
     spans: list[list[TimedAction]] = [[] for _ in rows]
-    done = [0] * len(rows)
+    positions = [0] * len(rows)
     clock = [0.0] * len(rows)
     ready = list(range(len(rows)))
     while ready:  # a rank goes on until an input is missing; the action that delivers it makes the rank ready again
         rank = ready.pop()
         row, mine, now = rows[rank], spans[rank], clock[rank]
-        while done[rank] < len(row):
-            parts = row[done[rank]]
+        while positions[rank] < len(row):
+            parts = row[positions[rank]]
             if edges.missing(parts, rank):
                 break
             for action in parts:
@@ -96,9 +96,9 @@ def _simulate(table: ScheduleTable, cost: dict[str, Sequence[float]], send: floa
                 woken = edges.deliver(action, now)
                 if woken is not None:
                     ready.append(woken)
-            done[rank] += 1
+            positions[rank] += 1
         clock[rank] = now
-    stuck = [f"rank {r} at {row[n][0]}" for r, (row, n) in enumerate(zip(rows, done, strict=True)) if n < len(row)]
+    stuck = [f"rank {r} at {row[n][0]}" for r, (row, n) in enumerate(zip(rows, positions, strict=True)) if n < len(row)]
     assert not stuck, f"{table.name}: the table waits for itself: {', '.join(stuck)}"
     return spans
 
@@ -136,11 +136,11 @@ class _Edges:
 
     def deliver(self, action: ScheduledAction, now: float) -> int | None:
         """Delivers the result of an action; returns the rank that waited for it, if one did."""
-        stage, first, last = action.stage, 0, self._stages - 1
+        stage, first_stage, last_stage = action.stage, 0, self._stages - 1
         if action.kind == "F":
             # The last stage's forward is the input of its own backward, which follows its stages in the numbering.
-            to, delay = (stage + 1, self._delay[stage]) if stage < last else (self._stages + last, 0.0)
-        elif action.kind != "W" and stage > first:
+            to, delay = (stage + 1, self._delay[stage]) if stage < last_stage else (self._stages + last_stage, 0.0)
+        elif action.kind != "W" and stage > first_stage:
             to, delay = self._stages + stage - 1, self._delay[stage - 1]
         else:
             return None
@@ -164,17 +164,17 @@ def microbatches_in_flight(table: ScheduleTable) -> tuple[int, ...]:
 
 
 def peak_held(
-    table: ScheduleTable, bytes_per_stage: Sequence[float], between: Sequence[float] | None = None
+    table: ScheduleTable, bytes_per_stage: Sequence[float], between_halves: Sequence[float] | None = None
 ) -> tuple[float, ...]:
     """Returns for each rank the most bytes of activations it holds at once over all its stages.
 
-    `bytes_per_stage` is the memory of one micro-batch at each stage from its F on; `between` the memory held after I
-    until W, by default the same. It is larger if torch keeps gradients there too.
+    `bytes_per_stage` is the memory of one micro-batch at each stage from its F on; `between_halves` the memory held
+    after I until W, by default the same. It is larger if torch keeps gradients there too.
     """
-    between = bytes_per_stage if between is None else between
-    held = HeldBytes(kept=bytes_per_stage, between=between)
+    between_halves = bytes_per_stage if between_halves is None else between_halves
+    held_bytes = HeldBytes(kept=bytes_per_stage, between=between_halves)
     return tuple(
-        max(bytes + held.microbatch_bytes(action) for action, bytes in bytes_beside(table, rank, held))
+        max(bytes + held_bytes.microbatch_bytes(action) for action, bytes in bytes_beside(table, rank, held_bytes))
         for rank in range(table.ranks)
     )
 
@@ -202,16 +202,16 @@ class HeldBytes(Record):
         return sizes[action.stage] if sizes else 0.0
 
 
-def bytes_beside(table: ScheduleTable, rank: int, held: HeldBytes) -> Iterator[tuple[ScheduledAction, float]]:
+def bytes_beside(table: ScheduleTable, rank: int, held_bytes: HeldBytes) -> Iterator[tuple[ScheduledAction, float]]:
     """Yields the actions of a rank, with the bytes of activations that it holds beside the action's own."""
-    assert len(held.kept) == table.stages, "one size per stage"
+    assert len(held_bytes.kept) == table.stages, "one size per stage"
     now = 0.0
     for action in table.work(rank):
-        own = held.microbatch_bytes(action)
+        own_bytes = held_bytes.microbatch_bytes(action)
         if action.kind == "F":
             yield action, now
-            now += own
+            now += own_bytes
         else:
-            yield action, now - own
-            now += (held.between[action.stage] if action.kind == "I" else 0.0) - own
-        now += held.sent_bytes(action)
+            yield action, now - own_bytes
+            now += (held_bytes.between[action.stage] if action.kind == "I" else 0.0) - own_bytes
+        now += held_bytes.sent_bytes(action)

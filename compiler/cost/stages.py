@@ -63,7 +63,7 @@ def cut(
     """
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     layers = len(model.layers)
-    wanted = job.parallelism.stages
+    requested = job.parallelism.stages
     if stages > layers:
         yield Diagnostic(
             "E0410",
@@ -75,17 +75,19 @@ def cut(
             help="fewer stages, or a deeper network",
         )
         return None
-    if not isinstance(wanted, tuple):
-        whole = (range(layers),)
+    if not isinstance(requested, tuple):
+        single_stage = (range(layers),)
         return (
-            whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
+            single_stage
+            if stages == 1
+            else _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
         )
-    if len(wanted) != stages or sum(wanted) != layers:
+    if len(requested) != stages or sum(requested) != layers:
         likely = _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
         yield Diagnostic(
             "E0411",
-            f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
-            f"and the job has {plural(stages, 'stage')} and {plural(layers, 'layer')}",
+            f"`parallelism.stages` names {plural(len(requested), 'stage')} with {plural(sum(requested), 'layer')} in "
+            f"all, and the job has {plural(stages, 'stage')} and {plural(layers, 'layer')}",
             job.parallelism.value_span("stages"),
             notes=(Note(_layer_list(model), job.model.value_span("network")),),
             help=remedy(
@@ -96,8 +98,8 @@ def cut(
             ),
         )
         return None
-    starts = [sum(wanted[:i]) for i in range(stages)]
-    return tuple(range(start, start + count) for start, count in zip(starts, wanted, strict=True))
+    starts = [sum(requested[:i]) for i in range(stages)]
+    return tuple(range(start, start + count) for start, count in zip(starts, requested, strict=True))
 
 
 def _layer_list(model: ModelGraph) -> str:
@@ -110,7 +112,7 @@ def _layer_list(model: ModelGraph) -> str:
 
 def equal_counts(layers: int, stages: int) -> Cut:
     """Returns a cut with equal counts of layers, or one more in the first stages: the baseline for a balanced cut."""
-    return tuple(range(first, end) for first, end in pieces(layers, stages))
+    return tuple(range(start, end) for start, end in pieces(layers, stages))
 
 
 def work(layer: LayerNode) -> int:
@@ -140,46 +142,46 @@ def _balanced(
     if limit is None or workload is None or schedule is None or cuts is None:
         return fastest
     needs = _needs(job, layout, model, workload, schedule, optimizer)
-    found: Cut | None = fastest
-    beside: list[float] | None = None  # memory of each stage in the account besides its needs
-    each = layout.work(len(costs))
-    for _ in range(max(1, min(TRIES, TRIED.most // 4 // each))):
-        if found is None:
+    candidate: Cut | None = fastest
+    excess: list[float] | None = None  # memory of each stage in the account besides its needs
+    work_of_a_try = layout.work(len(costs))
+    for _ in range(max(1, min(TRIES, TRIED.most // 4 // work_of_a_try))):
+        if candidate is None:
             break
         if reuse:
-            reuse.spent += each // 4
+            reuse.spent += work_of_a_try // 4
         staging = Staging(
             job=job,
             layout=layout,
             workload=workload,
             model=model,
             cuts=cuts,
-            stages=found,
+            stages=candidate,
             schedule=schedule,
             optimizer=optimizer,
         )
         peaks = [account(staging, p).peak for p in range(schedule.ranks)]
         if max(peaks) <= limit:
-            return found
-        seen = [0.0] * schedule.ranks
+            return candidate
+        predicted = [0.0] * schedule.ranks
         for stage, rank in enumerate(schedule.placement):
-            seen[rank] += needs(stage, found[stage].start, found[stage].stop)
-        more = [(peaks[rank] - seen[rank]) / schedule.virtual_stages for rank in schedule.placement]
-        beside = more if beside is None else [*map(max, more, beside)]
-        found = balance(costs, stages, _within(limit / schedule.virtual_stages, runs, needs, beside))
+            predicted[rank] += needs(stage, candidate[stage].start, candidate[stage].stop)
+        more = [(peaks[rank] - predicted[rank]) / schedule.virtual_stages for rank in schedule.placement]
+        excess = more if excess is None else [*map(max, more, excess)]
+        candidate = balance(costs, stages, _within(limit / schedule.virtual_stages, runs, needs, excess))
     return fastest
 
 
-def _within(limit: float, runs: Begins, needs: Needs, beside: Sequence[float]) -> Begins:
+def _within(limit: float, runs: Begins, needs: Needs, excess: Sequence[float]) -> Begins:
     """Restricts `runs` to those whose needs, and the memory besides, are within the limit."""
 
     def begins(stage: int) -> list[range]:
-        found, first = [], 0
+        ranges, start = [], 0
         for end, these in enumerate(runs(stage)):
-            while first < end and needs(stage, first, end) + beside[stage] > limit:
-                first += 1  # a later end has no earlier beginning
-            found.append(range(max(first, these.start), these.stop))
-        return found
+            while start < end and needs(stage, start, end) + excess[stage] > limit:
+                start += 1  # a later end has no earlier beginning
+            ranges.append(range(max(start, these.start), these.stop))
+        return ranges
 
     return begins
 
@@ -187,13 +189,13 @@ def _within(limit: float, runs: Begins, needs: Needs, beside: Sequence[float]) -
 def _runs(job: JobSpec, model: ModelGraph) -> Begins:
     """Returns the runs that have something to train, and end with a tensor that can be sent."""
     names = trained(job, model)
-    found, last = [range(0)], len(model.layers)
+    ranges, count = [range(0)], len(model.layers)
     latest = -1  # the last layer so far that trains
     for n, layer in enumerate(model.layers):
         if any(q.first_name in names for q in layer.parameters):
             latest = n
-        found.append(range(0 if n + 1 < last and unsendable(model, n) else latest + 1))
-    return lambda stage: found
+        ranges.append(range(0 if n + 1 < count and unsendable(model, n) else latest + 1))
+    return lambda stage: ranges
 
 
 def _needs(
@@ -211,9 +213,9 @@ def _needs(
     state = OptimizerBytes(job, optimizer).of_a_number() / sharding.shards + 8  # with parameter and gradient
     samples = workload.microbatch / layout.sizes["context"]
     parameters = [sum(q.count for q in layer.parameters) for layer in model.of_a_rank]
-    kept = [samples * size for size in kept_bytes(job, model, model.of_a_rank)]
+    sizes = [samples * size for size in kept_bytes(job, model, model.of_a_rank)]
     states = [0.0, *itertools.accumulate(state * count for count in parameters)]
-    keeps = [0.0, *itertools.accumulate(kept)]
+    keeps = [0.0, *itertools.accumulate(sizes)]
     flight = microbatches_in_flight(schedule)
     return lambda stage, a, b: states[b] - states[a] + flight[stage] * (keeps[b] - keeps[a])
 
@@ -232,29 +234,29 @@ def balance(costs: Sequence[float], stages: int, begins: Begins | None = None) -
     for k in range(1, stages + 1):
         may = begins(k - 1) if begins else [range(count)] * (count + 1)
         bound = [*itertools.accumulate(reversed(best), min)][::-1]  # minimum over that layer and all after it
-        first = next((i for i, least in enumerate(best) if least < never), count)
-        row, where = [never] * (count + 1), [0] * (count + 1)
-        meet = first
-        for i in range(max(k, first + 1), count - (stages - k) + 1):
+        first_begin = next((i for i, least in enumerate(best) if least < never), count)
+        row, begin_of = [never] * (count + 1), [0] * (count + 1)
+        meet = first_begin
+        for i in range(max(k, first_begin + 1), count - (stages - k) + 1):
             while meet < i - 1 and bound[meet] < total[i] - total[meet]:
                 meet += 1
-            low, high = max(first, may[i].start), min(i, may[i].stop)
-            chosen = (never, False, 0)
+            low, high = max(first_begin, may[i].start), min(i, may[i].stop)
+            best_begin = (never, False, 0)
             for side in (range(max(low, meet), high), range(min(high, meet) - 1, low - 1, -1)):
                 for j in side:
-                    last = total[i] - total[j]
-                    if (max(bound[j], last), False, j) > chosen:
+                    last_cost = total[i] - total[j]
+                    if (max(bound[j], last_cost), False, j) > best_begin:
                         break
-                    slowest = max(best[j], last)
+                    slowest = max(best[j], last_cost)
                     if slowest < never:
-                        chosen = min(chosen, (slowest, last == slowest, j if last < slowest else -j))
-            if chosen[0] < never:
-                row[i], where[i] = chosen[0], abs(chosen[2])
+                        best_begin = min(best_begin, (slowest, last_cost == slowest, j if last_cost < slowest else -j))
+            if best_begin[0] < never:
+                row[i], begin_of[i] = best_begin[0], abs(best_begin[2])
         best = row
-        cuts.append(where)
+        cuts.append(begin_of)
     if best[count] == never:
         return None
     ends = [count]
-    for where in reversed(cuts):
-        ends.append(where[ends[-1]])
+    for begin_of in reversed(cuts):
+        ends.append(begin_of[ends[-1]])
     return tuple(range(a, b) for a, b in itertools.pairwise(reversed(ends)))

@@ -36,13 +36,13 @@ class UnshardedMemory:
         self._all = 4 * sum(self.trains)
         self._made = self._others = 0
 
-    def begin(self, gathered: GatheredBytes | None, layers: range, others: int) -> int:
-        """Begins an action of the stage with these layers, beside `others`, bytes of gradients of other stages; returns
+    def begin(self, gathered: GatheredBytes | None, layers: range, other_gradients: int) -> int:
+        """Begins an action of the stage with these layers, beside `other_gradients`, bytes of other stages; returns
         bytes of gradients.
         """
         if self.staged:
             self._all = 4 * sum(self.trains[n] for n in layers)
-            self._made, self._others = 0, others
+            self._made, self._others = 0, other_gradients
         return self.backward(layers.start, IDLE)
 
     def end(self) -> None:
@@ -59,13 +59,13 @@ class UnshardedMemory:
             self.beside = 4 * moment.copies
             return self._others + self._all * self.buckets + self._made + 4 * moment.made
         # A gradient is made beside the tensor that it is copied into, or added to; those copied to buckets are freed.
-        taken = self._made if self.earlier and self.buckets and not self.held else 0
+        freed = self._made if self.earlier and self.buckets and not self.held else 0
         self.beside = 4 * (moment.weights + moment.copies)
-        return self._others + self._all * (self.buckets + self.earlier) - taken
+        return self._others + self._all * (self.buckets + self.earlier) - freed
 
-    def leave(self, layer: int, last: bool) -> Iterator[int]:
-        """Leaves a layer in the backward pass, the `last` of the action; yields bytes of gradients while a completed
-        unit is scattered.
+    def leave(self, layer: int, is_final: bool) -> Iterator[int]:
+        """Leaves a layer in the backward pass; yields bytes of gradients while a completed unit is scattered.
+        `is_final`: the action ends.
         """
         self._made += 4 * self.trains[layer]
         yield from ()
@@ -113,18 +113,18 @@ class ShardedMemory:
         handed = 4 * self._summed[self._handed] if self._handed is not None else 0
         return self._level + handed
 
-    def _gradients(self, made: int) -> int:
-        return self._others + 4 * (self._earlier + self._shards) + self.element * made
+    def _gradients(self, new_numbers: int) -> int:
+        return self._others + 4 * (self._earlier + self._shards) + self.element * new_numbers
 
-    def begin(self, gathered: GatheredBytes | None, layers: range, others: int) -> int:
-        """Begins an action of the stage with these layers; `others` are bytes of other stages' gradients."""
+    def begin(self, gathered: GatheredBytes | None, layers: range, other_gradients: int) -> int:
+        """Begins an action of the stage with these layers; `other_gradients` are bytes of other stages' gradients."""
         assert gathered is not None
         self._action, self._first = gathered, layers.start
         self._level, self.passing = gathered.begin, 0
         if self.staged:
             units = {self.unit_of[n] for n in layers}
             self._earlier = sum(self._summed[unit] for unit in units) if self.stays else 0
-            self._others, self._shards, self._made, self._handed = others, 0, 0, None
+            self._others, self._shards, self._made, self._handed = other_gradients, 0, 0, None
         return self._gradient_bytes(IDLE)
 
     def end(self) -> None:
@@ -145,25 +145,25 @@ class ShardedMemory:
 
     def _gradient_bytes(self, moment: WorkingSet) -> int:
         added = self.accumulate and self.stays and self.element == 4  # added to earlier micro-batches' at once
-        own = moment.weights if added else self._made + moment.made
-        return self._gradients(own) + self.element * moment.copies
+        numbers = moment.weights if added else self._made + moment.made
+        return self._gradients(numbers) + self.element * moment.copies
 
-    def leave(self, layer: int, last: bool) -> Iterator[int]:
+    def leave(self, layer: int, is_final: bool) -> Iterator[int]:
         self._made += self.trains[layer]
         self.passing = 0
         complete = self._action.done[layer - self._first]
-        if last:
+        if is_final:
             complete += self._action.late
         for unit, level in complete:
             self._level = level
             yield from self._complete(unit, self.held or self.staged)
-        for unit, level in self._action.reduced if last else ():
+        for unit, level in self._action.reduced if is_final else ():
             self._level = level
             yield from self._scatter(unit)
 
-    def _complete(self, unit: int, held: bool) -> Iterator[int]:
-        """Completes the gradients of a unit in a micro-batch; `held`: they are scattered later."""
-        if not (held and self.accumulate):
+    def _complete(self, unit: int, waits: bool) -> Iterator[int]:
+        """Completes the gradients of a unit in a micro-batch; `waits`: they are scattered later."""
+        if not (waits and self.accumulate):
             yield from self._scatter(unit)
         elif self.element == 2:
             yield from self._widen(unit)
