@@ -39,14 +39,15 @@ class GoalError(RuntimeError):
 class Goals:
     """The goals of a training, on one rank. `kept` is the progress in the checkpoint that it resumes from."""
 
-    def __init__(self, job: JobProgram, device: torch.device, kept: Mapping[str, Progress]) -> None:
-        asked = {STOPPING: job.early_stopping, BEST: job.checkpoint.best}
+    def __init__(self, job: JobProgram, device: torch.device, saved_progress: Mapping[str, Progress]) -> None:
+        requested = {STOPPING: job.early_stopping, BEST: job.checkpoint.best}
         self._job, self._device = job, device
-        self._goals = {name: goal for name, goal in asked.items() if goal is not None}
+        self._goals = {name: goal for name, goal in requested.items() if goal is not None}
         self.progress = {
-            name: initial_progress(goal.metric, goal.highest, kept.get(name)) for name, goal in self._goals.items()
+            name: initial_progress(goal.metric, goal.highest, saved_progress.get(name))
+            for name, goal in self._goals.items()
         }
-        self._plateau = plateau_of(job, kept.get(PLATEAU))
+        self._plateau = plateau_of(job, saved_progress.get(PLATEAU))
         if self._plateau is not None:
             self.progress[PLATEAU] = self._plateau.progress
 
@@ -55,13 +56,13 @@ class Goals:
         """True if an evaluation may end the training, or ask for a checkpoint."""
         return bool(self._goals)
 
-    def hear(self, step: int, found: Mapping[str, object]) -> None:
+    def hear(self, step: int, measurements: Mapping[str, object]) -> None:
         """Takes the results of the evaluation after `step`, on all ranks. Raises GoalError."""
         plateau = self._plateau
         steps: list[GoalStep | PlateauStep] = [*self._goals.values(), *([plateau.step] if plateau else [])]
         if not steps:
             return
-        values = self._of_rank_0([_number(goal, found) for goal in steps])
+        values = self._of_rank_0([_number(goal, measurements) for goal in steps])
         for (name, goal), value in zip(self._goals.items(), values, strict=False):
             self.progress[name] = update_progress(goal, self.progress[name], step, value)
         if plateau is not None:
@@ -93,17 +94,17 @@ class Goals:
     def _of_rank_0(self, values: list[float]) -> list[float]:
         if self._job.world_size == 1:
             return values
-        told = torch.tensor(values, dtype=torch.float64, device=self._device)
+        sent_values = torch.tensor(values, dtype=torch.float64, device=self._device)
         with collectives.exclude_collectives():
-            dist.broadcast(told, src=0)
-        heard: list[float] = told.tolist()
-        return heard
+            dist.broadcast(sent_values, src=0)
+        received_values: list[float] = sent_values.tolist()
+        return received_values
 
 
-def initial_progress(metric: str, highest: bool, kept: Progress | None) -> Progress:
+def initial_progress(metric: str, highest: bool, saved_progress: Progress | None) -> Progress:
     """Returns the progress over a metric with which a training begins: a checkpoint's, if its metric is the same."""
-    if kept is not None and (kept.metric, kept.highest) == (metric, highest):
-        return kept
+    if saved_progress is not None and (saved_progress.metric, saved_progress.highest) == (metric, highest):
+        return saved_progress
     return Progress(metric=metric, highest=highest)
 
 
@@ -118,14 +119,14 @@ def _better(goal: GoalStep, value: float, best: float) -> bool:
     return value > best + goal.by if goal.highest else value < best - goal.by
 
 
-def _number(goal: GoalStep | PlateauStep, found: Mapping[str, object]) -> float:
-    value = found.get(goal.metric)
+def _number(goal: GoalStep | PlateauStep, values: Mapping[str, object]) -> float:
+    value = values.get(goal.metric)
     if isinstance(value, Real):
         return float(value)
     with mark_errors(goal.line):
         if value is not None:
             raise GoalError(f"`{goal.metric}` of the evaluation is a list of numbers, and a goal needs one")
-        numbers = ", ".join(name for name, each in found.items() if isinstance(each, Real))
+        numbers = ", ".join(name for name, entry in values.items() if isinstance(entry, Real))
         raise GoalError(f"the evaluation has no number `{goal.metric}`; it has {numbers}")
 
 
@@ -152,24 +153,27 @@ class Plateau:
 
     def hear(self, step: int, value: float) -> None:
         """Takes the value of the metric in the evaluation after `step`."""
-        torchs, before = self._torchs, self.progress.best
+        torchs, previous_best = self._torchs, self.progress.best
         torchs.step(value)
         best = None if torchs.best == (-math.inf if self.progress.highest else math.inf) else torchs.best
         self.progress = replace(
             self.progress,
             best=best,
-            step=step if best != before else self.progress.step,
+            step=step if best != previous_best else self.progress.step,
             since=torchs.num_bad_epochs,
             factor=self._optimizer.param_groups[0]["lr"] / self._rate if self._rate else 1.0,
             cooldown=torchs.cooldown_counter,
         )
 
 
-def plateau_of(job: JobProgram, kept: Progress | None) -> Plateau | None:
+def plateau_of(job: JobProgram, saved_progress: Progress | None) -> Plateau | None:
     """Returns the schedule of a job that has one, from a checkpoint's progress on."""
     step = job.learning_rate.plateau
     if step is None:
         return None
     return Plateau(
-        job.learning_rate, step, job.optimizer.lr, initial_progress(step.metric, step.better == "highest", kept)
+        job.learning_rate,
+        step,
+        job.optimizer.lr,
+        initial_progress(step.metric, step.better == "highest", saved_progress),
     )

@@ -49,45 +49,49 @@ def evaluate(
 ) -> dict[str, Value]:
     """Returns the metrics over the whole split, by name; the same on every rank."""
     steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
-    together = WholeEvaluation(job, place, parts) if job.loss.together else None
-    alone = [step for step in steps if together is None or step.kind != "loss"]
-    summed = Metrics([step for step in alone if not keeps(step)], job.loss, parts.device)
-    kept = [StatefulMetric(step, job.loss, parts.device) for step in steps if keeps(step)]
+    full_evaluation = WholeEvaluation(job, place, parts) if job.loss.together else None
+    separable = [step for step in steps if full_evaluation is None or step.kind != "loss"]
+    summed = Metrics([step for step in separable if not keeps(step)], job.loss, parts.device)
+    stateful = [StatefulMetric(step, job.loss, parts.device) for step in steps if keeps(step)]
     mesh, cut = mesh_of(job), piece_of(job)
     with evaluating(parts):
         size = batch_size(job, place)
-        made = together.batches(splits, split, size) if together else _batches(job, place, parts, splits, split)
-        for input, target, counts in made:
+        pass_batches = (
+            full_evaluation.batches(splits, split, size)
+            if full_evaluation
+            else _batches(job, place, parts, splits, split)
+        )
+        for input, target, counts in pass_batches:
             output = forward(job, parts, cut(input))
             if output is None:
                 continue
-            if together is not None:
-                together.add(output, target, counts)
+            if full_evaluation is not None:
+                full_evaluation.add(output, target, counts)
             if counts:
                 summed.update(output, cut(target))
-            if kept:
+            if stateful:
                 output = gather_output(job, output)
-            for metric in kept if counts else ():
+            for metric in stateful if counts else ():
                 metric.update(output, target)
-    sums = summed.sums if together is None else torch.cat((together.sums, summed.sums))
+    sums = summed.sums if full_evaluation is None else torch.cat((full_evaluation.sums, summed.sums))
     if job.world_size > 1:
         sums *= mesh.leads
         dist.all_reduce(sums)
-    found: dict[str, Value] = {}
-    if together is not None:
+    values: dict[str, Value] = {}
+    if full_evaluation is not None:
         total, number = sums[:2].tolist()
-        found["loss"], sums = (total / number if number else math.nan), sums[2:]
-    found |= summed.results(sums)
-    if kept:
-        found |= exchange(kept, job.world_size, mesh.leads and mesh.coordinates["context"] == 0)
-    return found
+        values["loss"], sums = (total / number if number else math.nan), sums[2:]
+    values |= summed.results(sums)
+    if stateful:
+        values |= exchange(stateful, job.world_size, mesh.leads and mesh.coordinates["context"] == 0)
+    return values
 
 
-def named(found: Mapping[str, dict[str, Value]]) -> dict[str, Value]:
+def named(by_split: Mapping[str, dict[str, Value]]) -> dict[str, Value]:
     """Returns the metrics of several splits by one name each: `loss`, or `clean.loss` of a set of that name."""
     return {
         f"{split.partition('/')[2]}.{name}".removeprefix("."): value
-        for split, metrics in found.items()
+        for split, metrics in by_split.items()
         for name, value in metrics.items()
     }
 
@@ -120,17 +124,17 @@ def _batches(
     job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, split: Split
 ) -> Iterator[tuple[object, object, bool]]:
     """Yields this rank's batches (input, target, whether they count): as many on every rank if they go in lockstep."""
-    size, own = batch_size(job, place), 0
+    size, first_sample = batch_size(job, place), 0
     pair: Pair | None = None
     for pair in split_batches(job.data, splits, split, place, size, parts.device):
-        own += 1
+        first_sample += 1
         yield *pair, True
     if not parts.engine.lockstep:
         return
-    for _ in range(most_batches(samples_of(job.data, split), place, size) - own):
+    for _ in range(most_batches(samples_of(job.data, split), place, size) - first_sample):
         if pair is None:
-            first = dataclasses.replace(place, data_rank=0)
-            pair = next(iter(split_batches(job.data, splits, split, first, size, parts.device)))
+            first_place = dataclasses.replace(place, data_rank=0)
+            pair = next(iter(split_batches(job.data, splits, split, first_place, size, parts.device)))
         yield *pair, False
 
 
@@ -177,18 +181,18 @@ class WholeEvaluation:
 
     def _chunks(self, split: Split, size: int) -> tuple[list[Tensor], list[tuple[bool, int]]]:
         """Returns what is read each time; and whether it counts, and the samples of the global batch it ends, or 0."""
-        first, count = range_of(self._job.data, split)
-        ranks, rank, each = self._place.data_ranks, self._place.data_rank, self._job.data.batch
+        split_begin, count = range_of(self._job.data, split)
+        ranks, rank, global_batch = self._place.data_ranks, self._place.data_rank, self._job.data.batch
         chunks: list[Tensor] = []
         ends: list[tuple[bool, int]] = []
-        for begin in range(first, first + count, each):
-            batch = min(each, first + count - begin)
+        for begin in range(split_begin, split_begin + count, global_batch):
+            batch = min(global_batch, split_begin + count - begin)
             start, stop = piece(batch, ranks, rank)
-            own = list(torch.arange(begin + start, begin + stop).split(size)) if stop > start else []
+            sample_chunks = list(torch.arange(begin + start, begin + stop).split(size)) if stop > start else []
             filler = [torch.tensor([begin + min(start, batch - 1)])]
-            times = -(-largest(batch, ranks) // size) if self._parts.engine.lockstep else max(1, len(own))
-            chunks += own + filler * (times - len(own))
-            ends += [(n < len(own), batch if n + 1 == times else 0) for n in range(times)]
+            times = -(-largest(batch, ranks) // size) if self._parts.engine.lockstep else max(1, len(sample_chunks))
+            chunks += sample_chunks + filler * (times - len(sample_chunks))
+            ends += [(n < len(sample_chunks), batch if n + 1 == times else 0) for n in range(times)]
         return chunks, ends
 
     def _close(self, batch: int) -> None:

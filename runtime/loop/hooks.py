@@ -82,18 +82,20 @@ class _AloneCheck:
         self._on = job.world_size > 1 and not hook.everywhere
 
     @contextlib.contextmanager
-    def compared(self, seen: int, event: str) -> Iterator[None]:
-        """Compares what the calls in it change, in the `seen`th step of this process. Raises HookError."""
+    def compared(self, step_number: int, event: str) -> Iterator[None]:
+        """Compares what the calls in it change, in the `step_number`th step of this process. Raises HookError."""
         in_step = event in ("before_step", "after_backward", "after_step")
-        if not self._on or event == "failed" or (in_step and seen > FIRST and seen & (seen - 1)):
+        if not self._on or event == "failed" or (in_step and step_number > FIRST and step_number & (step_number - 1)):
             yield
             return
         tensors = self._tensors(event)
-        before = bit_sums(list(tensors.values()))
+        sums_before = bit_sums(list(tensors.values()))
         yield
         changed = [
             name
-            for (name, tensor), old, new in zip(tensors.items(), before, bit_sums(list(tensors.values())), strict=True)
+            for (name, tensor), old, new in zip(
+                tensors.items(), sums_before, bit_sums(list(tensors.values())), strict=True
+            )
             if old != new
         ]
         if changed:
@@ -104,18 +106,22 @@ class _AloneCheck:
 
     def _tensors(self, event: str) -> dict[str, Tensor]:
         plain = self._parts.plain
-        found = {f"`{name}`": tensor for name, tensor in (*plain.named_parameters(), *plain.named_buffers())}
+        named_tensors = {f"`{name}`": tensor for name, tensor in (*plain.named_parameters(), *plain.named_buffers())}
         if event == "after_backward":
-            gradients = ((name, each.grad) for name, each in plain.named_parameters())
-            found |= {f"the gradient of `{name}`": each for name, each in gradients if each is not None}
-        return found
+            gradients = ((name, parameter.grad) for name, parameter in plain.named_parameters())
+            named_tensors |= {
+                f"the gradient of `{name}`": gradient for name, gradient in gradients if gradient is not None
+            }
+        return named_tensors
 
 
 class _FreezeCheck:
     """Finds that a hook freezes parameters, or lets frozen ones train, which the plan does not know of."""
 
     def __init__(self, job: JobProgram, parts: TrainingComponents) -> None:
-        self._trained = [(name, each, each.requires_grad) for name, each in parts.plain.named_parameters()]
+        self._trained = [
+            (name, parameter, parameter.requires_grad) for name, parameter in parts.plain.named_parameters()
+        ]
         # Elsewhere the ranks would wait for the gradients of frozen parameters, or sum others without them.
         self._may_freeze = job.gradients.kind in ("none", "fsdp") or job.gradients.search
 
@@ -162,10 +168,13 @@ class Hooks:
         ]
 
     def _call(self, event: str) -> None:
-        for name, line, hook, alone in self._hooks:
+        for name, line, hook, alone_check in self._hooks:
             method = getattr(hook, event, None)
             if method is not None:
-                with mark_errors(line, f"the hook `{name}`, its `{event}`"), alone.compared(self._steps_seen, event):
+                with (
+                    mark_errors(line, f"the hook `{name}`, its `{event}`"),
+                    alone_check.compared(self._steps_seen, event),
+                ):
                     method(self._context)
                     self._freezing.look()
 
@@ -216,25 +225,25 @@ class Hooks:
     # ------------------------------------------------------------------------------------------------ checkpoints
 
     def tensors_to_save(self) -> dict[str, Tensor]:
-        found = {}
+        named_tensors = {}
         for name, line, hook, _ in self._hooks:
             if hasattr(hook, "state_dict"):
                 with mark_errors(line, f"the hook `{name}`, its `state_dict`"):
                     state = hook.state_dict()
                     try:
-                        found[f"hook.{self._rank}.{name}"] = pack(state)
+                        named_tensors[f"hook.{self._rank}.{name}"] = pack(state)
                     except Exception as error:
                         kinds = "tensors, numbers, text, lists and dicts"
                         raise HookError(f"its state can have {kinds}, and has something else") from error
-        return found
+        return named_tensors
 
-    def tensors_to_load(self, there: Mapping[str, Any]) -> dict[str, Tensor]:
-        found = {}
+    def tensors_to_load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        named_tensors = {}
         for name, _, hook, _ in self._hooks:
-            keys = [key for key in (f"hook.{self._rank}.{name}", f"hook.0.{name}") if key in there]
+            keys = [key for key in (f"hook.{self._rank}.{name}", f"hook.0.{name}") if key in saved]
             if keys and hasattr(hook, "load_state_dict"):
-                found[keys[0]] = torch.empty(tuple(there[keys[0]].size), dtype=torch.uint8)
-        return found
+                named_tensors[keys[0]] = torch.empty(tuple(saved[keys[0]].size), dtype=torch.uint8)
+        return named_tensors
 
     def after_load(self, tensors: Mapping[str, Tensor]) -> None:
         states = {key.split(".", 2)[2]: tensor for key, tensor in tensors.items()}
@@ -246,23 +255,23 @@ class Hooks:
 
 def _named(hooks: Sequence[HookStep]) -> list[str]:
     """Returns a name for each hook: its function, and a number for a second one of the same."""
-    found: list[str] = []
+    labels: list[str] = []
     for hook in hooks:
-        before = sum(each.partition(" ")[0] == hook.python.function for each in found)
-        found.append(f"{hook.python.function} {before + 1}" if before else hook.python.function)
-    return found
+        earlier_count = sum(label.partition(" ")[0] == hook.python.function for label in labels)
+        labels.append(f"{hook.python.function} {earlier_count + 1}" if earlier_count else hook.python.function)
+    return labels
 
 
 def make_hook_object(function: PythonFunction) -> UserObject:
     """Returns the object that a job names, made by its class or function if it is one. Raises HookError."""
     with mark_errors(function.line, f"`{function.function}`"):
-        found: UserObject = load_function(function)
-        known = any(callable(getattr(found, name, None)) for name in (*EVENTS, "log"))
-        if isinstance(found, type) or not known:
-            if not callable(found):
-                raise HookError(f"a {type(found).__name__} is neither a hook nor a function that makes one")
-            found = found()
-        return found
+        user_object: UserObject = load_function(function)
+        has_events = any(callable(getattr(user_object, name, None)) for name in (*EVENTS, "log"))
+        if isinstance(user_object, type) or not has_events:
+            if not callable(user_object):
+                raise HookError(f"a {type(user_object).__name__} is neither a hook nor a function that makes one")
+            user_object = user_object()
+        return user_object
 
 
 class _Logger:
@@ -296,20 +305,20 @@ class Loggers:
 
     def __init__(self, functions: Sequence[PythonFunction], tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._loggers = [_Logger(each) for each in functions]
-        for each in self._loggers:
-            if not each.call("", each.make):
-                each.in_a_row = self.TRIES
-                tell(f"the logger `{each.name}` gets no records, as it cannot be made ({each.reason})")
+        self._loggers = [_Logger(function) for function in functions]
+        for logger in self._loggers:
+            if not logger.call("", logger.make):
+                logger.in_a_row = self.TRIES
+                tell(f"the logger `{logger.name}` gets no records, as it cannot be made ({logger.reason})")
 
     def log(self, record: Record) -> None:
-        for each in self._loggers:
-            if each.in_a_row == self.TRIES:
-                each.missed += 1
-            elif each.call("", lambda each=each: each.object.log(dict(record))):  # type: ignore[misc]
-                each.in_a_row = 0
+        for logger in self._loggers:
+            if logger.in_a_row == self.TRIES:
+                logger.missed += 1
+            elif logger.call("", lambda logger=logger: logger.object.log(dict(record))):  # type: ignore[misc]
+                logger.in_a_row = 0
             else:
-                self._note_missed(each, record)
+                self._note_missed(logger, record)
 
     def _note_missed(self, logger: _Logger, record: Record) -> None:
         logger.missed, logger.in_a_row = logger.missed + 1, logger.in_a_row + 1
@@ -327,12 +336,14 @@ class Loggers:
             traceback.print_exc(file=sys.stderr)
 
     def close(self) -> None:
-        for each in self._loggers:
-            if hasattr(each.object, "close") and not each.call(", its `close`", each.object.close):
-                self._tell(f"the logger `{each.name}` could not be closed ({each.reason})")
-            if each.missed:
-                records = "1 record" if each.missed == 1 else f"{each.missed} records"
-                self._tell(f"the logger `{each.name}` missed {records} ({each.reason}); metrics.jsonl has all of them")
+        for logger in self._loggers:
+            if hasattr(logger.object, "close") and not logger.call(", its `close`", logger.object.close):
+                self._tell(f"the logger `{logger.name}` could not be closed ({logger.reason})")
+            if logger.missed:
+                records = "1 record" if logger.missed == 1 else f"{logger.missed} records"
+                self._tell(
+                    f"the logger `{logger.name}` missed {records} ({logger.reason}); metrics.jsonl has all of them"
+                )
 
 
 # Names of exceptions of libraries that derive from no OSError, as those of grpc, wandb, redis and sqlalchemy.
@@ -347,7 +358,7 @@ def is_of_service(error: BaseException | None) -> bool:
     """True if an exception says, or follows from one that says, that a service or a file cannot be used."""
     while error is not None:
         status = _http_status(error)
-        named = any(_OF_SERVICE.fullmatch(each.__name__) for each in type(error).__mro__)
+        named = any(_OF_SERVICE.fullmatch(error_type.__name__) for error_type in type(error).__mro__)
         if isinstance(error, OSError) or named or status >= 500 or status in _BUSY:
             return True
         error = error.__cause__ or error.__context__
@@ -369,10 +380,10 @@ def try_hook(function: PythonFunction) -> None:
     owner = _hook_type(function)
     if owner is None:
         return
-    found = [event for event in EVENTS if callable(getattr(owner, event, None))]
-    if not found:
+    events = [event for event in EVENTS if callable(getattr(owner, event, None))]
+    if not events:
         raise HookError(f"{_word(owner)} has none of the methods {', '.join(EVENTS)}")
-    for event in found:
+    for event in events:
         _takes_one(owner, event)
     state = [name for name in _STATE if callable(getattr(owner, name, None))]
     if len(state) == 1:
@@ -391,14 +402,14 @@ def try_logger(function: PythonFunction) -> None:
 
 def _hook_type(function: PythonFunction) -> object:
     """Returns the class or object that a job names; None for a function, which would have to be called."""
-    found: object = load_function(replace(function, arguments={}))
-    if callable(found):
+    hook_type: object = load_function(replace(function, arguments={}))
+    if callable(hook_type):
         try:
-            inspect.signature(found).bind(**function.arguments)
+            inspect.signature(hook_type).bind(**function.arguments)
         except (TypeError, ValueError) as error:
-            if isinstance(found, type) or function.arguments:
+            if isinstance(hook_type, type) or function.arguments:
                 raise HookError(f"it is called with other arguments: {error}") from error
-    return None if inspect.isroutine(found) else found
+    return None if inspect.isroutine(hook_type) else hook_type
 
 
 def _word(owner: object) -> str:
@@ -406,8 +417,8 @@ def _word(owner: object) -> str:
 
 
 def _takes_one(owner: object, name: str) -> None:
-    given = (None, None) if isinstance(owner, type) else (None,)
+    example = (None, None) if isinstance(owner, type) else (None,)
     try:
-        inspect.signature(getattr(owner, name)).bind(*given)
+        inspect.signature(getattr(owner, name)).bind(*example)
     except TypeError as error:
         raise HookError(f"its `{name}` is called with one argument: {error}") from error

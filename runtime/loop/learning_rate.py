@@ -44,17 +44,17 @@ def schedule(step: LearningRateStep) -> Factor:
     """Returns the function that gives the factor of each step, counted from 0."""
     if step.python is None:
         return lambda s: factor(step, s)
-    own, steps = load_function(step.python), step.steps
-    return mark_errors(step.python.line)(lambda s: _share(own(s, steps), s))
+    user_schedule, steps = load_function(step.python), step.steps
+    return mark_errors(step.python.line)(lambda s: _share(user_schedule(s, steps), s))
 
 
-def _share(found: object, s: int) -> float:
+def _share(value: object, s: int) -> float:
     """Returns the result of a user's schedule as a number. Raises ValueError if it is no factor."""
-    if isinstance(found, torch.Tensor) and found.numel() == 1:
-        found = found.item()
-    if not isinstance(found, Real) or not 0 <= float(found) < math.inf:
-        raise ValueError(f"the schedule gives {found!r:.80} for step {s}, and should give a number of at least 0")
-    return float(found)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"the schedule gives {value!r:.80} for step {s}, and should give a number of at least 0")
+    return float(value)
 
 
 def factor(step: LearningRateStep, s: int) -> float:
@@ -62,8 +62,8 @@ def factor(step: LearningRateStep, s: int) -> float:
     if s < step.warmup:
         begin = step.begin
         return (s + 1) / step.warmup if begin is None else begin + (1 - begin) * s / step.warmup
-    after = s - step.warmup
-    through = min(1.0, after / (step.steps - step.warmup)) if step.steps > step.warmup else 1.0
+    position = s - step.warmup
+    through = min(1.0, position / (step.steps - step.warmup)) if step.steps > step.warmup else 1.0
     match step.kind:
         case "cosine":
             return _down(step, through)
@@ -74,13 +74,13 @@ def factor(step: LearningRateStep, s: int) -> float:
         case "one_cycle":
             return _one_cycle(step, s)
         case "restarts":
-            return _down(step, _since_restart(step, after))
+            return _down(step, _since_restart(step, position))
         case "step":
-            return float(step.factor ** (after // step.every))
+            return float(step.factor ** (position // step.every))
         case "multistep":
             return float(step.factor ** sum(time <= s for time in step.milestones))
         case "exponential":
-            return float(step.factor ** (after / step.every))
+            return float(step.factor ** (position / step.every))
         case _:
             return 1.0
 
@@ -108,11 +108,11 @@ def _one_cycle(step: LearningRateStep, s: int) -> float:
     return _down(step, (s - step.rise + 1) / max(1, step.steps - step.rise))
 
 
-def _since_restart(step: LearningRateStep, after: int) -> float:
+def _since_restart(step: LearningRateStep, position: int) -> float:
     length = step.every
-    while after >= length:
-        after, length = after - length, length * step.growth
-    return after / length
+    while position >= length:
+        position, length = position - length, length * step.growth
+    return position / length
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:

@@ -52,12 +52,12 @@ class Metrics:
     def results(self, sums: Tensor | None = None) -> dict[str, float]:
         """Returns the value of each metric by its name, from `sums` (of all ranks; else this rank's own)."""
         numbers = (self.sums if sums is None else sums).tolist()
-        found = {}
+        values = {}
         for place, step in enumerate(self._steps):
             total, number = numbers[2 * place : 2 * place + 2]
             mean = total / number if number else math.nan
-            found[step.name] = _exponential(mean) if step.kind == "perplexity" else mean
-        return found
+            values[step.name] = _exponential(mean) if step.kind == "perplexity" else mean
+        return values
 
 
 def _exponential(mean: float) -> float:
@@ -70,8 +70,8 @@ def _exponential(mean: float) -> float:
 def _measure(step: MetricStep, loss: LossStep) -> Measure:
     match step.kind:
         case "loss" if loss.counts == "own":
-            own = OwnSum(loss)
-            return lambda output, target: own.count_losses(wide_tensors(output), target)[:2]
+            user_sum = OwnSum(loss)
+            return lambda output, target: user_sum.count_losses(wide_tensors(output), target)[:2]
         case "loss":
             total = loss_sum(loss)
             if loss.kind == "python":
@@ -99,9 +99,9 @@ def _cross_entropy(loss: LossStep) -> Measure:
     def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
         scores, labels = classes_last(loss, wide(output), target)
         ignore = -100 if loss.ignore is None else loss.ignore
-        kept = _counted_labels(labels, loss)
+        counted_labels = _counted_labels(labels, loss)
         total = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum")
-        return total, labels.numel() if kept is None else kept.sum()
+        return total, labels.numel() if counted_labels is None else counted_labels.sum()
 
     return measure
 
@@ -113,10 +113,10 @@ def _among_likeliest(k: int, loss: LossStep) -> Measure:
             right = scores.argmax(-1) == labels
         else:
             right = (scores.topk(min(k, scores.shape[-1])).indices == labels[:, None]).any(-1)
-        kept = _counted_labels(labels, loss)
-        if kept is None:
+        counted_labels = _counted_labels(labels, loss)
+        if counted_labels is None:
             return right.sum(), labels.numel()
-        return (right & kept).sum(), kept.sum()
+        return (right & counted_labels).sum(), counted_labels.sum()
 
     return measure
 

@@ -61,9 +61,9 @@ _FOLDED = 256  # losses kept one by one until a step is logged
 class NonFinite(RuntimeError):
     """Ends the training. `told` on the rank that reports the text; `module` is the one at fault, if known."""
 
-    def __init__(self, message: str, *, told: bool, module: str | None = None) -> None:
+    def __init__(self, message: str, *, is_reported: bool, module: str | None = None) -> None:
         super().__init__(message)
-        self.told, self.module = told, module
+        self.told, self.module = is_reported, module
 
 
 class NonFiniteGuard:
@@ -83,7 +83,7 @@ class NonFiniteGuard:
         self._saved = -1  # the step whose state was checked last
         # Kept, because a model that has just been evaluated may show whole parameters instead of its parts.
         tensors = named_tensors(parts.plain)
-        self._parameters = {name: each for name, each in tensors.items() if isinstance(each, nn.Parameter)}
+        self._parameters = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
         self._statistics: list[tuple[Tensor, Tensor]] = []
         self._skipping = parts.scaler if isinstance(parts.scaler, StepSkipper) else None
         self._said = int(self._skipping.skipped) if self._skipping else 0  # skipped updates
@@ -111,8 +111,8 @@ class NonFiniteGuard:
     def leave(self) -> None:
         """Ends a step, after its update."""
         if self._skipping is not None:
-            for buffer, before in self._statistics:
-                buffer.copy_(torch.where(self._skipping.found > 0, before, buffer))
+            for buffer, saved_buffer in self._statistics:
+                buffer.copy_(torch.where(self._skipping.found > 0, saved_buffer, buffer))
 
     def _look_at_loss(self, loss: Tensor) -> None:
         """Checks the loss of a micro-batch, before its backward pass."""
@@ -170,18 +170,18 @@ class NonFiniteGuard:
         """Raises NonFinite, before an update that will be saved, if a gradient of any rank is not finite."""
         if not self.stops or self._scaled:
             return
-        named = [(name, each.grad) for name, each in self._parameters.items() if each.grad is not None]
-        found = non_finite_names(named)
+        named = [(name, parameter.grad) for name, parameter in self._parameters.items() if parameter.grad is not None]
+        non_finite = non_finite_names(named)
         if self._exchange is not None and self._exchange.unsound:  # others are nan by now
-            found = [name for name, _ in named if name in self._exchange.broken]
-        if not self._any(found):
+            non_finite = [name for name, _ in named if name in self._exchange.broken]
+        if not self._any(non_finite):
             return
         self.checkpoints.finish()
-        stage = self._stage(found[-1]) if found else -1
-        told = max(self._gathered((stage, -self.place.rank, found)))
-        names = told[2]
+        stage = self._stage(non_finite[-1]) if non_finite else -1
+        report = max(self._gathered((stage, -self.place.rank, non_finite)))
+        names = report[2]
         self._raise(
-            -told[1],
+            -report[1],
             f"the loss of step {self.step} is finite, and its gradient is not",
             f"the first parameter whose gradient is not finite, as the backward pass goes, is `{names[-1]}`"
             + share_text(names, len(named)),
@@ -192,24 +192,29 @@ class NonFiniteGuard:
         if self.job.on_nonfinite == "continue" or self._saved == self.step:
             return
         self._saved = self.step
-        current = {name: each for name, each in named_tensors(self.parts.plain).items() if name not in self._parameters}
+        current = {
+            name: tensor for name, tensor in named_tensors(self.parts.plain).items() if name not in self._parameters
+        }
         named = self._parameters | current
-        found = non_finite_names(named.items())
-        if not self._any(found):
+        non_finite = non_finite_names(named.items())
+        if not self._any(non_finite):
             return
         self.checkpoints.finish()
-        told = min(
+        report = min(
             (not names, stage, rank, names)
-            for stage, rank, names in self._gathered((self._stage(found[0]) if found else 0, self.place.rank, found))
+            for stage, rank, names in self._gathered(
+                (self._stage(non_finite[0]) if non_finite else 0, self.place.rank, non_finite)
+            )
         )
         self._raise(
-            told[2],
+            report[2],
             f"after step {self.step}, whose loss is finite, what would be saved is not",
-            f"the first of the model's tensors that is not finite is `{told[3][0]}`" + share_text(told[3], len(named)),
+            f"the first of the model's tensors that is not finite is `{report[3][0]}`"
+            + share_text(report[3], len(named)),
         )
 
-    def _any(self, found: Sequence[str]) -> bool:
-        number = torch.tensor(float(len(found)), device=self.parts.device)
+    def _any(self, non_finite: Sequence[str]) -> bool:
+        number = torch.tensor(float(len(non_finite)), device=self.parts.device)
         if self.job.world_size > 1:
             dist.all_reduce(number)
         return number.item() > 0
@@ -220,25 +225,30 @@ class NonFiniteGuard:
         """Ends the training, on all ranks in the same step."""
         self.checkpoints.finish()
         mine = self._observe(batch)
-        seen = self._of_all(mine)
-        step = min(number for each in seen for number in each.steps)
-        bad = [each for each in seen if step in each.steps]
-        lines = [f"the loss of step {step} is {values_text(bad)}"]
+        observations = self._of_all(mine)
+        step = min(number for observation in observations for number in observation.steps)
+        culprits = [observation for observation in observations if step in observation.steps]
+        lines = [f"the loss of step {step} is {values_text(culprits)}"]
         if step < self.step:
             lines[0] += f", found in step {self.step}, the next that is logged"
-        lines += [f"the batch is not finite: {sample}" for each in bad for sample in each.samples[:1]]
+        lines += [
+            f"the batch is not finite: {sample}" for observation in culprits for sample in observation.samples[:1]
+        ]
         # Ranks of a later stage come later, so that the first found is the first in the model.
-        spoilt, module = next((each.parameters for each in seen if each.parameters), None), None
+        spoilt, module = (
+            next((observation.parameters for observation in observations if observation.parameters), None),
+            None,
+        )
         if spoilt is not None:
             lines.append(parameters_text(spoilt, step, self.step))
         else:
             repeat(self.job, self.parts, batch, mine)
-            module, more = told_by_repetition(self._of_all(mine), {each.rank for each in bad})
+            module, more = told_by_repetition(self._of_all(mine), {observation.rank for observation in culprits})
             lines += more
-        self._raise(bad[0].rank, *lines, module=module)
+        self._raise(culprits[0].rank, *lines, module=module)
 
     def _raise(self, rank: int, *lines: str, module: str | None = None) -> NoReturn:
-        error = NonFinite("\n".join(lines), told=rank == self.place.rank, module=module)
+        error = NonFinite("\n".join(lines), is_reported=rank == self.place.rank, module=module)
         newest = self.checkpoints.newest
         if newest:
             error.add_note(f"nothing of it was saved: the last checkpoint is {newest}")
@@ -254,9 +264,9 @@ class NonFiniteGuard:
             loss = self._own
         else:
             numbers = torch.cat(self._totals).tolist()
-            first = self.step - len(numbers) + 1
-            found = {first + n: number for n, number in enumerate(numbers) if not math.isfinite(number)}
-            steps, loss = tuple(found), next(iter(found.values()), 0.0)
+            first_step = self.step - len(numbers) + 1
+            non_finite = {first_step + n: number for n, number in enumerate(numbers) if not math.isfinite(number)}
+            steps, loss = tuple(non_finite), next(iter(non_finite.values()), 0.0)
         return NonFiniteObservation(
             rank=self.place.rank,
             steps=steps,
@@ -267,7 +277,7 @@ class NonFiniteGuard:
 
     def _of_all(self, mine: NonFiniteObservation) -> list[NonFiniteObservation]:
         """Gathers the observations of all ranks, as the plain values that transport/unpickling.py accepts."""
-        return [from_json(NonFiniteObservation, each) for each in self._gathered(to_json(mine))]
+        return [from_json(NonFiniteObservation, observation) for observation in self._gathered(to_json(mine))]
 
     def _gathered(self, mine: Any) -> list[Any]:
         if self.job.world_size == 1:
@@ -281,7 +291,7 @@ class NonFiniteGuard:
         axis = self.parts.pipeline
         if axis is None:
             return 0
-        of_stage = {id(each): index for index, stage in axis.stages.items() for each in stage.parameters()}
+        of_stage = {id(parameter): index for index, stage in axis.stages.items() for parameter in stage.parameters()}
         return of_stage.get(id(self._parameters.get(name)), 0)
 
 

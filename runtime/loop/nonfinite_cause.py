@@ -62,21 +62,21 @@ def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -
     """Returns the samples of a step that are not finite."""
     data = job.data
     indices = micro_batches(data, place, job.microbatches, *divmod(step - 1, steps_per_epoch(data)))
-    found = []
-    for taken, pair in zip(indices, batch.micro, strict=True):
+    samples = []
+    for micro_indices, pair in zip(indices, batch.micro, strict=True):
         for what, part in zip(("input", "target"), pair, strict=True):
             for tensor in tensors(part):
-                if not tensor.is_floating_point() or tensor.shape[:1] != taken.shape:
+                if not tensor.is_floating_point() or tensor.shape[:1] != micro_indices.shape:
                     continue
                 rows = tensor.reshape(len(tensor), -1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
-                found += [f"the {what} of {sample_name(data, 'train', int(taken[row]))}" for row in rows]
-    return tuple(found)
+                samples += [f"the {what} of {sample_name(data, 'train', int(micro_indices[row]))}" for row in rows]
+    return tuple(samples)
 
 
 @torch.no_grad()
-def repeat(job: JobProgram, parts: TrainingComponents, batch: StepBatch, seen: NonFiniteObservation) -> None:
+def repeat(job: JobProgram, parts: TrainingComponents, batch: StepBatch, observation: NonFiniteObservation) -> None:
     """Repeats the forward passes of a step and notes the first module at fault, the loss, and what may differ."""
-    drawn, state = _generators(parts.device), _state(parts.plain)
+    generators, state = _generators(parts.device), _state(parts.plain)
     if job.compiled:
         torch.compiler.set_stance("force_eager")  # a compiled module need not call its submodules' hooks
     watch, cut, finite = _OutputWatch(parts), piece_of(job), True
@@ -87,29 +87,33 @@ def repeat(job: JobProgram, parts: TrainingComponents, batch: StepBatch, seen: N
             with autocast(job.precision, parts.device):
                 finite &= math.isfinite(parts.loss(output, cut(target)).item())
     parts.engine.let_go()
-    seen.culprit, seen.finite_again, seen.draws = watch.found, finite, _generators(parts.device) != drawn
-    seen.state = tuple(name for name, value in _state(parts.plain).items() if state.get(name) != value)
+    observation.culprit, observation.finite_again, observation.draws = (
+        watch.found,
+        finite,
+        _generators(parts.device) != generators,
+    )
+    observation.state = tuple(name for name, value in _state(parts.plain).items() if state.get(name) != value)
 
 
 def _generators(device: torch.device) -> list[bytes]:
     """Returns the states of the random generators that a network draws from."""
-    return [each.numpy().tobytes() for each in random_numbers.state(device).values()]
+    return [state.numpy().tobytes() for state in random_numbers.state(device).values()]
 
 
 def _state(model: nn.Module) -> dict[str, object]:
     """Returns what a network keeps from call to call, by name: attributes of its modules and the values in them,
     variables of its files, then buffers.
     """
-    found: dict[str, object] = {}
+    state: dict[str, object] = {}
     for name, value in held_values(model):
         if isinstance(value, int | float | str):
-            found[name] = value
+            state[name] = value
         elif is_generator(value):
-            found[name] = repr(generator_state(value))
-        elif held := tensors(value):
-            found[name] = bit_sums(held)
+            state[name] = repr(generator_state(value))
+        elif state_tensors := tensors(value):
+            state[name] = bit_sums(state_tensors)
     buffers = dict(model.named_buffers())
-    return found | dict(zip(buffers, bit_sums(list(buffers.values())), strict=True))
+    return state | dict(zip(buffers, bit_sums(list(buffers.values())), strict=True))
 
 
 class _OutputWatch:
@@ -139,13 +143,13 @@ class _OutputWatch:
 # ------------------------------------------------------------------------------------------------------------ in words
 
 
-def values_text(bad: Sequence[NonFiniteObservation]) -> str:
-    values = "nan" if any(math.isnan(each.loss) for each in bad) else "infinite"
-    ranks = [str(each.rank) for each in bad]
+def values_text(culprits: Sequence[NonFiniteObservation]) -> str:
+    values = "nan" if any(math.isnan(culprit.loss) for culprit in culprits) else "infinite"
+    ranks = [str(culprit.rank) for culprit in culprits]
     if len(ranks) == 1:
         return f"{values}, on rank {ranks[0]}"
-    shown = ", ".join(ranks[:-1]) if len(ranks) <= 8 else ", ".join(ranks[:6]) + f", {len(ranks) - 7} more"
-    return f"{values}, on ranks {shown} and {ranks[-1]}"
+    ranks_text = ", ".join(ranks[:-1]) if len(ranks) <= 8 else ", ".join(ranks[:6]) + f", {len(ranks) - 7} more"
+    return f"{values}, on ranks {ranks_text} and {ranks[-1]}"
 
 
 def share_text(names: Sequence[str], all: int) -> str:
@@ -162,33 +166,42 @@ def parameters_text(names: Sequence[str], step: int, now: int) -> str:
     )
 
 
-def told_by_repetition(seen: Sequence[NonFiniteObservation], bad: Collection[int]) -> tuple[str | None, list[str]]:
+def told_by_repetition(
+    observations: Sequence[NonFiniteObservation], bad_ranks: Collection[int]
+) -> tuple[str | None, list[str]]:
     """Returns the module, and the lines that name it."""
     culprits = [
-        ((each.culprit.micro, each.culprit.stage, each.rank not in bad, each.rank), each.culprit)
-        for each in seen
-        if each.culprit is not None
+        (
+            (observation.culprit.micro, observation.culprit.stage, observation.rank not in bad_ranks, observation.rank),
+            observation.culprit,
+        )
+        for observation in observations
+        if observation.culprit is not None
     ]
     if culprits:
         (_, _, _, rank), culprit = min(culprits, key=lambda pair: pair[0])
         words = f"the first module whose output is not finite is {culprit.words}"
-        lines = [words if len(seen) == 1 else f"{words}, on rank {rank}"]
-        if culprit.handed and not any(each.samples for each in seen):
+        lines = [words if len(observations) == 1 else f"{words}, on rank {rank}"]
+        if culprit.handed and not any(observation.samples for observation in observations):
             lines.append("its input was already not finite: that comes from code between modules")
         return culprit.name, lines
-    if all(each.finite_again for each in seen):
-        return None, [f"repeated, the step gave a finite loss: {_difference_text(seen)}"]
+    if all(observation.finite_again for observation in observations):
+        return None, [f"repeated, the step gave a finite loss: {_difference_text(observations)}"]
     return None, ["the output of every module is finite: the loss turns it into a value that is not"]
 
 
-def _difference_text(seen: Sequence[NonFiniteObservation]) -> str:
+def _difference_text(observations: Sequence[NonFiniteObservation]) -> str:
     """Says by what a repeated step may have differed from the step."""
-    state = list(dict.fromkeys(name for each in seen for name in each.state))
+    state = list(dict.fromkeys(name for observation in observations for name in observation.state))
     if state:
         more = f" and {len(state) - 1} more" if len(state) > 1 else ""
-        kept = f"the network keeps `{state[0]}`{more} from call to call, which the step had changed"
-        return f"{kept}, and its random numbers differed" if any(each.draws for each in seen) else kept
-    if any(each.draws for each in seen):
+        reason = f"the network keeps `{state[0]}`{more} from call to call, which the step had changed"
+        return (
+            f"{reason}, and its random numbers differed"
+            if any(observation.draws for observation in observations)
+            else reason
+        )
+    if any(observation.draws for observation in observations):
         return "its random numbers differed"
     return "it draws no random numbers, so that the network or the loss keeps something outside of its modules"
 
@@ -209,13 +222,13 @@ def non_finite_names(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
         local = None if tensor is None else _local(tensor)
         if local is not None and local.is_floating_point() and local.numel():
             by_device.setdefault(local.device, []).append((name, local))
-    found = set()
+    non_finite = set()
     for pairs in by_device.values():
         largest = norms([local for _, local in pairs], math.inf)
-        fine = torch.stack([each.float() for each in largest]).isfinite()
+        fine = torch.stack([extreme.float() for extreme in largest]).isfinite()
         if not bool(fine.all()):
-            found |= {name for (name, _), good in zip(pairs, fine.tolist(), strict=True) if not good}
-    return [name for name, _ in named if name in found]
+            non_finite |= {name for (name, _), is_finite in zip(pairs, fine.tolist(), strict=True) if not is_finite}
+    return [name for name, _ in named if name in non_finite]
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -60,44 +60,48 @@ def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
     if _TrialOptimizer(step, [(names, torch.ones(_small(shape))) for names, shape in named]).optimizer.needs_closure:
         return _try_with_closure(step, named)
     try:
-        measured = _measure_trial(step, named)
+        measurements = _measure_trial(step, named)
     except Exception as error:  # of the user's code, which may want a closure that it has a default for
         if not _steps_with_closure(step, named, error):
             raise
         return _try_with_closure(replace(step, closure=True), named)
-    trial = _UpdateTrial(step, *_samples(step, named, measured.kinds))
-    facts = _facts_of(measured, trial)
+    trial = _UpdateTrial(step, *_samples(step, named, measurements.kinds))
+    facts = _facts_of(measurements, trial)
     if facts.draws:
         return facts
-    return replace(facts, alone=trial.coupling_reason(), rows=trial.rows(measured.kinds))
+    return replace(facts, alone=trial.coupling_reason(), rows=trial.rows(measurements.kinds))
 
 
-def _facts_of(measured: _TrialMeasurements, trial: _UpdateTrial) -> OptimizerFacts:
+def _facts_of(measurements: _TrialMeasurements, trial: _UpdateTrial) -> OptimizerFacts:
     trial.follows_the_rate()
-    draws, kinds = trial.draws(), sorted(set(measured.kinds.values()), key=repr)
+    draws, kinds = trial.draws(), sorted(set(measurements.kinds.values()), key=repr)
     return OptimizerFacts(
         kinds=tuple(kinds),
-        parameters=tuple((name, kinds.index(kind), measured.scratches[name]) for name, kind in measured.kinds.items()),
-        at_once=measured.at_once,
+        parameters=tuple(
+            (name, kinds.index(kind), measurements.scratches[name]) for name, kind in measurements.kinds.items()
+        ),
+        at_once=measurements.at_once,
         draws=draws,
-        decays=measured.decays,
+        decays=measurements.decays,
         group_state=trial.group_state,
         unkept=not draws and not trial.resumes(),
-        modes=measured.modes,
+        modes=measurements.modes,
     )
 
 
 def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exception) -> bool:
     """True if an optimizer whose `step()` failed takes a closure. Raises OptimizerError if it calls that too late."""
-    made = _TrialOptimizer(replace(step, closure=True), [(names, torch.ones(_small(shape))) for names, shape in named])
-    gradients = [torch.ones_like(q) for q in made.parameters]
-    for before in (False, True):
+    trial_optimizer = _TrialOptimizer(
+        replace(step, closure=True), [(names, torch.ones(_small(shape))) for names, shape in named]
+    )
+    gradients = [torch.ones_like(q) for q in trial_optimizer.parameters]
+    for has_stepped in (False, True):
         try:
-            made.ready(gradients, 1.0)
-            made.update(before=before)
+            trial_optimizer.ready(gradients, 1.0)
+            trial_optimizer.update(steps_first=has_stepped)
         except Exception:  # of the user's code: the caller raises `error`, the first one
             continue
-        if before:
+        if has_stepped:
             raise OptimizerError(
                 "its `step` uses gradients before it calls the closure, which computes them",
                 remedy="call `closure()` first in `step`: each call zeroes the gradients and computes them anew",
@@ -122,13 +126,13 @@ def _measure_trial(step: OptimizerStep, named: Sequence[Named]) -> _TrialMeasure
         _forget_compiled()
         if sum(prod(shape) for _, shape in named) <= LARGEST:
             return _measured_on("cpu", step, named)
-    found = [_measured_on("cpu", step, [_cut_down(each)]) for each in named]
+    measurements = [_measured_on("cpu", step, [_cut_down(sample)]) for sample in named]
     return _TrialMeasurements(
-        kinds={name: kind for each in found for name, kind in each.kinds.items()},
-        scratches={name: scratch for each in found for name, scratch in each.scratches.items()},
+        kinds={name: kind for measurement in measurements for name, kind in measurement.kinds.items()},
+        scratches={name: scratch for measurement in measurements for name, scratch in measurement.scratches.items()},
         at_once=False,
-        decays=found[0].decays,
-        modes=found[0].modes,
+        decays=measurements[0].decays,
+        modes=measurements[0].modes,
     )
 
 
@@ -147,24 +151,24 @@ def _cut_down(named: Named) -> Named:
 
 def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _TrialMeasurements:
     values = [(names, torch.empty(shape, device=device).normal_()) for names, shape in named]
-    first = _TrialOptimizer(step, values)
-    first.go([torch.zeros_like(value) for _, value in values], 1.0)
-    kinds = {names[0]: _kind(first.state_of(n), value) for n, (names, value) in enumerate(values)}
-    everything = _scratch(first, values)
+    joint = _TrialOptimizer(step, values)
+    joint.go([torch.zeros_like(value) for _, value in values], 1.0)
+    kinds = {names[0]: _kind(joint.state_of(n), value) for n, (names, value) in enumerate(values)}
+    joint_scratch = _scratch(joint, values)
     scratches: dict[str, int] = {}
-    known: dict[tuple[object, ...], int] = {}
+    scratch_of: dict[tuple[object, ...], int] = {}
     for names, value in values:
         key = (kinds[names[0]], value.shape)
-        if key not in known:
-            alone = _TrialOptimizer(step, [(names, value)])
-            alone.go([torch.zeros_like(value)], 1.0)
-            known[key] = _scratch(alone, [(names, value)])
-        scratches[names[0]] = known[key]
-    at_once = everything > 1.5 * max(scratches.values()) if len(scratches) > 1 else False
-    own = first.optimizer.own
-    assert own is not None
-    decays = any("weight_decay" in group for group in own.param_groups)
-    return _TrialMeasurements(kinds, scratches, at_once, decays, has_modes(own))
+        if key not in scratch_of:
+            single = _TrialOptimizer(step, [(names, value)])
+            single.go([torch.zeros_like(value)], 1.0)
+            scratch_of[key] = _scratch(single, [(names, value)])
+        scratches[names[0]] = scratch_of[key]
+    at_once = joint_scratch > 1.5 * max(scratches.values()) if len(scratches) > 1 else False
+    user_optimizer = joint.optimizer.own
+    assert user_optimizer is not None
+    decays = any("weight_decay" in group for group in user_optimizer.param_groups)
+    return _TrialMeasurements(kinds, scratches, at_once, decays, has_modes(user_optimizer))
 
 
 def _measured_with_closure(step: OptimizerStep, named: Sequence[Named]) -> _TrialMeasurements:
@@ -172,42 +176,46 @@ def _measured_with_closure(step: OptimizerStep, named: Sequence[Named]) -> _Tria
     parameter, or as all together, counts by the sizes of the model.
     """
     values = [(names, torch.ones(_small(shape))) for names, shape in named]
-    made, generator = _TrialOptimizer(step, values), torch.Generator().manual_seed(0)
+    trial_optimizer, generator = _TrialOptimizer(step, values), torch.Generator().manual_seed(0)
     sizes: list[int] = []
     while len(sizes) < GROWING and (len(sizes) < SETTLED or len(set(sizes[-SETTLED:])) > 1):
-        made.go([torch.randn(value.shape, generator=generator) for _, value in values], 1.0)
-        sizes.append(sum(tensor.nbytes for tensor in _tensors_in(list(made.optimizer.state.values()))))
+        trial_optimizer.go([torch.randn(value.shape, generator=generator) for _, value in values], 1.0)
+        sizes.append(sum(tensor.nbytes for tensor in _tensors_in(list(trial_optimizer.optimizer.state.values()))))
     small, full = sum(value.numel() for _, value in values), sum(prod(shape) for _, shape in named)
     kinds: dict[str, Kind] = {}
     for number, ((names, shape), (_, value)) in enumerate(zip(named, values, strict=True)):
         growth = {value.numel(): prod(shape) / max(1, value.numel()), small: full / max(1, small)}
-        kept = sorted(made.state_of(number).items(), key=str)
-        kinds[names[0]] = tuple(_fact_with_closure(name, state, value, growth) for name, state in kept)
+        state_items = sorted(trial_optimizer.state_of(number).items(), key=str)
+        kinds[names[0]] = tuple(_fact_with_closure(name, state, value, growth) for name, state in state_items)
     scratch = _scratch_with_closure(step, values) * full // max(1, small)
-    own = made.optimizer.own
-    assert own is not None
+    user_optimizer = trial_optimizer.optimizer.own
+    assert user_optimizer is not None
     return _TrialMeasurements(
         kinds=kinds,
         scratches={names[0]: scratch if number == 0 else 0 for number, (names, _) in enumerate(named)},
         at_once=True,
-        decays=any("weight_decay" in group for group in own.param_groups),
-        modes=has_modes(own),
+        decays=any("weight_decay" in group for group in user_optimizer.param_groups),
+        modes=has_modes(user_optimizer),
     )
 
 
 def _scratch_with_closure(step: OptimizerStep, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
     """Returns the bytes of temporary tensors of a step, without what it adds to the state."""
-    made = _TrialOptimizer(step, values)
+    trial_optimizer = _TrialOptimizer(step, values)
     targets = [torch.zeros_like(value) for _, value in values]
-    made.go(targets, 1.0)
-    made.ready(targets, 1.0)
-    before = _tensors_in(list(made.optimizer.state.values()))
-    temporaries = _Temporaries([*before, *targets, *made.parameters])
+    trial_optimizer.go(targets, 1.0)
+    trial_optimizer.ready(targets, 1.0)
+    tensors_before = _tensors_in(list(trial_optimizer.optimizer.state.values()))
+    temporaries = _Temporaries([*tensors_before, *targets, *trial_optimizer.parameters])
     with temporaries:
-        made.update()
-    known = {storage_identity(tensor) for tensor in before}
-    after = _tensors_in(list(made.optimizer.state.values()))
-    return max(0, temporaries.peak - sum(tensor.nbytes for tensor in after if storage_identity(tensor) not in known))
+        trial_optimizer.update()
+    known_storages = {storage_identity(tensor) for tensor in tensors_before}
+    tensors_after = _tensors_in(list(trial_optimizer.optimizer.state.values()))
+    return max(
+        0,
+        temporaries.peak
+        - sum(tensor.nbytes for tensor in tensors_after if storage_identity(tensor) not in known_storages),
+    )
 
 
 def _fact_with_closure(name: object, state: object, value: Tensor, growth: Mapping[int, float]) -> StateFact:
@@ -228,8 +236,10 @@ def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(size, SMALL + dim) for dim, size in enumerate(shape))
 
 
-def _kind(kept: dict[object, object], value: Tensor) -> Kind:
-    return tuple(_fact(name, state, value) for name, state in sorted(kept.items(), key=str) if state is not None)
+def _kind(state_entries: dict[object, object], value: Tensor) -> Kind:
+    return tuple(
+        _fact(name, state, value) for name, state in sorted(state_entries.items(), key=str) if state is not None
+    )
 
 
 def _fact(name: object, state: object, value: Tensor) -> StateFact:
@@ -251,12 +261,12 @@ def _fact(name: object, state: object, value: Tensor) -> StateFact:
 class _Temporaries(TorchDispatchMode):
     """Records the most bytes that tensors made inside have at one time."""
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
+    def __init__(self, known_tensors: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak: int = 0
         self._live: int = 0
         self._seen: dict[int, weakref.ref[torch.UntypedStorage] | None] = {
-            storage_identity(tensor): None for tensor in known
+            storage_identity(tensor): None for tensor in known_tensors
         }
 
     def __torch_dispatch__(
@@ -279,16 +289,18 @@ class _Temporaries(TorchDispatchMode):
         return release
 
 
-def _scratch(made: _TrialOptimizer, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
+def _scratch(trial_optimizer: _TrialOptimizer, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
     """Returns the bytes of temporary tensors of one more step."""
-    made.ready([torch.zeros_like(value) for _, value in values], 1.0)
-    gradients = [q.grad for q in made.parameters if q.grad is not None]
-    kept = chain.from_iterable(state.values() for state in made.optimizer.state.values() if isinstance(state, dict))
-    states = [inner for value in kept if isinstance(value, Tensor) for _, inner in inner_tensors(value)]
-    temporaries = _Temporaries([*states, *gradients, *made.parameters])
+    trial_optimizer.ready([torch.zeros_like(value) for _, value in values], 1.0)
+    gradients = [q.grad for q in trial_optimizer.parameters if q.grad is not None]
+    state_values = chain.from_iterable(
+        state.values() for state in trial_optimizer.optimizer.state.values() if isinstance(state, dict)
+    )
+    states = [inner for value in state_values if isinstance(value, Tensor) for _, inner in inner_tensors(value)]
+    temporaries = _Temporaries([*states, *gradients, *trial_optimizer.parameters])
     with temporaries:
         try:
-            made.optimizer.step()
+            trial_optimizer.optimizer.step()
         except Exception:  # it has done a step before: torch compiles nothing that is watched
             _forget_compiled()
             return 0
@@ -305,9 +317,9 @@ class _TrialOptimizer:
         self._lr = step.lr
         self.parameters = [nn.Parameter(value.clone()) for _, value in values]
         self.names = {id(q): names[0] for q, (names, _) in zip(self.parameters, values, strict=True)}
-        still = [any(matches(step.no_decay, name) for name in names) for names, _ in values]
+        undecayed = [any(matches(step.no_decay, name) for name in names) for names, _ in values]
         groups = [
-            {"params": [q for q, lone in zip(self.parameters, still, strict=True) if lone == spared]}
+            {"params": [q for q, lone in zip(self.parameters, undecayed, strict=True) if lone == spared]}
             | ({"weight_decay": 0.0} if spared else {})
             for spared in (False, True)
         ]
@@ -319,15 +331,15 @@ class _TrialOptimizer:
         self.ready(gradients, factor)
         self.update()
 
-    def update(self, before: bool = False) -> None:
-        """Does a step. A closure's loss is a paraboloid around the gradients that were set; `before`: they stay set."""
+    def update(self, steps_first: bool = False) -> None:
+        """Does a step. A closure's loss is a paraboloid around the gradients; `steps_first`: these stay set."""
         if not self.optimizer.needs_closure:
             self.optimizer.step()
             return
         targets = [torch.zeros_like(q) if q.grad is None else q.grad for q in self.parameters]
         evaluations = 0
         for q in self.parameters:
-            q.grad = q.grad if before else None
+            q.grad = q.grad if steps_first else None
 
         @torch.enable_grad()
         def closure() -> Tensor:
@@ -351,38 +363,38 @@ class _TrialOptimizer:
             group["lr"] = self._lr * factor
 
     def state_of(self, number: int) -> dict[object, object]:
-        found = self.optimizer.state.get(self.parameters[number])
-        return found if isinstance(found, dict) else {}
+        state = self.optimizer.state.get(self.parameters[number])
+        return state if isinstance(state, dict) else {}
 
 
 def _samples(step: OptimizerStep, named: Sequence[Named], kinds: dict[str, Kind]) -> tuple[list[Named], set[str]]:
     """Returns some parameters of each kind, smaller where the state stays alike; and the names of the others."""
-    chosen: dict[tuple[object, ...], list[Named]] = {}
+    by_form: dict[tuple[object, ...], list[Named]] = {}
     for names, shape in named:
-        chosen.setdefault((len(shape), tuple((fact.name, fact.form) for fact in kinds[names[0]])), []).append(
+        by_form.setdefault((len(shape), tuple((fact.name, fact.form) for fact in kinds[names[0]])), []).append(
             (names, shape)
         )
-    found, odd, left = [], set(), LARGEST
-    for each in chain.from_iterable(some[:EACH] for some in chosen.values()):
-        names, shape = each
+    samples, odd, remaining = [], set(), LARGEST
+    for candidate in chain.from_iterable(some[:EACH] for some in by_form.values()):
+        names, shape = candidate
         small = names, _small(shape)
         if _has_same_state(step, small, kinds[names[0]]):
-            found.append(small)
-        elif prod(shape) <= left:
-            left -= prod(shape)
-            found.append(each)
+            samples.append(small)
+        elif prod(shape) <= remaining:
+            remaining -= prod(shape)
+            samples.append(candidate)
         else:
             odd.add(names[0])
-            found.append(small)
-    return found, odd
+            samples.append(small)
+    return samples, odd
 
 
 def _has_same_state(step: OptimizerStep, named: Named, kind: Kind) -> bool:
     """True if a smaller copy of a parameter has the same state."""
     names, shape = named
-    made = _TrialOptimizer(step, [(names, torch.ones(shape))])
-    made.go([torch.ones(shape)], 1.0)
-    return _forms(_kind(made.state_of(0), made.parameters[0])) == _forms(kind)
+    trial_optimizer = _TrialOptimizer(step, [(names, torch.ones(shape))])
+    trial_optimizer.go([torch.ones(shape)], 1.0)
+    return _forms(_kind(trial_optimizer.state_of(0), trial_optimizer.parameters[0])) == _forms(kind)
 
 
 def _forms(kind: Kind) -> list[tuple[str, str]]:
@@ -394,13 +406,13 @@ class _UpdateTrial:
 
     def __init__(self, step: OptimizerStep, named: Sequence[Named], odd: set[str]) -> None:
         self._step, self._odd = step, odd
-        made = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         scale = 10 * step.lr  # so that rounding does not hide an update
-        self._values = [(names, torch.randn(shape, generator=made) * scale) for names, shape in named]
-        self._gradients = [[torch.randn(shape, generator=made) for _, shape in named] for _ in STEPS]
-        last = self._trained()
-        self._whole = [q.detach() for q in last.parameters]
-        self.group_state = self._changed(last)
+        self._values = [(names, torch.randn(shape, generator=generator) * scale) for names, shape in named]
+        self._gradients = [[torch.randn(shape, generator=generator) for _, shape in named] for _ in STEPS]
+        trial_optimizer = self._trained()
+        self._whole = [q.detach() for q in trial_optimizer.parameters]
+        self.group_state = self._changed(trial_optimizer)
 
     def follows_the_rate(self) -> None:
         slower = self._trained(scale=0.5)
@@ -428,8 +440,8 @@ class _UpdateTrial:
             if names[0] in self._odd:
                 return f"it keeps something else for a smaller `{names[0]}`, and that one is too large to try"
             for dim in range(min(2, value.dim())):
-                first = value.shape[dim] // 2 + 1
-                pieces = (slice(0, first), slice(first, None), slice(0, 0))
+                half = value.shape[dim] // 2 + 1
+                pieces = (slice(0, half), slice(half, None), slice(0, 0))
                 parts: list[Tensor] = [self._trained(only=n, part=(dim, piece)).parameters[0] for piece in pieces]
                 if not self._same([self._whole[n]], [torch.cat(parts, dim)], [n]):
                     return f"the update of {('rows', 'columns')[dim]} of `{names[0]}` is another without the rest of it"
@@ -438,28 +450,28 @@ class _UpdateTrial:
     @torch.no_grad()
     def resumes(self) -> bool:
         """True if a training that ends after two steps goes on from what a checkpoint keeps as if it had not ended."""
-        before = self._trained(steps=range(2))
-        kept = OwnState(before.optimizer, before.names, self.group_state)
+        interrupted = self._trained(steps=range(2))
+        saved_state = OwnState(interrupted.optimizer, interrupted.names, self.group_state)
         try:
-            pieces = {(piece.parameter, piece.state): piece.tensor.clone() for piece in kept.pieces()}
+            pieces = {(piece.parameter, piece.state): piece.tensor.clone() for piece in saved_state.pieces()}
         except UnpicklingError:
             return False  # it keeps objects of other classes
         states: dict[str, list[str]] = {}
         for name, state in pieces:
             states.setdefault(name, []).append(state)
-        values = [(names, q.detach()) for (names, _), q in zip(self._values, before.parameters, strict=True)]
-        after = _TrialOptimizer(self._step, values)
+        values = [(names, q.detach()) for (names, _), q in zip(self._values, interrupted.parameters, strict=True)]
+        resumed = _TrialOptimizer(self._step, values)
 
         def sizes(name: str, state: str) -> Sequence[int]:
             return pieces[name, state].shape
 
-        for piece in OwnState(after.optimizer, after.names, self.group_state).make(states, sizes):
+        for piece in OwnState(resumed.optimizer, resumed.names, self.group_state).make(states, sizes):
             piece.tensor.copy_(pieces[piece.parameter, piece.state])
             if piece.taken is not None:
                 piece.taken(piece.tensor)
         for n in range(2, len(STEPS)):
-            after.go(self._gradients[n], STEPS[n])
-        return self._same(self._whole, after.parameters)
+            resumed.go(self._gradients[n], STEPS[n])
+        return self._same(self._whole, resumed.parameters)
 
     def _trained(
         self,
@@ -471,33 +483,39 @@ class _UpdateTrial:
         steps: range = range(len(STEPS)),
     ) -> _TrialOptimizer:
         torch.manual_seed(seed)
-        chosen = range(len(self._values)) if only is None else (only,)
+        numbers = range(len(self._values)) if only is None else (only,)
 
         def cut(tensor: Tensor) -> Tensor:
             return tensor if part is None else tensor.movedim(part[0], 0)[part[1]].movedim(0, part[0]).contiguous()
 
-        made = _TrialOptimizer(self._step, [(self._values[n][0], cut(self._values[n][1])) for n in chosen])
+        trial_optimizer = _TrialOptimizer(self._step, [(self._values[n][0], cut(self._values[n][1])) for n in numbers])
         for n in steps:
-            made.go([cut(self._gradients[n][each]) for each in chosen], STEPS[n] * scale)
-        return made
+            trial_optimizer.go([cut(self._gradients[n][number]) for number in numbers], STEPS[n] * scale)
+        return trial_optimizer
 
-    def _changed(self, last: _TrialOptimizer) -> tuple[str, ...]:
+    def _changed(self, final_optimizer: _TrialOptimizer) -> tuple[str, ...]:
         """Returns the entries of groups that updates have changed."""
-        first = _TrialOptimizer(self._step, self._values).optimizer.own
-        assert first is not None and last.optimizer.own is not None
-        found = set()
-        for before, after in zip(first.param_groups, last.optimizer.own.param_groups, strict=True):
-            for entry, value in after.items():
+        initial_optimizer = _TrialOptimizer(self._step, self._values).optimizer.own
+        assert initial_optimizer is not None and final_optimizer.optimizer.own is not None
+        changed = set()
+        for initial_group, final_group in zip(
+            initial_optimizer.param_groups, final_optimizer.optimizer.own.param_groups, strict=True
+        ):
+            for entry, value in final_group.items():
                 if entry in ("params", *RATES) or not isinstance(value, int | float | Tensor):
                     continue
-                if entry not in before or bool(torch.as_tensor(before[entry]).ne(torch.as_tensor(value)).any()):
-                    found.add(entry)
-        return tuple(sorted(found))
+                if entry not in initial_group or bool(
+                    torch.as_tensor(initial_group[entry]).ne(torch.as_tensor(value)).any()
+                ):
+                    changed.add(entry)
+        return tuple(sorted(changed))
 
-    def _same(self, ones: Sequence[Tensor], others: Sequence[Tensor], which: Sequence[int] | None = None) -> bool:
+    def _same(
+        self, ones: Sequence[Tensor], other_tensors: Sequence[Tensor], which: Sequence[int] | None = None
+    ) -> bool:
         """True if values that the same parameters went to are the same."""
-        for n, one, other in zip(which or range(len(ones)), ones, others, strict=True):
+        for n, one, other_tensor in zip(which or range(len(ones)), ones, other_tensors, strict=True):
             way = (one - self._values[n][1]).abs().max()
-            if not bool((one - other).abs().max() <= CLOSE * way):
+            if not bool((one - other_tensor).abs().max() <= CLOSE * way):
                 return False
         return True

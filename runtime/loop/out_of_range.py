@@ -45,14 +45,14 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
         return
     if job.data.stream is not None and not split:  # which would be read again from its beginning
         return
-    seen = _evaluation(job.data, split, place) if split else _training(job, place, step)
+    batches_seen = _evaluation(job.data, split, place) if split else _training(job, place, step)
     samples = splits.samples_of_split(split) if split else splits.train
     with contextlib.suppress(Exception):  # any kind: the user's code runs again, and only the first error counts
-        for indices, epoch in seen:
-            found = first_out_of_range(samples.batch(indices, epoch)[1], outputs, job.loss.ignore)
-            if found is not None:
-                at, number = found
-                name = sample_name(job.data, split.partition("/")[0] or "train", int(indices[at]))
+        for indices, epoch in batches_seen:
+            out_of_range = first_out_of_range(samples.batch(indices, epoch)[1], outputs, job.loss.ignore)
+            if out_of_range is not None:
+                position, number = out_of_range
+                name = sample_name(job.data, split.partition("/")[0] or "train", int(indices[position]))
                 error.add_note(
                     f"{name} has the target {number}, and the network gives {outputs} numbers: where these are "
                     f"classes, they are 0 to {outputs - 1}"

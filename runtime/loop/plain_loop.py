@@ -122,13 +122,13 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if any(fnmatchcase(name, pattern) for pattern in step.no_decay)
     ]
-    known = {id(parameter) for parameter in spared}
+    spared_ids = {id(parameter) for parameter in spared}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [parameter for parameter in trained if id(parameter) not in known]
-    others = [parameter for parameter in trained if id(parameter) in known]
+    decayed = [parameter for parameter in trained if id(parameter) not in spared_ids]
+    undecayed = [parameter for parameter in trained if id(parameter) in spared_ids]
     if step.python is not None:
-        return _own_optimizer(step, model, decayed, others)
-    groups = [{"params": decayed}] * bool(decayed) + [{"params": others, "weight_decay": 0.0}] * bool(others)
+        return _own_optimizer(step, model, decayed, undecayed)
+    groups = [{"params": decayed}] * bool(decayed) + [{"params": undecayed, "weight_decay": 0.0}] * bool(undecayed)
     groups = _named_groups(step, model, groups) if step.groups else groups
     if not hasattr(torch.optim, step.kind):
         return _AdamFrozenLater(groups, lr=step.lr, **step.arguments)
@@ -139,58 +139,60 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
 class _AdamFrozenLater(torch.optim.Optimizer):
     """Adam on one rank whose second moment no longer changes after `alone` updates (runtime/exchange/)."""
 
-    def __init__(self, groups: list[ParamGroup], *, lr: float, alone: int, **arguments: Any) -> None:
+    def __init__(self, groups: list[ParamGroup], *, lr: float, ungrouped: int, **arguments: Any) -> None:
         super().__init__(groups, {"lr": lr, **arguments})
-        self._alone = alone
+        self._alone = ungrouped
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            first, second = group["betas"]
-            for parameter in (each for each in group["params"] if each.grad is not None):
+            beta, second = group["betas"]
+            for parameter in (candidate for candidate in group["params"] if candidate.grad is not None):
                 state = self.state[parameter]
                 gradient = parameter.grad + group["weight_decay"] * parameter
                 n = state["updates"] = state.get("updates", 0) + 1
-                state["mean"] = first * state.get("mean", 0) + (1 - first) * gradient
+                state["mean"] = beta * state.get("mean", 0) + (1 - beta) * gradient
                 if n <= self._alone:
                     state["square"] = second * state.get("square", 0) + (1 - second) * gradient**2
                 state["mean"] = torch.where(state["square"] > 0, state["mean"], 0.0)
                 root = (state["square"] / (1 - second ** min(n, self._alone))).sqrt()
-                parameter -= group["lr"] * state["mean"] / (1 - first**n) / (root + group["eps"])
+                parameter -= group["lr"] * state["mean"] / (1 - beta**n) / (root + group["eps"])
 
 
-def _named_groups(step: OptimizerStep, model: nn.Module, others: list[ParamGroup]) -> list[ParamGroup]:
+def _named_groups(step: OptimizerStep, model: nn.Module, other_groups: list[ParamGroup]) -> list[ParamGroup]:
     """Returns the groups with the parameters of the job's own taken out of the others, behind them."""
-    taken: dict[int, int] = {}
+    group_of: dict[int, int] = {}
     for number, group in reversed(list(enumerate(step.groups))):
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if any(fnmatchcase(name, pattern) for pattern in group.parameters):
-                taken[id(parameter)] = number
-    made = []
-    for rest in others:
-        kept = [parameter for parameter in rest["params"] if id(parameter) not in taken]
-        made += [rest | {"params": kept}] * bool(kept)
+                group_of[id(parameter)] = number
+    groups = []
+    for rest in other_groups:
+        ungrouped = [parameter for parameter in rest["params"] if id(parameter) not in group_of]
+        groups += [rest | {"params": ungrouped}] * bool(ungrouped)
     for number, group in enumerate(step.groups):
-        for rest in others:
-            found = [parameter for parameter in rest["params"] if taken.get(id(parameter)) == number]
-            own = rest | {"params": found} | ({} if group.lr is None else {"lr": group.lr})
-            own |= {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
-            made += [own] * bool(found)
-    return made
+        for rest in other_groups:
+            members = [parameter for parameter in rest["params"] if group_of.get(id(parameter)) == number]
+            param_group = rest | {"params": members} | ({} if group.lr is None else {"lr": group.lr})
+            param_group |= {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
+            groups += [param_group] * bool(members)
+    return groups
 
 
 def _own_optimizer(
-    step: OptimizerStep, model: nn.Module, decayed: list[nn.Parameter], others: list[nn.Parameter]
+    step: OptimizerStep, model: nn.Module, decayed: list[nn.Parameter], undecayed: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
     assert step.python is not None
     function = load_function(step.python)
-    given: list[list[object]] = [list(decayed), list(others)]
+    parameter_lists: list[list[object]] = [list(decayed), list(undecayed)]
     if next(iter(inspect.signature(function).parameters), "") == "named_parameters":
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        given = [[(names[id(parameter)], parameter) for parameter in each] for each in given]
-    groups: list[ParamGroup] = [{"params": given[0]}, {"params": given[1], "weight_decay": 0.0}]
+        parameter_lists = [
+            [(names[id(parameter)], parameter) for parameter in parameters] for parameters in parameter_lists
+        ]
+    groups: list[ParamGroup] = [{"params": parameter_lists[0]}, {"params": parameter_lists[1], "weight_decay": 0.0}]
     filled = [group for group in groups if group["params"]]
-    optimizer: torch.optim.Optimizer = function(filled if step.no_decay else given[0], lr=step.lr)
+    optimizer: torch.optim.Optimizer = function(filled if step.no_decay else parameter_lists[0], lr=step.lr)
     if hasattr(optimizer, "train"):  # schedule-free
         optimizer.train()
     return optimizer
@@ -198,7 +200,7 @@ def _own_optimizer(
 
 def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     """Returns the schedule of `LearningRateStep`, made of torch's own schedulers."""
-    after = max(1, step.steps - step.warmup)
+    decay_steps = max(1, step.steps - step.warmup)
     rate = optimizer.param_groups[0]["lr"]
     if any(group["lr"] != rate for group in optimizer.param_groups):
         return _per_group_schedule(step, optimizer)
@@ -207,9 +209,9 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
         case "constant" | "plateau":  # an observed training has no evaluations
             then = _flat(optimizer)
         case "cosine":
-            then = lr_scheduler.CosineAnnealingLR(optimizer, after, eta_min=rate * step.floor)
+            then = lr_scheduler.CosineAnnealingLR(optimizer, decay_steps, eta_min=rate * step.floor)
         case "linear":
-            then = lr_scheduler.LinearLR(optimizer, 1.0, step.floor, after)
+            then = lr_scheduler.LinearLR(optimizer, 1.0, step.floor, decay_steps)
         case "step":
             then = lr_scheduler.StepLR(optimizer, step.every, step.factor)
         case "exponential":
@@ -221,12 +223,12 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
         case "one_cycle":
             return lr_scheduler.LambdaLR(optimizer, lambda s: _one_cycle(step, s))
         case "stable":
-            then = lr_scheduler.LambdaLR(optimizer, lambda s: _fall(step, max(0, s - (after - step.decay))))
+            then = lr_scheduler.LambdaLR(optimizer, lambda s: _fall(step, max(0, s - (decay_steps - step.decay))))
         case "python":
             assert step.python is not None
-            own = load_function(step.python)
-            last = step.steps - 1  # torch asks for one step more than there are
-            return lr_scheduler.LambdaLR(optimizer, lambda s: float(own(min(s, last), step.steps)))
+            user_schedule = load_function(step.python)
+            last_step = step.steps - 1  # torch asks for one step more than there are
+            return lr_scheduler.LambdaLR(optimizer, lambda s: float(user_schedule(min(s, last_step), step.steps)))
     if step.warmup and step.begin is not None:
         begin = step.begin
         rise = lr_scheduler.LambdaLR(optimizer, lambda s: begin + (1 - begin) * s / step.warmup)
@@ -239,22 +241,25 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
 
 def _per_group_schedule(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     """Returns the schedule for groups of several rates: torch's ends at one rate for all, not at a share of each."""
-    alone = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    schedule = _scheduler(step, alone)
+    placeholder = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = _scheduler(step, placeholder)
     factors = []
     for _ in range(step.steps + 1):
-        factors.append(alone.param_groups[0]["lr"])
-        alone.step()
+        factors.append(placeholder.param_groups[0]["lr"])
+        placeholder.step()
         schedule.step()
     return lr_scheduler.LambdaLR(optimizer, lambda s: factors[s])
 
 
 def _one_cycle(step: LearningRateStep, s: int) -> float:
     """Returns the factor of torch's OneCycleLR, which takes neither a rate of 0 nor a rise of one step."""
-    last = step.rise - 1
-    if s <= last:
-        return step.start + (1 - step.start) * math.sin(math.pi * s / last / 2) ** 2 if last else 1.0
-    return step.floor + (1 - step.floor) * math.cos(math.pi * (s - last) / max(1, step.steps - 1 - last) / 2) ** 2
+    last_rise = step.rise - 1
+    if s <= last_rise:
+        return step.start + (1 - step.start) * math.sin(math.pi * s / last_rise / 2) ** 2 if last_rise else 1.0
+    return (
+        step.floor
+        + (1 - step.floor) * math.cos(math.pi * (s - last_rise) / max(1, step.steps - 1 - last_rise) / 2) ** 2
+    )
 
 
 def _fall(step: LearningRateStep, s: int) -> float:
@@ -270,11 +275,11 @@ def _flat(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
 
 def _mean_loss(step: LossStep) -> MeanLoss:
     """Returns the mean over the samples, or over the tokens that are not ignored, as torch defines it."""
-    given = step.arguments
+    arguments = step.arguments
     match step.kind:
         case "cross_entropy":
             ignored = -100 if step.ignore is None else step.ignore
-            smoothing = float(given.get("label_smoothing", 0.0))
+            smoothing = float(arguments.get("label_smoothing", 0.0))
             return lambda output, target: F.cross_entropy(
                 output.flatten(0, -2), target.flatten(), ignore_index=ignored, label_smoothing=smoothing
             )
@@ -287,7 +292,7 @@ def _mean_loss(step: LossStep) -> MeanLoss:
                 output, target.reshape(output.shape).to(output.dtype)
             )
         case "contrastive":
-            return lambda output, target: _contrastive(output, target, float(given["temperature"]))
+            return lambda output, target: _contrastive(output, target, float(arguments["temperature"]))
         case "own":
             return lambda output, target: _mean_of_own(step, output, target)
         case "python" if step.counts == "own":
@@ -317,37 +322,37 @@ def _contrastive(output: Structure, target: Tensor, temperature: float) -> Tenso
     groups = (target if count == 1 else torch.arange(len(views), device=views.device)).repeat_interleave(count)
     losses = []
     with torch.autocast(views.device.type, enabled=False):
-        found = F.normalize(views.flatten(0, 1).to(torch.promote_types(views.dtype, torch.float32)), dim=1)
-        for n, anchor in enumerate(found):
-            others = torch.arange(len(found), device=found.device) != n
-            shares = (found[others] @ anchor / temperature).log_softmax(0)
-            positive = groups[others] == groups[n]
+        embeddings = F.normalize(views.flatten(0, 1).to(torch.promote_types(views.dtype, torch.float32)), dim=1)
+        for n, anchor in enumerate(embeddings):
+            is_different = torch.arange(len(embeddings), device=embeddings.device) != n
+            shares = (embeddings[is_different] @ anchor / temperature).log_softmax(0)
+            positive = groups[is_different] == groups[n]
             losses.append(-shares[positive].mean() if positive.any() else 0 * anchor.sum())
         return torch.stack(losses).mean()
 
 
-def _mean_of_own(step: LossStep, found: Structure, target: Structure) -> Tensor:
+def _mean_of_own(step: LossStep, value: Structure, target: Structure) -> Tensor:
     """Returns the mean of a loss that counts by itself, or that the model returns."""
-    if step.kind == "own" and not isinstance(found, Tensor | tuple | list):
-        found = found["loss"] if isinstance(found, dict) else found.loss
-    elif step.kind == "own" and not isinstance(found, Tensor) and any(map(_has_dims, found)):
-        losses = [part for part in found if isinstance(part, Tensor) and not part.dim() and part.is_floating_point()]
-        found = (*losses, *(part for part in found if isinstance(part, dict))) if losses else found
-        found = found[0] if len(found) == 1 else found
-    if isinstance(found, tuple | list) and isinstance(found[-1], dict):
-        found = found[0] if len(found) == 2 else found[:2]
-    if not isinstance(found, Tensor):
-        mean: Tensor = found[0] / found[1]
+    if step.kind == "own" and not isinstance(value, Tensor | tuple | list):
+        value = value["loss"] if isinstance(value, dict) else value.loss
+    elif step.kind == "own" and not isinstance(value, Tensor) and any(map(_has_dims, value)):
+        losses = [part for part in value if isinstance(part, Tensor) and not part.dim() and part.is_floating_point()]
+        value = (*losses, *(part for part in value if isinstance(part, dict))) if losses else value
+        value = value[0] if len(value) == 1 else value
+    if isinstance(value, tuple | list) and isinstance(value[-1], dict):
+        value = value[0] if len(value) == 2 else value[:2]
+    if not isinstance(value, Tensor):
+        mean: Tensor = value[0] / value[1]
         return mean
     labels, ignore = target, step.ignore
     if step.kind == "own" and (name := step.arguments["mean_of"]) is not None:
         parts = {str(n): part for n, part in enumerate(target)} if isinstance(target, tuple | list) else target
         labels = (parts[name] if isinstance(parts, dict) else getattr(parts, name))[:, step.arguments["shift"] :]
         ignore = step.arguments["ignore"]
-    whole = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.numel() == found.numel()
-    if found.numel() > 1 and whole and ignore is not None:
-        return found.flatten()[labels.flatten() != ignore].mean()
-    return found.mean()
+    is_labels = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.numel() == value.numel()
+    if value.numel() > 1 and is_labels and ignore is not None:
+        return value.flatten()[labels.flatten() != ignore].mean()
+    return value.mean()
 
 
 def _has_dims(part: object) -> bool:

@@ -52,27 +52,27 @@ class PredictionPart:
     def add(self, outputs: Mapping[str, NDArray[np.generic]], index: NDArray[np.generic]) -> None:
         """Appends a row of each output for each of `index`. Raises ValueError for names or shapes unlike before."""
         arrays = {**outputs, INDEX: index}
-        told = {name: PredictionRows(array.shape[1:], _kind(array)) for name, array in arrays.items()}
+        rows = {name: PredictionRows(array.shape[1:], _kind(array)) for name, array in arrays.items()}
         if not self._arrays:
-            self._arrays = told
-            self._files = [open(f"{self._stem}.{n}", "wb") for n, _ in enumerate(told)]  # noqa: SIM115
-        for name in (*told, *self._arrays):
-            now, before = told.get(name), self._arrays.get(name)
-            if now != before:
+            self._arrays = rows
+            self._files = [open(f"{self._stem}.{n}", "wb") for n, _ in enumerate(rows)]  # noqa: SIM115
+        for name in (*rows, *self._arrays):
+            now, previous = rows.get(name), self._arrays.get(name)
+            if now != previous:
                 raise ValueError(
-                    f"`{name}` is {_text(now)} in this batch, and was {_text(before)} before: a prediction needs one "
+                    f"`{name}` is {_text(now)} in this batch, and was {_text(previous)} before: a prediction needs one "
                     "shape, as of samples that are padded to one length"
                 )
         self._rows += len(index)
         for file, (name, array) in zip(self._files, arrays.items(), strict=True):
-            file.write(np.ascontiguousarray(array, _KINDS[told[name].kind][0]).data)
+            file.write(np.ascontiguousarray(array, _KINDS[rows[name].kind][0]).data)
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:
             file.close()
-        arrays = [(name, each.shape, each.kind) for name, each in self._arrays.items()]
-        with open(f"{self._stem}.json", "w", encoding="utf-8") as told:
-            json.dump({"rows": self._rows, "arrays": arrays}, told)
+        arrays = [(name, part.shape, part.kind) for name, part in self._arrays.items()]
+        with open(f"{self._stem}.json", "w", encoding="utf-8") as record_file:
+            json.dump({"rows": self._rows, "arrays": arrays}, record_file)
 
 
 def _kind(array: NDArray[np.generic]) -> str:
@@ -90,23 +90,23 @@ def join(run_dir: str, ranks: int, path: str) -> dict[str, tuple[int, ...]]:
     parts: list[tuple[int, dict[str, PredictionRows]]] = []
     for rank in range(ranks):
         with open(os.path.join(run_dir, f"part-{rank}.json"), encoding="utf-8") as file:
-            told = json.load(file)
-        parts.append((told["rows"], {name: PredictionRows(tuple(shape), kind) for name, shape, kind in told["arrays"]}))
-    rows, full = sum(rows for rows, _ in parts), [(rank, each) for rank, (rows, each) in enumerate(parts) if rows]
+            part = json.load(file)
+        parts.append((part["rows"], {name: PredictionRows(tuple(shape), kind) for name, shape, kind in part["arrays"]}))
+    rows, full = sum(rows for rows, _ in parts), [(rank, part) for rank, (rows, part) in enumerate(parts) if rows]
     arrays = full[0][1] if full else {"output": PredictionRows((), "float"), INDEX: PredictionRows((), "whole")}
-    for rank, other in full:
-        if other != arrays:
-            name = next(name for name in (*arrays, *other) if arrays.get(name) != other.get(name))
-            here, there = _text(other.get(name)), _text(arrays.get(name))
-            raise ValueError(f"`{name}` is {here} on rank {rank}, and {there} on rank {full[0][0]}")
-    made = [
+    for rank, other_arrays in full:
+        if other_arrays != arrays:
+            name = next(name for name in (*arrays, *other_arrays) if arrays.get(name) != other_arrays.get(name))
+            kind_here, kind_there = _text(other_arrays.get(name)), _text(arrays.get(name))
+            raise ValueError(f"`{name}` is {kind_here} on rank {rank}, and {kind_there} on rank {full[0][0]}")
+    joined_arrays = [
         PredictionArray(
-            name, (rows, *each.shape), each.kind, [os.path.join(run_dir, f"part-{rank}.{n}") for rank, _ in full]
+            name, (rows, *array.shape), array.kind, [os.path.join(run_dir, f"part-{rank}.{n}") for rank, _ in full]
         )
-        for n, (name, each) in enumerate(arrays.items())
+        for n, (name, array) in enumerate(arrays.items())
     ]
-    (_write_npz if path.endswith(".npz") else _write_safetensors)(path, made)
-    return {each.name: each.shape for each in made if each.name != INDEX}
+    (_write_npz if path.endswith(".npz") else _write_safetensors)(path, joined_arrays)
+    return {array.name: array.shape for array in joined_arrays if array.name != INDEX}
 
 
 class PredictionArray(NamedTuple):
@@ -120,19 +120,19 @@ class PredictionArray(NamedTuple):
 
 def _write_npz(path: str, arrays: Sequence[PredictionArray]) -> None:
     with atomic_write(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
-        for each in arrays:
-            with archive.open(f"{each.name}.npy", "w", force_zip64=True) as entry:
-                about = {"descr": _KINDS[each.kind][0], "fortran_order": False, "shape": each.shape}
+        for array in arrays:
+            with archive.open(f"{array.name}.npy", "w", force_zip64=True) as entry:
+                about = {"descr": _KINDS[array.kind][0], "fortran_order": False, "shape": array.shape}
                 np.lib.format.write_array_header_1_0(entry, about)
-                _copy(each.files, entry)
+                _copy(array.files, entry)
 
 
 def _write_safetensors(path: str, arrays: Sequence[PredictionArray]) -> None:
     with writing(
-        path, {each.name: StoredTensor(dtype=_KINDS[each.kind][1], shape=each.shape) for each in arrays}
+        path, {array.name: StoredTensor(dtype=_KINDS[array.kind][1], shape=array.shape) for array in arrays}
     ) as file:
-        for each in arrays:
-            _copy(each.files, file)
+        for tensor in arrays:
+            _copy(tensor.files, file)
 
 
 def _copy(sources: Sequence[str], target: IO[bytes]) -> None:

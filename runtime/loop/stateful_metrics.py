@@ -91,23 +91,25 @@ class StatefulMetric:
             return None
         with mark_errors(self._line):
             names = _reductions(self._object)
-            kept = self._object.metric_state if names is None else {name: getattr(self._object, name) for name in names}
-            return self._settings, {name: _moved(value, "cpu") for name, value in kept.items()}
+            state = (
+                self._object.metric_state if names is None else {name: getattr(self._object, name) for name in names}
+            )
+            return self._settings, {name: _moved(value, "cpu") for name, value in state.items()}
 
-    def result(self, found: Sequence[tuple[Settings, States] | None]) -> dict[str, Value]:
+    def result(self, rank_states: Sequence[tuple[Settings, States] | None]) -> dict[str, Value]:
         """Returns the values by name, of what the ranks have counted, in their order."""
-        counted = [each for each in found if each is not None]
-        if not counted:
+        counted_states = [state for state in rank_states if state is not None]
+        if not counted_states:
             return {self._step.name: math.nan}
         with mark_errors(self._line):
-            whole = self.make_metric(counted[0][0], "cpu")
-            _put_together(whole, [states for _, states in counted])
+            merged = self.make_metric(counted_states[0][0], "cpu")
+            _put_together(merged, [states for _, states in counted_states])
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)  # it was merged
                 warnings.filterwarnings("ignore", "No (positive|negative) samples in targets", UserWarning)
-                value = whole.compute()
+                value = merged.compute()
                 if self._step.torchmetrics == "AUROC":
-                    value = _where_defined(whole, value)
+                    value = _where_defined(merged, value)
                 return _values(self._step.name, value)
 
     def unlisted(self) -> str | None:
@@ -130,7 +132,7 @@ class StatefulMetric:
         changed = copy.deepcopy(self._object)
         setattr(changed, name, value)
         try:
-            results = [_values("", copy.deepcopy(each).compute()) for each in (self._object, changed)]
+            results = [_values("", copy.deepcopy(metric).compute()) for metric in (self._object, changed)]
         except Exception:  # any kind: the user's code fails without the value
             return False
         return _same(*results)
@@ -154,22 +156,22 @@ class StatefulMetric:
 
 def exchange(metrics: Sequence[StatefulMetric], ranks: int, counts: bool) -> dict[str, Value]:
     """Returns all metrics' values by name, on every rank. `counts`: no other rank has the same states."""
-    own = [metric.states() if counts else None for metric in metrics]
+    own_states = [metric.states() if counts else None for metric in metrics]
     if ranks == 1:
-        return _merged(metrics, [own])
-    here = dist.get_rank() == 0
-    found: list[Any] = [None] * ranks
-    dist.gather_object(own, found if here else None, dst=0)
-    told: list[Any] = [_merged(metrics, found) if here else None]
-    dist.broadcast_object_list(told, src=0)
-    values: dict[str, Value] = told[0]
+        return _merged(metrics, [own_states])
+    is_rank_0 = dist.get_rank() == 0
+    rank_states: list[Any] = [None] * ranks
+    dist.gather_object(own_states, rank_states if is_rank_0 else None, dst=0)
+    results: list[Any] = [_merged(metrics, rank_states) if is_rank_0 else None]
+    dist.broadcast_object_list(results, src=0)
+    values: dict[str, Value] = results[0]
     return values
 
 
-def _merged(metrics: Sequence[StatefulMetric], found: Sequence[Sequence[Any]]) -> dict[str, Value]:
+def _merged(metrics: Sequence[StatefulMetric], rank_states: Sequence[Sequence[Any]]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for number, metric in enumerate(metrics):
-        values |= metric.result([of_rank[number] for of_rank in found])
+        values |= metric.result([of_rank[number] for of_rank in rank_states])
     return values
 
 
@@ -180,16 +182,18 @@ def try_out(step: MetricStep, loss: LossStep, batches: Sequence[Batch]) -> list[
     """Tries a metric on all batches at once, and on each apart, put together. Returns the names of its results that are
     numbers. Raises as its code does, and MetricError if it is no metric or the results differ.
     """
-    alone, *several = (StatefulMetric(step, loss) for _ in range(len(batches) + 2))
+    single, *several = (StatefulMetric(step, loss) for _ in range(len(batches) + 2))
     for output, target in _as_one(batches):
-        alone.update(output, target)
+        single.update(output, target)
     for part, (output, target) in zip(several, batches, strict=False):
         part.update(output, target)
-    once = alone.result([alone.states()])
-    again = alone.result([part.states() for part in several])
-    if not _same(once, again):
-        raise MetricError(f"it gives {once} over all samples, and {again} put together from two pieces of them")
-    if (name := alone.unlisted()) is not None:
+    once = single.result([single.states()])
+    repeated_result = single.result([part.states() for part in several])
+    if not _same(once, repeated_result):
+        raise MetricError(
+            f"it gives {once} over all samples, and {repeated_result} put together from two pieces of them"
+        )
+    if (name := single.unlisted()) is not None:
         raise MetricError(
             f"it counts in `{name}`, which `states` does not name: that of each rank would be lost",
             remedy=f'make `self.{name}` a tensor, and name it: `states = {{…, "{name}": "sum"}}`, or `max`, `min`, '
@@ -203,12 +207,12 @@ def _counts(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, (*_NUMBERS, list, dict, set, deque))
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: Any, another: Any) -> bool:
     """True if an attribute has the value of another object's."""
-    if isinstance(one, Tensor | np.ndarray) or isinstance(other, Tensor | np.ndarray):
-        return type(one) is type(other) and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, Tensor | np.ndarray) or isinstance(another, Tensor | np.ndarray):
+        return type(one) is type(another) and one.shape == another.shape and bool((one == another).all())
     try:
-        return bool(one == other)
+        return bool(one == another)
     except (RuntimeError, ValueError):  # collections of tensors
         return False
 
@@ -216,21 +220,22 @@ def _equal(one: Any, other: Any) -> bool:
 def _as_one(batches: Sequence[Batch]) -> Sequence[Batch]:
     """Returns the same samples as one batch, if all are tensors that differ in their first dim alone."""
     forms = {
-        tuple(part.shape[1:] if isinstance(part, Tensor) and part.dim() else None for part in each) for each in batches
+        tuple(part.shape[1:] if isinstance(part, Tensor) and part.dim() else None for part in batch)
+        for batch in batches
     }
     if len(forms) != 1 or None in next(iter(forms)):
         return batches
     return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True))]  # type: ignore[list-item]
 
 
-def _same(one: Value | dict[str, Value], other: Value | dict[str, Value]) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, list | dict) or isinstance(other, list | dict):
+def _same(one: Value | dict[str, Value], another: Value | dict[str, Value]) -> bool:
+    if isinstance(one, dict) and isinstance(another, dict):
+        return one.keys() == another.keys() and all(_same(one[name], another[name]) for name in one)
+    if isinstance(one, list) and isinstance(another, list):
+        return len(one) == len(another) and all(map(_same, one, another))
+    if isinstance(one, list | dict) or isinstance(another, list | dict):
         return False
-    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5) or (math.isnan(one) and math.isnan(other))
+    return math.isclose(one, another, rel_tol=1e-4, abs_tol=1e-5) or (math.isnan(one) and math.isnan(another))
 
 
 # -------------------------------------------------------------------------------------------------------- the objects
@@ -272,26 +277,26 @@ def _where_defined(metric: UserObject, value: Tensor) -> Tensor:
     return value.masked_fill(~defined, math.nan) if value.dim() else value
 
 
-def _put_together(whole: UserObject, found: Sequence[States]) -> None:
-    names = _reductions(whole)
+def _put_together(merged: UserObject, rank_states: Sequence[States]) -> None:
+    names = _reductions(merged)
     if names is None:
-        for states in reversed(found):  # each goes before what is there
-            whole.merge_state(states)
+        for states in reversed(rank_states):  # each goes before what is there
+            merged.merge_state(states)
         return
     for name, how in names.items():
-        of_ranks = [states[name] for states in found]
+        of_ranks = [states[name] for states in rank_states]
         if isinstance(of_ranks[0], list):
-            setattr(whole, name, [tensor for tensors in of_ranks for tensor in tensors])
+            setattr(merged, name, [tensor for tensors in of_ranks for tensor in tensors])
         else:
-            setattr(whole, name, _REDUCTIONS[how](of_ranks))
+            setattr(merged, name, _REDUCTIONS[how](of_ranks))
 
 
 def _on(metric: UserObject, device: torch.device | str) -> UserObject:
     """Returns the metric with its states on a device."""
     names = _reductions(metric)
     if names is None:
-        for each in metric.modules():  # rank 0 alone computes; torchmetrics would wait for the others
-            each.distributed_available_fn = _is_distributed
+        for module in metric.modules():  # rank 0 alone computes; torchmetrics would wait for the others
+            module.distributed_available_fn = _is_distributed
         return metric.to(device)
     for name in names:
         setattr(metric, name, _moved(getattr(metric, name), device))
@@ -305,7 +310,7 @@ def _is_distributed() -> bool:
 
 def _moved(value: object, device: torch.device | str) -> object:
     if isinstance(value, list | tuple):
-        return [_moved(each, device) for each in value]
+        return [_moved(item, device) for item in value]
     return value.detach().to(device) if isinstance(value, Tensor) else value
 
 
@@ -315,26 +320,26 @@ def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, 
         scores, labels = classes_last(loss, output, target)
         ignored = {} if loss.ignore is None else {"ignore_index": loss.ignore}
         return scores, labels, {"task": "multiclass", "num_classes": scores.shape[-1], **ignored}
-    logits, wanted = output.flatten(1), match_target(output, target).flatten(1).long()
+    logits, classes = output.flatten(1), match_target(output, target).flatten(1).long()
     if logits.shape[1] == 1:
-        return logits.sigmoid()[:, 0], wanted[:, 0], {"task": "binary"}
-    return logits.sigmoid(), wanted, {"task": "multilabel", "num_labels": logits.shape[1]}
+        return logits.sigmoid()[:, 0], classes[:, 0], {"task": "binary"}
+    return logits.sigmoid(), classes, {"task": "multilabel", "num_labels": logits.shape[1]}
 
 
-def _values(name: str, found: object) -> dict[str, Value]:
+def _values(name: str, metric_result: object) -> dict[str, Value]:
     """Returns the result of a `compute` as plain numbers. Raises MetricError."""
-    if isinstance(found, Mapping):
-        return {f"{name}.{key}": _plain(value) for key, value in found.items()}
-    return {name: _plain(found)}
+    if isinstance(metric_result, Mapping):
+        return {f"{name}.{key}": _plain(value) for key, value in metric_result.items()}
+    return {name: _plain(metric_result)}
 
 
-def _plain(found: object) -> Value:
-    if isinstance(found, Tensor):
-        found = found.tolist()
-    if hasattr(found, "item"):  # numpy's
-        found = found.item()
-    if isinstance(found, list | tuple):
-        return [_plain(each) for each in found]
-    if not isinstance(found, int | float):
-        raise MetricError(f"`compute` gives a {type(found).__name__}, and should give a number, or a dict of numbers")
-    return found
+def _plain(value: object) -> Value:
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if hasattr(value, "item"):  # numpy's
+        value = value.item()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if not isinstance(value, int | float):
+        raise MetricError(f"`compute` gives a {type(value).__name__}, and should give a number, or a dict of numbers")
+    return value

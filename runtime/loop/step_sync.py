@@ -72,31 +72,31 @@ class StepReduction:
         job, self.stopped = self._job, self._stops()
         if not _logged(job, self._step) and not self.stopped:
             return
-        told = [total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()]
+        sums = [total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()]
         if job.checkpoint.seconds:
-            told.append(told[0].new_full((), float(self._checkpoints.is_due_by_time and self._place.rank == 0)))
+            sums.append(sums[0].new_full((), float(self._checkpoints.is_due_by_time and self._place.rank == 0)))
         if (guarded := self._guard.tells()) is not None:
-            told.append(guarded.double())
+            sums.append(guarded.double())
         exchange = self._parts.exchange
         by_itself = exchange is not None and exchange.waits_never
         if by_itself:  # the ranks' own counts, each times the ranks
-            told.append(told[0].new_tensor(float(number) / job.world_size))
+            sums.append(sums[0].new_tensor(float(number) / job.world_size))
         further = sorted(self._parts.further)  # the same names on all ranks
-        told += [self._parts.further[name].to(told[0].device) * mesh_of(job).leads for name in further]
+        sums += [self._parts.further[name].to(sums[0].device) * mesh_of(job).leads for name in further]
         self._parts.further.clear()
-        together = torch.cat([torch.stack(told), self._clock.share(self._clock.finish_lap(), told[0])])
+        vector = torch.cat([torch.stack(sums), self._clock.share(self._clock.finish_lap(), sums[0])])
         with self._clock.rank_wait():
             if job.world_size > 1:
-                dist.all_reduce(together)
-            numbers = together.tolist()
-        summed, *said = numbers[: len(told)]
-        self.phases = phases_of_ranks(numbers[len(told) :])
+                dist.all_reduce(vector)
+            numbers = vector.tolist()
+        summed, *rank_sums = numbers[: len(sums)]
+        self.phases = phases_of_ranks(numbers[len(sums) :])
         self.stopped = self._stops()  # rank 0 has answered before it took part (process/stop.py)
-        self.late = bool(job.checkpoint.seconds and said.pop(0))
-        self.guarded = int(said.pop(0)) if guarded is not None else 0
-        counted = said.pop(0) if by_itself else float(number)
-        self.loss = summed / counted if counted else math.nan
-        self.further = {name: value / self._samples for name, value in zip(further, said, strict=True)}
+        self.late = bool(job.checkpoint.seconds and rank_sums.pop(0))
+        self.guarded = int(rank_sums.pop(0)) if guarded is not None else 0
+        target_count = rank_sums.pop(0) if by_itself else float(number)
+        self.loss = summed / target_count if target_count else math.nan
+        self.further = {name: value / self._samples for name, value in zip(further, rank_sums, strict=True)}
 
     def _may_be_saved(self) -> bool:
         return self._checkpoints.due(self._step, self.late) or (

@@ -52,19 +52,19 @@ def work_off(job: JobProgram, place: RankPlace, parts: TrainingComponents, split
     if os.path.isdir(mode.use):
         load_model(mode.use, checkpoint_files.read_manifest(mode.use), parts.plain, parts.pipeline, raw=mode.raw)
     else:
-        whole = parts.pipeline.whole if parts.pipeline is not None else None
+        unsharded = parts.pipeline.whole if parts.pipeline is not None else None
         weights = WeightsStep(files=(mode.use,))
         # The file of a run has all tensors under the model's own names, those of adapters too.
-        initial_weights.load(dataclasses.replace(job.model, weights=weights, adapter=None), parts.plain, whole)
+        initial_weights.load(dataclasses.replace(job.model, weights=weights, adapter=None), parts.plain, unsharded)
     if isinstance(mode, PredictMode):
         _predict(job, mode, place, parts, splits, run_dir)
         return
-    asked = ("test",) if mode.split == "test" else evaluated(job.data)
-    found = named({split: evaluate(job, place, parts, splits, split) for split in asked})
+    requested = ("test",) if mode.split == "test" else evaluated(job.data)
+    values = named({split: evaluate(job, place, parts, splits, split) for split in requested})
     if place.rank == 0:
         path = os.path.join(run_dir, EVALUATION)
         with naming(path), open(path, "w", encoding="utf-8") as file:
-            json.dump(found, file)
+            json.dump(values, file)
 
 
 # ------------------------------------------------------------------------------------------------------- predictions
@@ -74,12 +74,12 @@ def work_off(job: JobProgram, place: RankPlace, parts: TrainingComponents, split
 def _predict(
     job: JobProgram, mode: PredictMode, place: RankPlace, parts: TrainingComponents, splits: Splits, run_dir: str
 ) -> None:
-    samples, chosen, numbers = in_order(job.data, splits, mode.split)
+    samples, split_samples, numbers = in_order(job.data, splits, mode.split)
     mesh, cut = mesh_of(job), context_parallel.piece_of(job)
     tells = mesh.leads and mesh.coordinates["context"] == 0
     with PredictionPart(run_dir, place.rank) as part, evaluating(parts):
-        for indices, counts in _batches(job, place, parts, len(chosen)):
-            input, _ = batch_aside(samples, chosen[indices])
+        for indices, counts in _batches(job, place, parts, len(split_samples)):
+            input, _ = batch_aside(samples, split_samples[indices])
             output = forward(job, parts, cut(map_tensors(lambda tensor: tensor.to(parts.device), input)))
             if output is None:
                 continue
@@ -91,15 +91,15 @@ def _predict(
 
 def _rows(output: object, samples: int) -> dict[str, NDArray[np.generic]]:
     """Returns the tensors of an output with `samples` rows, by name. Raises OutputError if there is none."""
-    found = {}
+    rows = {}
     for name, tensor in named_tensors(output).items():
         if tensor.shape[:1] == (samples,):
             wide = tensor.float() if tensor.is_floating_point() else tensor
-            found[f"output.{name}" if name else "output"] = wide.cpu().numpy()
-    if not found:
+            rows[f"output.{name}" if name else "output"] = wide.cpu().numpy()
+    if not rows:
         what = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise OutputError(f"a prediction needs a tensor with a row for each sample, {samples} here, and got {what}")
-    return found
+    return rows
 
 
 def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tensor, Tensor]:
@@ -108,27 +108,29 @@ def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tenso
     If the splits are sources of their own, their order is training, validation, test.
     """
     sizes = {"train": step.train_samples, "validation": step.validation_samples, "test": step.test_samples}
-    own = {name: torch.arange(size) for name, size in sizes.items()}
+    own_indices = {name: torch.arange(size) for name, size in sizes.items()}
     if step.split == "random":
         numbers = dict(zip(sizes, (*held_out(step), for_test(step)), strict=True))
     else:
-        before = accumulate(sizes.values(), initial=0)
-        numbers = {name: indices + first for (name, indices), first in zip(own.items(), before, strict=False)}
+        offsets = accumulate(sizes.values(), initial=0)
+        numbers = {
+            name: indices + offset for (name, indices), offset in zip(own_indices.items(), offsets, strict=False)
+        }
     opened = {"train": splits.train, "validation": splits.validation} | ({"test": splits.test} if splits.test else {})
     if split != "all":
-        return opened[split], own[split], numbers[split]
-    whole = torch.cat(list(numbers.values()))
-    order = whole.argsort()
-    return concatenate_samples(list(opened.values()), step.structured), order, whole[order]
+        return opened[split], own_indices[split], numbers[split]
+    all_numbers = torch.cat(list(numbers.values()))
+    order = all_numbers.argsort()
+    return concatenate_samples(list(opened.values()), step.structured), order, all_numbers[order]
 
 
 def _batches(job: JobProgram, place: RankPlace, parts: TrainingComponents, count: int) -> Iterator[tuple[Tensor, bool]]:
     """Yields this rank's samples in batches, and whether they count; in lockstep its first sample fills up."""
     size = batch_size(job, place)
     start, stop = piece(count, place.data_ranks, place.data_rank)
-    own = list(torch.arange(start, stop).split(size)) if stop > start else []
-    for indices in own:
+    sample_chunks = list(torch.arange(start, stop).split(size)) if stop > start else []
+    for indices in sample_chunks:
         yield indices, True
     if parts.engine.lockstep:
-        for _ in range(most_batches(count, place, size) - len(own)):
+        for _ in range(most_batches(count, place, size) - len(sample_chunks)):
             yield torch.tensor([0]), False
