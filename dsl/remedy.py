@@ -103,7 +103,7 @@ def either_argument(call: Span | None, name: str, values: Iterable[object], sepa
     return join_remedies(separator, [remedy(set_argument(call, name, value, f"{value}")) for value in values])
 
 
-def together(*parts: str | Edit) -> Fix:
+def join_edits(*parts: str | Edit) -> Fix:
     """Returns one fix of several edits, with the words between them."""
     edits = tuple(part for part in parts if isinstance(part, Edit))
     return Fix(edits, "".join(part.text if isinstance(part, Edit) else part for part in parts))

@@ -86,7 +86,7 @@ def _read_axes(reader: KeyReader) -> None:
         ("sequence_parallel_size", "context"),
         ("pipeline.stages", "pipeline"),
     ):
-        size = reader.whole(key, least=0)
+        size = reader.whole_number(key, least=0)
         if size and size > 1:
             reader.draft.axes[axis] = size
             reader.put(key, f"parallelism.{axis}", str(size))
@@ -95,9 +95,9 @@ def _read_axes(reader: KeyReader) -> None:
 
 
 def _read_batch(reader: KeyReader) -> None:
-    micro = reader.whole("train_micro_batch_size_per_gpu")
-    accumulation = reader.whole("gradient_accumulation_steps")
-    total = reader.whole("train_batch_size")
+    micro = reader.whole_number("train_micro_batch_size_per_gpu")
+    accumulation = reader.whole_number("gradient_accumulation_steps")
+    total = reader.whole_number("train_batch_size")
     reader.draft.batch = replace(reader.draft.batch, micro=micro, accumulation=accumulation, total=total)
     reader.carry("train_batch_size", "data.batch")
     reader.carry("train_micro_batch_size_per_gpu", "data.batch: the global batch is micro-batch x accumulation x ranks")
@@ -159,7 +159,7 @@ def _read_zero(reader: KeyReader) -> None:
     if isinstance(reader.file.value(_ZERO), bool):
         reader.name(_ZERO, "it is the form of the first versions, without a stage")
         return
-    stage = reader.whole(f"{_ZERO}.stage", least=0) or 0
+    stage = reader.whole_number(f"{_ZERO}.stage", least=0) or 0
     if stage > 3:
         reader.contradict(f"{_ZERO}.stage", f"ZeRO has no stage {stage}", "write 0, 1, 2 or 3")
         return
@@ -168,12 +168,12 @@ def _read_zero(reader: KeyReader) -> None:
     else:
         reader.imply(f"{_ZERO}.stage", "`parallelism.zero` is 0 by default")
     _read_offload(reader, stage)
-    shard = reader.whole(f"{_ZERO}.mics_shard_size", least=-1)
+    shard = reader.whole_number(f"{_ZERO}.mics_shard_size", least=-1)
     if shard and shard > 0:
         reader.name(f"{_ZERO}.mics_shard_size", "`parallelism.replicas` is the number of data ranks over this size")
     elif shard is not None:
         reader.imply(f"{_ZERO}.mics_shard_size", "-1 is one partition over all data ranks")
-    if (reader.whole(f"{_ZERO}.zero_hpz_partition_size", least=0) or 0) <= 1:
+    if (reader.whole_number(f"{_ZERO}.zero_hpz_partition_size", least=0) or 0) <= 1:
         reader.imply(f"{_ZERO}.zero_hpz_partition_size", "1 is one partition over all data ranks")
     if stage < 3:
         section = reader.file.value(_ZERO)
@@ -229,7 +229,7 @@ def _read_optimizer(reader: KeyReader) -> None:
             )
         reader.carry(f"{_OPTIMIZER}.adam_w_mode", f"train.optimizer = {call.word}(…)")
     elif kind == "onebitadam":
-        steps = reader.whole(f"{_OPTIMIZER}.freeze_step") or 100_000
+        steps = reader.whole_number(f"{_OPTIMIZER}.freeze_step") or 100_000
         call = CallDraft("onebit_adam", {"freeze": f"{steps} steps"})
         reader.carry(f"{_OPTIMIZER}.freeze_step", "train.optimizer.freeze")
     elif kind in ("sgd", "adagrad", "rmsprop", "nadam"):
@@ -309,7 +309,7 @@ def _read_scheduler(reader: KeyReader) -> None:
     draft = reader.draft
     call = CallDraft(_SCHEDULES[kind])
     reader.carry("scheduler.type", f"train.lr_schedule = {call.word}(…)")
-    steps = reader.whole(f"{_SCHEDULER}.warmup_num_steps", least=0)
+    steps = reader.whole_number(f"{_SCHEDULER}.warmup_num_steps", least=0)
     if not reader.has(f"{_SCHEDULER}.warmup_num_steps"):
         steps = 1000  # DeepSpeed's default
     arguments = {"warmup": f"{steps} steps"} if steps else {}
@@ -319,7 +319,7 @@ def _read_scheduler(reader: KeyReader) -> None:
         floor = reader.number(f"{_SCHEDULER}.cos_min_ratio")
         arguments["floor"] = value_text(0.0001 if floor is None else min(floor, 1))
         reader.carry(f"{_SCHEDULER}.cos_min_ratio", f"train.lr_schedule.floor = {arguments['floor']}")
-    total = reader.whole(f"{_SCHEDULER}.total_num_steps")
+    total = reader.whole_number(f"{_SCHEDULER}.total_num_steps")
     if total is not None and kind != "WarmupLR":
         reader.put(f"{_SCHEDULER}.total_num_steps", "train.steps", str(total))
         draft.drop("train.epochs")
@@ -387,7 +387,7 @@ def _read_rest(reader: KeyReader) -> None:
     if tensorboard is not None:
         reader.put("tensorboard.enabled", "log.tensorboard", "true" if tensorboard else "false")
     dtype = reader.text("communication_data_type")
-    if dtype in ("fp16", "float16", "bf16", "bfloat16") and not reader.whole(f"{_ZERO}.stage", least=0):
+    if dtype in ("fp16", "float16", "bf16", "bfloat16") and not reader.whole_number(f"{_ZERO}.stage", least=0):
         reader.put("communication_data_type", "parallelism.gradients", "bf16()" if dtype.startswith("b") else "fp16()")
     elif dtype in ("fp32", "float32"):
         reader.imply("communication_data_type", "gradients are exchanged in fp32")

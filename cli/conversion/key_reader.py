@@ -68,7 +68,7 @@ class KeyReader:
             return None
         return value
 
-    def whole(self, path: str, *, least: int = 1) -> int | None:
+    def whole_number(self, path: str, *, least: int = 1) -> int | None:
         """Returns a whole number of at least `least`; reports any other value."""
         value = self.number(path, least=-math.inf)
         if value is None:

@@ -89,14 +89,14 @@ def recognize_tool(file: ConfigFile, report: Report) -> str | None:
             return tool
     report.add(
         "E1102",
-        f"{file.path} belongs to no tool that dslc knows: its keys are {_shown(file)}",
+        f"{file.path} belongs to no tool that dslc knows: its keys are {_key_list(file)}",
         None,
         help=f"`--from` names the tool: {', '.join(TOOLS)}",
     )
     return None
 
 
-def _shown(file: ConfigFile) -> str:
+def _key_list(file: ConfigFile) -> str:
     keys = [f"`{key[:40]}`" for key in list(file.root)[:5]]
     return ", ".join(keys) + (", …" if len(file.root) > 5 else "") if keys else "none"
 

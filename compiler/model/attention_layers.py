@@ -14,7 +14,7 @@ from dslc.compiler.model.value import Value
 from dslc.dsl.diagnostics import division
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
-from dslc.dsl.remedy import either_argument, join_remedies, remedy, set_argument, together
+from dslc.dsl.remedy import either_argument, join_edits, join_remedies, remedy, set_argument
 
 
 @layer(s.Attention, recomputable=True)
@@ -93,8 +93,8 @@ def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
         t.keep(q)
     taken = [q, k, v]
     if t.around.pieces > 1:
-        together = t.operation(k, v, gives=k.new(length, 2 * kept, grad=k.grad or v.grad))
-        taken = [q, _of_all_pieces(together, kept, t, stacked=True)]
+        keys_and_values = t.operation(k, v, gives=k.new(length, 2 * kept, grad=k.grad or v.grad))
+        taken = [q, _of_all_pieces(keys_and_values, kept, t, stacked=True)]
         t.masks += length * length // t.around.pieces if spec.causal else 0
     for each in taken[1:] if graded else ():
         t.keep(each)
@@ -134,8 +134,8 @@ def _of_all_pieces(parts: Value, own: int, t: Tape, *, stacked: bool = False) ->
     stacked, gathered, and put into the order of the positions. The sizes cover all ranks' pieces together.
     """
     length, pieces = parts.shape[0], t.around.pieces
-    together = parts if stacked else t.operation(parts, gives=parts.new(length, 2 * own))
-    gathered = t.operation(together, gives=parts.new(pieces * length, 2 * own))
+    whole_parts = parts if stacked else t.operation(parts, gives=parts.new(length, 2 * own))
+    gathered = t.operation(whole_parts, gives=parts.new(pieces * length, 2 * own))
     return t.operation(gathered, gives=parts.new(pieces * length, 2 * own))
 
 
@@ -202,7 +202,7 @@ def _scaling(scaling: Call | None, spec: Call, t: Tape) -> tuple[str | float | i
             "low_freq_factor" if scaling.is_set("low_freq_factor") else "high_freq_factor",
             help=remedy(
                 "as for Llama 3: ",
-                together(
+                join_edits(
                     set_argument(scaling.span, "low_freq_factor", 1),
                     " and ",
                     set_argument(scaling.span, "high_freq_factor", 4),

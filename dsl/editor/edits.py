@@ -44,7 +44,7 @@ def apply_fix(text: str, name: str, fix: Fix) -> str | None:
     # What is set may stand where the only entry of a block is removed.
     for edit in sorted((edit for edit in fix.edits if edit.place is None), key=lambda edit: edit.value is None):
         change = _change(_parse(made), edit) if made is not None else None
-        made = _with([change], made) if change is not None and made is not None else None
+        made = _apply_changes([change], made) if change is not None and made is not None else None
     return None if made is None or made == text else _formatted_alike(text, made)
 
 
@@ -65,10 +65,10 @@ def _at_places(text: str, name: str, edits: Sequence[Edit]) -> str | None:
     changes = _merged(changes)
     if any(first.end > second.start for first, second in itertools.pairwise(changes)):
         return None
-    return _with(changes, text)
+    return _apply_changes(changes, text)
 
 
-def _with(changes: Sequence[TextEdit], text: str) -> str:
+def _apply_changes(changes: Sequence[TextEdit], text: str) -> str:
     for change in reversed(changes):
         text = text[: change.start] + change.text + text[change.end :]
     return text
@@ -308,12 +308,12 @@ def _removal(document: tree.Document, entry: tree.Entry | tree.Comparison) -> Te
         comment.own_line and block.span.start < comment.span.start < block.span.end for comment in document.comments
     ):
         return _without_lines(document, block.span)
-    if _is_alone(document, entry.span):
+    if _fills_lines(document, entry.span):
         return _without_lines(document, entry.span)
     return _without_item(document, entry.span, [e.span for e in block.entries])
 
 
-def _is_alone(document: tree.Document, span: Span) -> bool:
+def _fills_lines(document: tree.Document, span: Span) -> bool:
     """True if nothing but a comment and a comma stands beside a node on its lines."""
     text = document.source.text
     begin = text.rfind("\n", 0, span.start) + 1
@@ -325,7 +325,7 @@ def _is_alone(document: tree.Document, span: Span) -> bool:
 def _without_lines(document: tree.Document, span: Span) -> TextEdit:
     """Removes a node with the rest of its lines, and one of the empty lines around it."""
     text = document.source.text
-    if not _is_alone(document, span):
+    if not _fills_lines(document, span):
         return TextEdit(span.start, span.end, "")
     begin = text.rfind("\n", 0, span.start) + 1
     end = text.find("\n", span.end)

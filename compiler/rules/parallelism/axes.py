@@ -19,7 +19,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import layers
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
-from dslc.dsl.remedy import join_remedies, remedy, remove_field, set_argument, set_field, together
+from dslc.dsl.remedy import join_edits, join_remedies, remedy, remove_field, set_argument, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -90,7 +90,7 @@ def _report_heads(block: WithHeads, ranks: int, job: JobSpec) -> Iterator[Diagno
         wider = max(1, round(width / n)) * n if width is not None else None
         if wider != width:
             parts += [" with ", set_argument(block.span, "width", wider)]
-        remedies.append(remedy(together(*parts)))
+        remedies.append(remedy(join_edits(*parts)))
     yield from report_uneven(
         "heads", heads, ranks, block.value_span("heads"), job, help=join_remedies(", or ", remedies)
     )

@@ -22,7 +22,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Adam, Compressed, QAdam
 from dslc.dsl.language.registry import fields
 from dslc.dsl.language.units import number
-from dslc.dsl.remedy import Fix, remedy, remove_field, set_argument, set_field, together
+from dslc.dsl.remedy import Fix, join_edits, remedy, remove_field, set_argument, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -157,8 +157,8 @@ def _in_bf16(job: JobSpec) -> Fix:
     """Returns the exchange in half precision, with a plain Adam if the optimizer exchanges in a way of its own."""
     plain = set_field("parallelism.gradients", "bf16()")
     if isinstance(job.train.optimizer, Compressed):
-        return together(set_field("train.optimizer", _adam(job.train.optimizer)), " with ", plain)
-    return together(plain)
+        return join_edits(set_field("train.optimizer", _adam(job.train.optimizer)), " with ", plain)
+    return join_edits(plain)
 
 
 def _check_axes(job: JobSpec, layout: Layout, exchange: ExchangePolicy, where: Span | None) -> Iterator[Diagnostic]:

@@ -14,6 +14,7 @@ from dslc.dsl.language.registry import BLOCKS, fields
 from dslc.dsl.remedy import (
     Edit,
     Fix,
+    join_edits,
     join_remedies,
     remedy,
     remove_argument,
@@ -22,7 +23,6 @@ from dslc.dsl.remedy import (
     replace_text,
     set_argument,
     set_field,
-    together,
 )
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
@@ -120,13 +120,13 @@ def test_an_edit_that_cannot_be_made_here_is_none() -> None:
 
 
 def test_a_fix_of_several_edits_is_made_as_a_whole() -> None:
-    fix = together(set_field("model.network", "llama()"), " with ", set_field("data.batch", 32))
+    fix = join_edits(set_field("model.network", "llama()"), " with ", set_field("data.batch", 32))
     text = made(fix)
     assert text is not None and "network = llama()" in text and "batch = 32" in text
     assert fix.text == "`network = llama()` with `batch = 32`"
     assert fix.title == "set `model.network` to `llama()` and set `data.batch` to `32`"
-    assert made(together(set_field("data.batch", 32), set_field("a.b.c", 1))) is None
-    added = made(together(set_field("train.clip", 1), set_field("train.ema", 0.9)))
+    assert made(join_edits(set_field("data.batch", 32), set_field("a.b.c", 1))) is None
+    added = made(join_edits(set_field("train.clip", 1), set_field("train.ema", 0.9)))
     assert added is not None and added.index("clip") < added.index("ema")
 
 
@@ -140,7 +140,7 @@ def test_a_remedy_has_the_text_of_its_parts_and_their_fixes() -> None:
 
 
 def test_text_edits_make_the_new_text() -> None:
-    new = made(together(set_field("data.test", "10%"), remove_field("model.loss"), set_field("devices.cpus", 2)))
+    new = made(join_edits(set_field("data.test", "10%"), remove_field("model.loss"), set_field("devices.cpus", 2)))
     assert new is not None
     text = JOB
     edits = text_edits(JOB, new)
