@@ -322,6 +322,10 @@ def _node_and_gpu_counts(text: str) -> tuple[int, int]:
     return nodes, gpus
 
 
+def _lsp(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--stdio", action="store_true", help="for editors that pass it: the default, and the only way")
+
+
 def _schema(made: argparse.ArgumentParser) -> None:
     made.add_argument("--markdown", action="store_true", help="print the reference page")
 
@@ -389,6 +393,11 @@ _COMMANDS = {
         "find what is wrong in such configurations, without a job",
         "dslc lint ds_config.json --format github",
         _lint,
+    ),
+    "lsp": (
+        "serve editors by the language server protocol, on standard input and output",
+        "dslc lsp    # an editor starts it: docs/editor.md has the settings of VS Code, Neovim and Helix",
+        _lsp,
     ),
     "schema": ("print the language as JSON schema, or as the reference page", "dslc schema --markdown", _schema),
 }

@@ -53,7 +53,7 @@ def schema() -> dict[str, Json]:
 
 
 def _object(declaration: type[registry.Node]) -> dict[str, Json]:
-    shown = _visible_fields(declaration)
+    shown = visible_fields(declaration)
     form: dict[str, Json] = {
         "type": "object",
         "description": declaration.doc,
@@ -71,7 +71,7 @@ def _object(declaration: type[registry.Node]) -> dict[str, Json]:
 
 
 def _call(call: type[registry.Call]) -> dict[str, Json]:
-    required = any(f.required for f in _visible_fields(call)) or bool(call.one_of)
+    required = any(f.required for f in visible_fields(call)) or bool(call.one_of)
     whole: dict[str, Json] = {
         "type": "object",
         "description": call.doc,
@@ -188,7 +188,8 @@ def _bounds() -> str:
     return "\n".join(["## Bounds\n", _BOUNDS, "| at most | of | else |", "| ---: | --- | --- |", *rows]) + "\n"
 
 
-def _visible_fields(declaration: type[registry.Node]) -> list[registry.Field]:
+def visible_fields(declaration: type[registry.Node]) -> list[registry.Field]:
+    """Returns the fields that a job can name."""
     hidden = {getattr(declaration, "whole", "")}
     if issubclass(declaration, registry.Call) and declaration.open:
         hidden.add("arguments")
@@ -197,10 +198,10 @@ def _visible_fields(declaration: type[registry.Node]) -> list[registry.Field]:
 
 def _table(declaration: type[registry.Node]) -> str:
     rows = ["| field | takes | default | means |", "| --- | --- | --- | --- |"]
-    for f in _visible_fields(declaration):
+    for f in visible_fields(declaration):
         required = f.required or any(f.name in group for group in declaration.one_of)
         name = f"**`{f.word}`**" if f.required else f"`{f.word}`"
-        default = "required" if f.required else "" if required else _default(f)
+        default = "required" if f.required else "" if required else default_text(f)
         rows.append("| " + " | ".join(_cell(text) for text in (name, describe(f.kind), default, f.doc)) + " |")
     return "\n".join(rows) + "\n"
 
@@ -224,14 +225,15 @@ def _calls(calls: Mapping[str, type[registry.Call]]) -> str:
             further = next(f.doc for f in registry.fields(call) if f.name == "arguments")
             sentences.append(f"Further arguments, by name: {further}.")
         rows.append(f"| **`{call.word}`** | | | | {_cell(' '.join(filter(None, sentences)))} |")
-        for f in _visible_fields(call):
-            default = "required" if f.required else _default(f)
+        for f in visible_fields(call):
+            default = "required" if f.required else default_text(f)
             cells = (f"`{f.word}`", describe(f.kind), default, f.doc)
             rows.append("| | " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(rows) + "\n"
 
 
-def _default(field: registry.Field) -> str:
+def default_text(field: registry.Field) -> str:
+    """Returns the default of a field in Markdown: code, or words."""
     if field.shown:
         return field.shown
     return "none" if field.default is None else f"`{value_text(field.default, field.kind)}`"

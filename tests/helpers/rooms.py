@@ -59,6 +59,7 @@ ROOMS = (
     "cli/launching",
     "cli/sweeps",
     "cli/conversion",
+    "cli/editor",
     "cli/commands",
     "cli",
 )
