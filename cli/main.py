@@ -294,6 +294,9 @@ def _convert(made: argparse.ArgumentParser) -> None:
 def _lint(made: argparse.ArgumentParser) -> None:
     _config_arguments(made, "configurations, each by itself")
     made.add_argument(
+        "--model", metavar="JOB", help="also show the memory of a rank, with the network and data of this job"
+    )
+    made.add_argument(
         "--format", choices=("text", "github"), default="text", help="github: as annotations of a workflow"
     )
 
@@ -330,7 +333,8 @@ def _schema(made: argparse.ArgumentParser) -> None:
     made.add_argument("--markdown", action="store_true", help="print the reference page")
 
 
-_TOOLS = ("deepspeed",)  # dslc.conversion.recognize.TOOLS, which only these two commands load
+# Of dslc.conversion.recognize.TOOLS, which only two commands load.
+_TOOLS = ("deepspeed", "transformers", "accelerate", "axolotl", "lightning", "torchtitan")
 
 # Of each command: its help, an example, and the function that adds its arguments.
 _COMMANDS = {
@@ -385,7 +389,7 @@ _COMMANDS = {
         _stop,
     ),
     "convert": (
-        "make a job of configurations of DeepSpeed, and list what becomes of every key",
+        "make a job of configurations of DeepSpeed, Accelerate, Lightning and others; list the outcome of every key",
         "dslc convert ds_config.json --devices 8 -o job.plt",
         _convert,
     ),

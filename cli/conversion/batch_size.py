@@ -53,8 +53,7 @@ class BatchSize:
             return str(self.total)
         if self.micro is None:
             return None
-        factors = [str(self.micro), *([str(self.accumulation)] if self.accumulation not in (None, 1) else []), RANKS]
-        return " * ".join(factors)
+        return " * ".join([*(str(size) for size in (self.micro, self.accumulation) if size not in (None, 1)), RANKS])
 
     @property
     def microbatches_text(self) -> str | None:

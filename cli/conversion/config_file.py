@@ -46,6 +46,13 @@ class ConfigFile:
             value = value[part]
         return value
 
+    def section(self, path: str) -> ConfigFile:
+        """Returns the keys below a path as a file of their own, with their places in this one."""
+        root = self.value(path)
+        prefix = f"{path}."
+        places = {key.removeprefix(prefix): span for key, span in self.places.items() if key.startswith(prefix)}
+        return ConfigFile(f"{self.path}: {path}", self.source, root if isinstance(root, dict) else {}, places)
+
     def place(self, path: str) -> Span | None:
         """Returns the place of a key, or of the nearest section that holds it."""
         while path and path not in self.places:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dslc.conversion.config_file import ConfigFile, read_config
-from dslc.conversion.deepspeed import read_deepspeed
 from dslc.conversion.draft import Draft
 from dslc.conversion.recognize import TOOLS, recognize_tool
+from dslc.conversion.tools.accelerate import read_accelerate
+from dslc.conversion.tools.axolotl import read_axolotl
+from dslc.conversion.tools.deepspeed import read_deepspeed
+from dslc.conversion.tools.lightning import read_lightning
+from dslc.conversion.tools.torchtitan import read_torchtitan
+from dslc.conversion.tools.transformers_arguments import read_transformers
 from dslc.dsl.diagnostics import TooManyErrors
 
 Reader = Callable[[ConfigFile, Draft], None]
 # In the order in which they are read: a later file overrides what an earlier one states.
 _READERS: dict[str, Reader] = {
+    "transformers": read_transformers,
+    "axolotl": read_axolotl,
+    "lightning": read_lightning,
+    "torchtitan": read_torchtitan,
+    "accelerate": read_accelerate,
     "deepspeed": read_deepspeed,
 }
 
@@ -23,10 +34,35 @@ def convert(paths: Sequence[str], *, tool: str = "", devices: tuple[int, int] | 
     draft = Draft(devices=devices)
     try:
         files = [file for path in paths if (file := read_config(path, draft.report))]
-        convert_files(files, draft, tool=tool)
+        convert_files([*files, *_referenced_files(files, draft)], draft, tool=tool)
     except TooManyErrors:
         pass  # the report says so
     return draft
+
+
+_REFERENCES = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
+
+
+def _referenced_files(files: Sequence[ConfigFile], draft: Draft) -> list[ConfigFile]:
+    """Returns the DeepSpeed configurations that files name or hold, if no file of them is given."""
+    result: list[ConfigFile] = []
+    if any("zero_optimization" in file.root for file in files):
+        return result
+    for file in files:
+        for key in _REFERENCES:
+            value = file.value(key)
+            if isinstance(value, dict) and key == "deepspeed":
+                result.append(file.section(key))
+            elif isinstance(value, str) and value.endswith(".json"):
+                beside = os.path.join(os.path.dirname(file.path), value)
+                path = next((path for path in (value, beside) if os.path.isfile(path)), "")
+                if path and (referenced := read_config(path, draft.report)):
+                    result.append(referenced)
+                else:
+                    message = f"`{key}` names {value}, which is not there: its settings are not in the job"
+                    help = "give that file, too"
+                    draft.report.add("W1104", message, file.place(key), help=help)
+    return result[:1]
 
 
 def convert_files(files: Sequence[ConfigFile], draft: Draft, *, tool: str = "") -> None:

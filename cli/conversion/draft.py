@@ -83,3 +83,9 @@ def value_text(value: Json) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(value_text, value))}]"
     return "none"
+
+
+def quantity(count: float, unit: str) -> str:
+    """Writes a whole number of steps or epochs in the language; more than any training has are cut."""
+    whole = int(min(count, 10**9))
+    return f"{whole} {unit}" + ("s" if whole != 1 else "")

@@ -9,16 +9,28 @@ from dslc.dsl.language.registry import BLOCKS, fields
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document
 from dslc.dsl.syntax.parser import parse
+from dslc.dsl.words import quoted
 
+UNSTATED = "no file states"
 NETWORK, SOURCE = 'python("your_module:your_network")', 'python("your_module:your_data")'
 
 
-def job_text(draft: Draft, title: str) -> str:
-    """Returns the text of the job. What no configuration states is a placeholder with a comment that says so."""
+_OF_THE_BASE = ("model.network", "model.loss", "model.weights", "data.source")
+
+
+def job_text(draft: Draft, title: str, *, base: str = "") -> str:
+    """Returns the text of the job. What no configuration states is a placeholder with a comment that says so, or comes
+    from the job at the path `base`, which is imported.
+    """
     settings = _completed(draft)
     lines = [f"# {title}"]
+    if base:
+        lines.append(f"import {quoted(base)}\n")
+        unstated = [path for path in ("train.epochs", "train.optimizer") if _is_unstated(settings.get(path))]
+        absent = {*_OF_THE_BASE, *unstated}
+        settings = {path: setting for path, setting in settings.items() if path not in absent}
     if any(RANKS in setting.text.split() for setting in settings.values()):
-        lines.append(f"param {RANKS} = 1  # no file states the number of GPUs: set it to yours")
+        lines.append(f"param {RANKS} = 1  # {_unstated('the number of GPUs: set it to yours')}")
     for word, block in BLOCKS.items():
         entries = [
             f"  {field.word} = {setting.text}{_comment(setting.origin)}\n"
@@ -28,6 +40,14 @@ def job_text(draft: Draft, title: str) -> str:
         if entries:
             lines.append(f"\n{word} {{\n{''.join(entries)}}}")
     return _formatted("\n".join(lines) + "\n")
+
+
+def _is_unstated(setting: Setting | None) -> bool:
+    return setting is not None and setting.origin.startswith(UNSTATED)
+
+
+def _unstated(what: str) -> str:
+    return f"{UNSTATED} {what}"
 
 
 def _comment(origin: str) -> str:
@@ -42,21 +62,31 @@ def _completed(draft: Draft) -> dict[str, Setting]:
     settings.setdefault("data.source", Setting(SOURCE, "name your data"))
     batch = draft.batch.resolved()
     text = batch.batch_text
-    settings["data.batch"] = Setting(text, "the global batch") if text else Setting(RANKS, "no file states the batch")
-    if text and (microbatches := batch.microbatches_text):
+    if text:
+        settings["data.batch"] = Setting(text, "the global batch")
+    else:
+        least = (
+            f"{batch.accumulation or 1} * {RANKS}"
+            if batch.ranks is None
+            else str(batch.ranks * (batch.accumulation or 1))
+        )
+        settings["data.batch"] = Setting(least.removeprefix("1 * "), _unstated("the batch: name yours"))
+    if (text or batch.accumulation) and (microbatches := batch.microbatches_text):
         settings["parallelism.microbatches"] = Setting(microbatches, "accumulation")
+    elif batch.accumulation == 1 and "pipeline" in draft.axes:
+        settings["parallelism.microbatches"] = Setting("1", "no accumulation")
     settings.update(_devices(draft, batch.ranks))
     optimizer = draft.optimizer or CallDraft("adamw")
     origin = settings.get("train.optimizer", Setting("")).origin
     if draft.optimizer is None:
-        origin = "no file states the optimizer"
+        origin = _unstated("the optimizer")
     elif "lr" not in optimizer.arguments:
         origin = origin or "no file states the learning rate"
     settings["train.optimizer"] = Setting(optimizer.text(), origin)
     if draft.schedule is not None:
         settings["train.lr_schedule"] = Setting(draft.schedule.text())
     if "train.steps" not in settings and "train.epochs" not in settings:
-        settings["train.epochs"] = Setting("1", "no file states the length")
+        settings["train.epochs"] = Setting("1", _unstated("the length"))
     return settings
 
 

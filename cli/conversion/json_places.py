@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from json.decoder import scanstring
 
 from dslc.dsl.json_value import Json
 from dslc.dsl.source import Source, Span
@@ -56,7 +55,7 @@ class JsonReader:
                 raise ValueError('a key in quotes, or "}", is missing', self._at)
             start = self._at
             try:
-                key, self._at = scanstring(self._text, start + 1, False)
+                key, self._at = _DECODER.raw_decode(self._text, start)
             except ValueError:
                 raise ValueError("a text without its closing quote", start) from None
             if key in result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import Draft
@@ -29,12 +29,15 @@ class KeyReader:
         *,
         autos: Mapping[str, tuple[Json, str]] | None = None,
         auto_help: str = "",
+        script: str = "",
     ) -> None:
+        """`script` is why an unknown key is no mistake: it may belong to the program that reads the file."""
         self.tool, self.file, self.draft, self.table = tool, file, draft, table
         self._autos = autos or {}
-        self._auto_help = auto_help
+        self._auto_help, self._script = auto_help, script
         self._outcomes: dict[str, Verdict] = {}
         self._refused: set[str] = set()
+        self.defaults: list[str] = []
         self._known: set[str] = {*table.implied, *table.named}
 
     # ------------------------------------------------------------------------------------------------ values
@@ -57,26 +60,34 @@ class KeyReader:
 
     def number(self, path: str, *, least: float = 0) -> float | int | None:
         """Returns a finite number of at least `least`; reports any other value."""
-        value = self.value(path)
-        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[\d._]+(?:[eE][+-]?\d+)?\s*", value):
-            with contextlib.suppress(ValueError):  # reported below
-                value = float(value) if re.search(r"[.eE]", value) else int(value)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+        value = self._numeric(path, f"a number of at least {least:g}")
+        if value is not None and value < least:
             self._refuse(path, f"a number of at least {least:g}")
             return None
         return value
 
     def whole_number(self, path: str, *, least: int = 1) -> int | None:
         """Returns a whole number of at least `least`; reports any other value."""
-        value = self.number(path, least=-math.inf)
+        value = self._numeric(path, f"a whole number of at least {least}")
         if value is None:
             return None
         if value != int(value) or not least <= value < 10**15:
             self._refuse(path, f"a whole number of at least {least}")
             return None
         return int(value)
+
+    def _numeric(self, path: str, wanted: str) -> float | int | None:
+        """Returns a finite number, also one that YAML reads as text, such as `5e-5`."""
+        value = self.value(path)
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[\d._]+(?:[eE][+-]?\d+)?\s*", value):
+            with contextlib.suppress(ValueError):  # reported below
+                value = float(value) if re.search(r"[.eE]", value) else int(value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self._refuse(path, wanted)
+            return None
+        return value
 
     def flag(self, path: str) -> bool | None:
         """Returns true or false, also for the words that YAML files use for them."""
@@ -126,6 +137,11 @@ class KeyReader:
         self.draft.set(setting, text, path)
         self.carry(path, f"{setting} = {text}")
 
+    def default(self, setting: str, text: str, name: str) -> None:
+        """Sets a field of the job to a default of the tool, which the file does not state."""
+        self.draft.set(setting, text, f"{name}, the default of {self.tool}")
+        self.defaults.append(f"`{name}`")
+
     def imply(self, path: str, reason: str) -> None:
         if self.file.value(path) is not None and path not in self._refused:
             self._record(Verdict(path, "implied", reason))
@@ -149,16 +165,23 @@ class KeyReader:
         """Reports a default of the tool that surprises, or that differs here."""
         self.draft.report.add("N1105", message, self.file.place(path), help=help)
 
-    def finish(self, *, strict: tuple[str, ...] = ()) -> None:
-        """Records the outcome of the keys that no reader has taken. The tool refuses unknown keys in the sections
-        `strict`, and ignores them elsewhere.
+    def finish(self, *, refuses: Callable[[str], bool] = lambda _: False) -> None:
+        """Records the outcome of the keys that no reader has taken. `refuses` tells which unknown keys the tool
+        refuses; it ignores the rest.
         """
+        if self.defaults:
+            self.draft.report.add(
+                "N1105",
+                f"{self.file.name} leaves {', '.join(self.defaults)} to {self.tool}, whose defaults the job states",
+                None,
+                help="nothing has to be changed",
+            )
         verdicts = []
         for key, value in self.file.values():
             verdict = self._outcomes.get(key) or self._above(key) or self.table.verdict(key, value)
             if verdict is None and (value is None or (isinstance(value, dict) and not value)):
                 verdict = Verdict(key, "implied", "it states nothing")
-            verdicts.append(verdict or self._drop(key, key.startswith(strict) if strict else False))
+            verdicts.append(verdict or self._drop(key, refuses(key)))
         for section, reason in self.table.removed.items():
             if not is_off(self.file.value(section)):
                 self.warn_ignored(
@@ -182,11 +205,14 @@ class KeyReader:
         section, does = key, "refuses" if refused else "ignores"
         while section and section not in self.table.ignored:
             section = section.rpartition(".")[0]
+        meant = did_you_mean(key, self._known)
+        if self._script and not section and not meant:
+            return Verdict(key, "named", self._script)
         if section:
             reason, help = f"{self.tool} {does} it: {self.table.ignored[section]}", "remove the key"
         else:
             reason = f"{self.tool} has no such key, and {does} it"
-            help = did_you_mean(key, self._known) or "remove the key, or look up its name"
+            help = meant or "remove the key, or look up its name"
         self.warn_ignored(key, f"`{key}`: {reason}", help)
         return Verdict(key, "named", reason)
 

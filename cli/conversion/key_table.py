@@ -55,7 +55,7 @@ def is_off(value: object) -> bool:
 
 @functools.cache
 def key_table(tool: str) -> KeyTable:
-    with open(os.path.join(os.path.dirname(__file__), f"{tool}.toml"), "rb") as file:
+    with open(os.path.join(os.path.dirname(__file__), "tools", f"{tool}.toml"), "rb") as file:
         rows: dict[str, list[list[str]]] = tomllib.load(file)
     tables = {
         kind: {key: reason for reason, keys in rows.get(kind, []) for key in keys.split()}

@@ -10,6 +10,11 @@ from dslc.dsl.diagnostics import Report
 
 TOOLS = {
     "deepspeed": "DeepSpeed",
+    "transformers": "Transformers",
+    "accelerate": "Accelerate",
+    "axolotl": "Axolotl",
+    "lightning": "Lightning",
+    "torchtitan": "torchtitan",
 }
 
 
@@ -70,20 +75,54 @@ def _is_deepspeed(file: ConfigFile) -> bool:
     ) or ("train_batch_size" in file.root and "model" not in file.root)
 
 
+def _is_lightning(file: ConfigFile) -> bool:
+    trainer = file.value("trainer")
+    return isinstance(trainer, dict) and bool(
+        {"max_epochs", "max_steps", "accelerator", "devices", "precision", "accumulate_grad_batches", "gpus"}
+        & trainer.keys()
+    )
+
+
+def _is_torchtitan(file: ConfigFile) -> bool:
+    training = file.value("training")
+    return isinstance(training, dict) and bool(
+        {"seq_len", "local_batch_size", "data_parallel_shard_degree", "tensor_parallel_degree"} & training.keys()
+    )
+
+
+def _is_transformers(file: ConfigFile) -> bool:
+    keys = file.root.keys()
+    return "per_device_train_batch_size" in keys or (
+        len(
+            {"num_train_epochs", "learning_rate", "output_dir", "lr_scheduler_type", "logging_steps", "save_steps"}
+            & keys
+        )
+        >= 3
+        and "base_model" not in keys
+    )
+
+
 _SIGNS: dict[str, Callable[[ConfigFile], bool]] = {
+    "accelerate": lambda file: bool({"distributed_type", "compute_environment"} & file.root.keys()),
+    "axolotl": lambda file: "base_model" in file.root and bool({"micro_batch_size", "datasets"} & file.root.keys()),
+    "torchtitan": _is_torchtitan,
+    "lightning": _is_lightning,
     "deepspeed": _is_deepspeed,
+    "transformers": _is_transformers,
 }
 
 
 def recognize_tool(file: ConfigFile, report: Report) -> str | None:
     """Returns the tool of the file, a key of `TOOLS`; None if it is refused, with the reason in the report."""
     keys = _normal(file.root)
-    for tool in _UNSUPPORTED:
-        if sum(key in keys for key in tool.keys) >= tool.needed and not keys & {"compute_environment", "base_model"}:
-            return _refuse(file, tool.name, tool.reason, report)
+    for other in _UNSUPPORTED:
+        if sum(key in keys for key in other.keys) >= other.needed and not keys & {"compute_environment", "base_model"}:
+            _refuse(file, other.name, other.reason, report)
+            return None
     if _is_nemo(file):
         reason = "its network is its own: describe it as `gpt(…)` or `llama(…)`, and the split as `parallelism { … }`"
-        return _refuse(file, "NeMo", reason, report)
+        _refuse(file, "NeMo", reason, report)
+        return None
     for tool, has_signs in _SIGNS.items():
         if has_signs(file):
             return tool

@@ -1,6 +1,6 @@
 """Configurations of each tool, the jobs that they become, and what is reported, as golden files.
 
-Each folder of `cases` holds the files of one training, and `expected.txt`. `UPDATE_GOLDEN=1` writes these anew.
+Each folder of `cases` holds the files of one training. `UPDATE_GOLDEN=1` writes `expected` anew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_a_configuration_becomes_a_job(case: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "job.plt").write_text(text)
         report, _ = check_one(str(tmp_path / "job.plt"), [])
         assert not report.errors, render(report, color=False)
-    hold("\n".join(part for part in parts if part), case / "expected.txt")
+    hold("\n".join(part for part in parts if part), TESTS / "conversion" / "expected" / f"{case.name}.txt")
 
 
 def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dslc.conversion.config_file import ConfigFile
-from dslc.conversion.draft import CallDraft, Draft, Setting, value_text
+from dslc.conversion.draft import CallDraft, Draft, Setting, quantity, value_text
 from dslc.conversion.key_reader import KeyReader, is_auto
 from dslc.conversion.key_table import key_table
 from dslc.dsl.json_value import Json
@@ -48,7 +48,7 @@ def read_deepspeed(file: ConfigFile, draft: Draft) -> None:
     _read_optimizer(reader)
     _read_scheduler(reader)
     _read_rest(reader)
-    reader.finish(strict=_STRICT)
+    reader.finish(refuses=lambda key: key.startswith(_STRICT))
 
 
 def _resolve_autos(arguments: Mapping[str, Json]) -> dict[str, tuple[Json, str]]:
@@ -230,7 +230,7 @@ def _read_optimizer(reader: KeyReader) -> None:
         reader.carry(f"{_OPTIMIZER}.adam_w_mode", f"train.optimizer = {call.word}(…)")
     elif kind == "onebitadam":
         steps = reader.whole_number(f"{_OPTIMIZER}.freeze_step") or 100_000
-        call = CallDraft("onebit_adam", {"freeze": f"{steps} steps"})
+        call = CallDraft("onebit_adam", {"freeze": quantity(steps, "step")})
         reader.carry(f"{_OPTIMIZER}.freeze_step", "train.optimizer.freeze")
     elif kind in ("sgd", "adagrad", "rmsprop", "nadam"):
         call = CallDraft(kind)
@@ -312,8 +312,8 @@ def _read_scheduler(reader: KeyReader) -> None:
     steps = reader.whole_number(f"{_SCHEDULER}.warmup_num_steps", least=0)
     if not reader.has(f"{_SCHEDULER}.warmup_num_steps"):
         steps = 1000  # DeepSpeed's default
-    arguments = {"warmup": f"{steps} steps"} if steps else {}
-    reader.carry(f"{_SCHEDULER}.warmup_num_steps", f"train.lr_schedule.warmup = {steps} steps")
+    arguments = {"warmup": quantity(steps, "step")} if steps else {}
+    reader.carry(f"{_SCHEDULER}.warmup_num_steps", f"train.lr_schedule.warmup = {quantity(steps or 0, 'step')}")
     _read_rates(reader, arguments)
     if kind == "WarmupCosineLR":
         floor = reader.number(f"{_SCHEDULER}.cos_min_ratio")
@@ -377,7 +377,7 @@ def _read_rest(reader: KeyReader) -> None:
         reader.imply("gradient_clipping", "0 clips nothing, as by default")
     steps = reader.number("steps_per_print")
     if steps and 1 <= steps < 10**9:
-        reader.put("steps_per_print", "log.every", f"{int(steps)} steps")
+        reader.put("steps_per_print", "log.every", quantity(steps, "step"))
     elif steps is not None:
         reader.name("steps_per_print", "a job logs every 10 steps, or every `log.every`")
     if reader.flag("dataloader_drop_last") is not None:

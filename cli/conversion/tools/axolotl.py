@@ -1,0 +1,196 @@
+"""Carries an Axolotl configuration into a job, as far as it trains on next tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dslc.conversion.config_file import ConfigFile
+from dslc.conversion.draft import Draft, quantity, value_text
+from dslc.conversion.key_reader import KeyReader
+from dslc.conversion.key_table import key_table
+from dslc.conversion.tools.trainer_settings import (
+    read_length,
+    read_lora,
+    read_model,
+    read_optimizer,
+    read_precision,
+    read_schedule,
+    set_token_source,
+)
+from dslc.dsl.json_value import Json
+
+NAME = "Axolotl"
+_LORA = {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
+         "save": "lora_modules_to_save"}  # fmt: skip
+_AUTOS: dict[str, tuple[Json, str]] = {"bf16": (True, "GPUs that have it")}
+_SCRIPT = "it belongs to a plugin, or Axolotl ignores it"
+_ALL_LINEAR = '["*_proj"]'
+
+
+def read_axolotl(file: ConfigFile, draft: Draft) -> None:
+    """Adds the settings of the file, and the outcome of each key."""
+    reader = KeyReader(NAME, file, draft, key_table("axolotl"), autos=_AUTOS, auto_help="", script=_SCRIPT)
+    _read_batch(reader)
+    read_model(reader, "base_model")
+    set_token_source(reader, "sequence_len")
+    _read_adapter(reader)
+    read_precision(reader)
+    read_length(reader, "max_steps", "num_epochs", 1)
+    read_optimizer(reader, "optimizer", "adamw_torch_fused")
+    read_schedule(reader, "lr_scheduler", "cosine")
+    _read_floor(reader)
+    _read_times(reader)
+    _read_split(reader)
+    _read_rest(reader)
+    reader.finish()
+
+
+def _read_batch(reader: KeyReader) -> None:
+    micro = reader.whole_number("micro_batch_size") or 1
+    accumulation = reader.whole_number("gradient_accumulation_steps") or 1
+    reader.draft.batch = replace(reader.draft.batch, micro=micro, accumulation=accumulation)
+    reader.carry("micro_batch_size", "data.batch: the global batch is micro-batch x accumulation x ranks")
+    reader.carry("gradient_accumulation_steps", f"parallelism.microbatches = {accumulation}")
+    reader.name("batch_size", "the global batch is micro-batch x accumulation x ranks, in `data.batch`")
+    share = reader.number("val_set_size")
+    if share and share < 1:
+        reader.put("val_set_size", "data.validation", f"{value_text(round(share * 100, 8))}%")
+    elif share:
+        reader.name("val_set_size", "`data.validation` is a share of the data")
+    else:
+        reader.imply("val_set_size", "nothing is held out, as by default")
+
+
+def _read_adapter(reader: KeyReader) -> None:
+    adapter = (reader.text("adapter") or "").lower()
+    if adapter in ("lora", "qlora"):
+        read_lora(reader, _LORA, _ALL_LINEAR)
+        reader.carry("adapter", "model.adapter = lora(…)")
+        if adapter == "qlora":
+            reader.name("adapter", "there is no quantization: the job trains `lora(…)` over 16- or 32-bit weights")
+        if reader.flag("lora_target_linear"):
+            reader.carry("lora_target_linear", f"model.adapter.targets = {_ALL_LINEAR}")
+        return
+    reader.name("adapter", "adapters are `model.adapter = lora(…)`")
+    for key in (*_LORA.values(), "lora_target_linear", "lora_model_dir"):
+        reader.imply(key, "without `adapter: lora` it has no effect")
+
+
+def _read_floor(reader: KeyReader) -> None:
+    ratio, schedule = reader.number("cosine_min_lr_ratio"), reader.draft.schedule
+    if ratio is not None and ratio <= 1 and schedule and schedule.word == "warmup_cosine":
+        reader.draft.schedule = schedule.having(floor=value_text(ratio))
+        reader.carry("cosine_min_lr_ratio", f"train.lr_schedule.floor = {value_text(ratio)}")
+    else:
+        reader.name("cosine_min_lr_ratio", "`warmup_cosine(floor = …)` is the lowest share of the rate")
+
+
+def _read_times(reader: KeyReader) -> None:
+    validates = "data.validation" in reader.draft.settings
+    for setting, every, strategy, per_epoch in (
+        ("evaluate.every", "eval_steps", "eval_strategy", "evals_per_epoch"),
+        ("checkpoint.every", "save_steps", "save_strategy", "saves_per_epoch"),
+    ):
+        steps, count = reader.number(every), reader.number(per_epoch)
+        kind = (reader.text(strategy) or "").lower()
+        if setting == "evaluate.every" and not validates:
+            for key in (every, strategy, per_epoch):
+                reader.name(key, "`evaluate.every`, once `data.validation` holds samples out")
+        elif kind == "no":
+            for key in (every, strategy, per_epoch):
+                reader.imply(key, "it never does, as by default")
+        elif steps and steps >= 1:
+            reader.draft.set(setting, quantity(steps, "step"), every)
+            reader.carry(every, f"{setting} = {quantity(steps, 'step')}")
+            reader.carry(strategy, f"{setting}, in steps")
+        elif count == 1 or kind == "epoch":
+            reader.draft.set(setting, "1 epoch", per_epoch if count == 1 else strategy)
+            reader.carry(per_epoch, f"{setting} = 1 epoch")
+            reader.carry(strategy, f"{setting} = 1 epoch")
+        else:
+            for key in (every, strategy, per_epoch):
+                reader.name(key, f"`{setting}` is in steps or whole epochs")
+    logs = reader.number("logging_steps")
+    if logs and logs >= 1:
+        reader.put("logging_steps", "log.every", quantity(logs, "step"))
+    keep = reader.whole_number("save_total_limit")
+    if keep:
+        reader.put("save_total_limit", "checkpoint.keep", str(keep))
+
+
+_SHARDING = {"SHARD_GRAD_OP": 2, "HYBRID_SHARD_ZERO2": 2, "NO_SHARD": 0}
+
+
+def _read_split(reader: KeyReader) -> None:
+    """Reads FSDP, and the axes of several dimensions."""
+    strategy = reader.text("fsdp_config.sharding_strategy") or reader.text("fsdp_config.fsdp_sharding_strategy") or ""
+    reshard = reader.value("fsdp_config.reshard_after_forward")
+    if reader.value("fsdp") or reader.value("fsdp_config") or reader.whole_number("dp_shard_size"):
+        stage = _SHARDING.get(strategy.upper(), 2 if reshard is False else 3)
+        if stage:
+            reader.draft.set("parallelism.zero", str(stage), "fsdp")
+        for key in ("fsdp", "fsdp_config.sharding_strategy", "fsdp_config.fsdp_sharding_strategy",
+                    "fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward",
+                    "dp_shard_size"):  # fmt: skip
+            reader.carry(key, f"parallelism.zero = {stage}")
+    reader.imply("fsdp", "nothing is sharded, as by default")
+    for key in ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params"):
+        fp16 = reader.draft.settings.get("train.precision")
+        if not reader.flag(key):
+            reader.imply(key, "all stays on the device, as by default")
+        elif fp16 and fp16.text.startswith("fp16"):
+            reader.name(key, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
+        else:
+            reader.put(key, "memory.offload", "[optimizer, parameters]")
+    recompute = reader.value("gradient_checkpointing")
+    for key in ("gradient_checkpointing", "fsdp_config.activation_checkpointing",
+                "fsdp_config.fsdp_activation_checkpointing"):  # fmt: skip
+        if reader.value(key) in (True, "offload", "offload_disk", "true", "unsloth"):
+            reader.put(key, "memory.recompute", "full")
+        else:
+            reader.name(key, "`memory.recompute` is none, full, selective or every(n)")
+    if recompute in (False, "false", ""):
+        reader.imply("gradient_checkpointing", "nothing is recomputed, as by default")
+    for key, axis in (("tensor_parallel_size", "tensor"), ("context_parallel_size", "context"),
+                      ("sequence_parallel_degree", "context")):  # fmt: skip
+        size = reader.whole_number(key)
+        if size and size > 1:
+            reader.draft.axes[axis] = size
+            reader.put(key, f"parallelism.{axis}", str(size))
+        else:
+            reader.imply(key, f"`parallelism.{axis}` is 1 by default")
+    copies = reader.whole_number("dp_replicate_size")
+    if copies and copies > 1:
+        reader.name("dp_replicate_size", "`parallelism.replicas` is the number of full copies")
+    else:
+        reader.imply("dp_replicate_size", "1 is the default")
+    reader.carry("deepspeed", "the settings of that file")
+
+
+def _read_rest(reader: KeyReader) -> None:
+    norm = reader.number("max_grad_norm")
+    if norm:
+        reader.put("max_grad_norm", "train.clip", value_text(norm))
+    elif norm is None:
+        reader.default("train.clip", "1.0", "max_grad_norm = 1.0")
+    seed = reader.whole_number("seed", least=0)
+    if seed is not None:
+        reader.put("seed", "train.seed", str(seed))
+    workers = reader.whole_number("dataloader_num_workers", least=0)
+    if workers is not None:
+        reader.put("dataloader_num_workers", "data.workers", str(workers))
+    if reader.value("torch_compile") in (True, "auto", "true"):
+        reader.put("torch_compile", "train.compile", "true")
+    elif reader.flag("torch_compile") is False:
+        reader.imply("torch_compile", "nothing is compiled, as by default")
+    seconds = reader.whole_number("ddp_timeout")
+    if seconds:
+        reader.put("ddp_timeout", "launch.timeout", f"{min(seconds, 10**9)} s")
+    half = reader.flag("float16"), reader.flag("bfloat16")
+    for key, word, stated in (("float16", "fp16", half[0]), ("bfloat16", "bf16", half[1])):
+        if stated:
+            reader.name(key, f"weights stay in fp32: `train.precision = {word}` computes in 16 bits")
+        else:
+            reader.imply(key, "false is the default")
+    if reader.flag("use_tensorboard") is not None:
+        reader.put("use_tensorboard", "log.tensorboard", "true" if reader.flag("use_tensorboard") else "false")

@@ -1,0 +1,202 @@
+"""Carries the configuration of a Lightning CLI into a job: `trainer`, `optimizer`, `seed_everything`, batch sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from dslc.conversion.config_file import ConfigFile
+from dslc.conversion.draft import CallDraft, Draft, quantity, value_text
+from dslc.conversion.key_reader import KeyReader
+from dslc.conversion.key_table import key_table
+
+NAME = "Lightning"
+_SCRIPT = "it belongs to the program that reads the file"
+_OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop",
+               "nadam": "nadam"}  # fmt: skip
+_ARGUMENTS = ("lr", "momentum", "nesterov", "alpha", "betas", "eps", "weight_decay", "amsgrad")
+_PRECISIONS = {
+    "16-mixed": "fp16",
+    "bf16-mixed": "bf16",
+    "16-true": "fp16(level = O2)",
+    "bf16-true": "bf16(level = O2)",
+    "16": "fp16",
+    "bf16": "bf16",
+}
+_STRATEGIES = {"deepspeed": 2, "deepspeed_stage_1": 1, "deepspeed_stage_2": 2, "deepspeed_stage_3": 3, "fsdp": 3,
+               "ddp_sharded": 2, "fsdp_native": 3}  # fmt: skip
+
+
+def read_lightning(file: ConfigFile, draft: Draft) -> None:
+    """Adds the settings of the file, and the outcome of each key."""
+    reader = KeyReader(NAME, file, draft, key_table("lightning"), auto_help="Lightning finds it on the machine",
+                       script=_SCRIPT)  # fmt: skip
+    _read_devices(reader)
+    _read_batch(reader)
+    _read_precision(reader)
+    _read_strategy(reader)
+    _read_length(reader)
+    _read_optimizer(reader)
+    _read_times(reader)
+    reader.finish(refuses=lambda key: key.startswith("trainer."))
+
+
+def _read_devices(reader: KeyReader) -> None:
+    accelerator = (reader.text("trainer.accelerator") or "gpu").lower()
+    reader.draft.wants_cpu = accelerator == "cpu"
+    if accelerator in ("gpu", "cuda", "cpu", "ddp"):
+        reader.carry("trainer.accelerator", f"devices.{'cpus' if accelerator == 'cpu' else 'gpus'}")
+    else:
+        reader.name("trainer.accelerator", "jobs run on GPUs and CPUs")
+    nodes = reader.whole_number("trainer.num_nodes") or 1
+    devices = reader.value("trainer.devices")
+    count = len(devices) if isinstance(devices, list) else devices
+    if isinstance(count, str) and count.strip().isascii() and count.strip().isdigit():
+        count = int(count)
+    if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 10**6:
+        if reader.draft.devices is None:
+            reader.draft.devices = (nodes, count)
+        reader.carry("trainer.devices", f"devices: {count} of each node")
+        reader.carry("trainer.num_nodes", f"devices.nodes = {nodes}")
+    else:
+        reader.name("trainer.devices", "`devices.gpus = all` takes all of a machine; the batch follows from a count")
+        reader.name("trainer.num_nodes", "`devices.nodes`, once the devices of each node are known")
+
+
+def _read_batch(reader: KeyReader) -> None:
+    """Reads the batch of a data module, which is that of each rank."""
+    keys = [key for key, _ in reader.file.values() if re.fullmatch(r"(data|model)(\.\w+)*\.(train_)?batch_size", key)]
+    accumulation = reader.whole_number("trainer.accumulate_grad_batches") or 1
+    micro = reader.whole_number(keys[0]) if keys else None
+    reader.draft.batch = replace(reader.draft.batch, micro=micro, accumulation=accumulation)
+    if keys:
+        reader.carry(keys[0], "data.batch: the global batch is that of a rank x accumulation x ranks")
+    reader.carry("trainer.accumulate_grad_batches", f"parallelism.microbatches = {accumulation}")
+    workers = next((key for key, _ in reader.file.values() if re.fullmatch(r"data(\.\w+)*\.num_workers", key)), "")
+    if workers and (count := reader.whole_number(workers, least=0)) is not None:
+        reader.put(workers, "data.workers", str(count))
+
+
+def _read_precision(reader: KeyReader) -> None:
+    stated = reader.text("trainer.precision")
+    if stated in _PRECISIONS:
+        reader.put("trainer.precision", "train.precision", _PRECISIONS[stated])
+    elif stated in ("32", "32-true", "64", "64-true") and stated.startswith("32"):
+        reader.imply("trainer.precision", "`train.precision` is fp32 by default")
+    else:
+        reader.name("trainer.precision", "a job computes in fp32, bf16 or fp16")
+
+
+def _read_strategy(reader: KeyReader) -> None:
+    stated = reader.value("trainer.strategy")
+    key = "trainer.strategy"
+    if isinstance(stated, dict):
+        key = "trainer.strategy.class_path"
+        name = (reader.text(key) or "").rpartition(".")[2].lower().removesuffix("strategy")
+        stage = reader.whole_number("trainer.strategy.init_args.stage", least=0)
+        if name == "deepspeed" and stage is not None and stage <= 3:
+            name = f"deepspeed_stage_{stage}" if stage else "ddp"
+            reader.carry("trainer.strategy.init_args.stage", f"parallelism.zero = {stage}")
+    else:
+        name = str(stated or "").lower()
+    offloads = name.endswith("_offload")
+    name = name.removesuffix("_offload")
+    if name in _STRATEGIES:
+        reader.put(key, "parallelism.zero", str(_STRATEGIES[name]))
+        precision = reader.draft.settings.get("train.precision")
+        if offloads and precision and precision.text.startswith("fp16"):
+            reader.name(key, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
+        elif offloads:
+            reader.draft.set("memory.offload", "[optimizer, parameters]", name)
+    elif name in ("", "auto", "ddp", "none", "single_device", "singledevice") or name.startswith("ddp_"):
+        reader.imply(key, "data ranks are replicas, by default")
+    else:
+        reader.name(key, "`parallelism { zero = …, tensor = … }` splits the work")
+
+
+def _read_length(reader: KeyReader) -> None:
+    steps = reader.whole_number("trainer.max_steps", least=-1)
+    epochs = reader.whole_number("trainer.max_epochs", least=-1)
+    if steps and steps > 0:
+        reader.put("trainer.max_steps", "train.steps", str(steps))
+        reader.name("trainer.max_epochs", "a training has one length, and `max_steps` is carried")
+    elif epochs and epochs > 0:
+        reader.put("trainer.max_epochs", "train.epochs", str(epochs))
+        reader.imply("trainer.max_steps", "-1 leaves the length to `max_epochs`")
+    elif epochs is not None:
+        reader.name("trainer.max_epochs", "a training has a length: `train.epochs`, `train.steps` or `train.max_time`")
+    elif not reader.has("trainer.max_time"):
+        reader.default("train.epochs", "1000", "max_epochs = 1000")
+    limit = reader.text("trainer.max_time")
+    parts = re.fullmatch(r"(\d{1,4}):(\d{1,2}):(\d{1,2}):(\d{1,2})", limit or "", re.ASCII)
+    if parts:
+        days, hours, minutes, seconds = map(int, parts.groups())
+        reader.put("trainer.max_time", "train.max_time", f"{((days * 24 + hours) * 60 + minutes) * 60 + seconds} s")
+    else:
+        reader.name("trainer.max_time", "`train.max_time` is a time such as `2h`")
+
+
+def _read_optimizer(reader: KeyReader) -> None:
+    path = reader.text("optimizer.class_path")
+    if path is None:
+        return
+    name = path.rpartition(".")[2].lower()
+    if name not in _OPTIMIZERS:
+        reader.name("optimizer", "there is no such optimizer: `optimizer = python(…)` takes one of yours")
+        return
+    word = _OPTIMIZERS[name]
+    reader.carry("optimizer.class_path", f"train.optimizer = {word}(…)")
+    arguments: dict[str, str] = {}
+    for argument in _ARGUMENTS:
+        key = f"optimizer.init_args.{argument}"
+        value = reader.value(key)
+        if isinstance(value, list):
+            if len(value) == 2 and all(isinstance(beta, float) and 0 <= beta < 1 for beta in value):
+                arguments[argument] = value_text(value)
+                reader.carry(key, f"train.optimizer.{argument} = {arguments[argument]}")
+        elif isinstance(value, bool):
+            if value and argument in ("nesterov", "amsgrad"):
+                arguments[argument] = "true"
+                reader.carry(key, f"train.optimizer.{argument} = true")
+            reader.imply(key, "false is the default") if not value else None
+        elif (count := reader.number(key)) is not None and (count or argument in ("weight_decay", "momentum")):
+            arguments[argument] = value_text(count)
+            reader.carry(key, f"train.optimizer.{argument} = {arguments[argument]}")
+    allowed = {"sgd": {"lr", "momentum", "nesterov", "weight_decay"}, "rmsprop": {"lr", "alpha", "eps", "momentum",
+               "weight_decay"}}.get(word, {"lr", "betas", "eps", "weight_decay", "amsgrad"})  # fmt: skip
+    reader.draft.optimizer = CallDraft(word, {key: text for key, text in arguments.items() if key in allowed})
+
+
+def _read_times(reader: KeyReader) -> None:
+    logs = reader.whole_number("trainer.log_every_n_steps", least=0)
+    if logs:
+        reader.put("trainer.log_every_n_steps", "log.every", quantity(logs, "step"))
+    clip = reader.number("trainer.gradient_clip_val")
+    by_value = reader.text("trainer.gradient_clip_algorithm") == "value"
+    if clip:
+        text = f"value({value_text(clip)})" if by_value else value_text(clip)
+        reader.put("trainer.gradient_clip_val", "train.clip", text)
+        reader.carry("trainer.gradient_clip_algorithm", f"train.clip = {text}")
+    else:
+        reader.imply("trainer.gradient_clip_val", "0 clips nothing, as by default")
+        reader.imply("trainer.gradient_clip_algorithm", "nothing is clipped")
+    epochs, interval = (
+        reader.whole_number("trainer.check_val_every_n_epoch"),
+        reader.number("trainer.val_check_interval"),
+    )
+    if isinstance(interval, int) and interval > 1:
+        reader.name("trainer.val_check_interval", "batches are no steps: `evaluate.every` is in steps or epochs")
+    elif interval is not None:
+        reader.name("trainer.val_check_interval", "`evaluate.every` is in steps or whole epochs")
+    if epochs:
+        reader.put("trainer.check_val_every_n_epoch", "evaluate.every", quantity(epochs, "epoch"))
+    deterministic = reader.value("trainer.deterministic")
+    if deterministic in (True, "warn"):
+        reader.put("trainer.deterministic", "train.deterministic", "true")
+    else:
+        reader.imply("trainer.deterministic", "false is the default")
+    seed = reader.value("seed_everything")
+    if isinstance(seed, bool):
+        reader.name("seed_everything", "`train.seed` is a number, 0 by default")
+    elif (number := reader.whole_number("seed_everything", least=0)) is not None:
+        reader.put("seed_everything", "train.seed", str(number))

@@ -1,0 +1,205 @@
+"""Settings that several tools state in the same words: precision, length, optimizer, schedule, adapter, model."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+
+from dslc.conversion.draft import CallDraft, quantity, value_text
+from dslc.conversion.key_reader import KeyReader
+from dslc.dsl.words import quoted
+
+# Names of optimizers, and the call of a job with the same update.
+OPTIMIZERS = {
+    "adamw": "adamw",
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_torch_xla": "adamw",
+    "adamw_torch_npu_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "rmsprop": "rmsprop",
+    "adam": "adam",
+}
+_SMALLER_STATE = ("8bit", "4bit", "fp8", "paged", "anyprecision", "torchao")
+SCHEDULES = {
+    "linear": "warmup_linear",
+    "cosine": "warmup_cosine",
+    "cosine_with_min_lr": "warmup_cosine",
+    "constant": "constant",
+    "constant_with_warmup": "warmup_constant",
+    "warmup_stable_decay": "warmup_stable_decay",
+}
+NO_DECAY = '["*.bias", "*norm*"]'
+
+
+def read_precision(reader: KeyReader, *, level: str = "") -> None:
+    """Reads `fp16` and `bf16`, of which one may be true."""
+    fp16 = reader.flag("fp16")
+    bf16 = reader.file.value("bf16") == "full" or reader.flag("bf16")
+    if fp16 and bf16:
+        reader.contradict(
+            "bf16", f"`fp16` and `bf16` are both true: {reader.tool} refuses it", "set one of them", other="fp16"
+        )
+    word = "bf16" if bf16 else "fp16" if fp16 else ""
+    if word:
+        reader.put(word, "train.precision", f"{word}{level}")
+    for key, flag in (("fp16", fp16), ("bf16", bf16)):
+        if flag is False:
+            reader.imply(key, "`train.precision` is fp32 by default" if not word else f"`train.precision` is {word}")
+
+
+def read_length(reader: KeyReader, steps_key: str, epochs_key: str, default_epochs: int | None = None) -> None:
+    """Reads the length in steps, or in epochs; a fraction of an epoch is rounded up."""
+    draft = reader.draft
+    steps = reader.whole_number(steps_key, least=-1)
+    epochs = reader.number(epochs_key)
+    if steps and steps > 0:
+        reader.put(steps_key, "train.steps", str(steps))
+        reader.imply(epochs_key, f"`{steps_key}` is the length")
+        return
+    reader.imply(steps_key, f"-1 leaves the length to `{epochs_key}`")
+    if epochs:
+        count = max(1, math.ceil(min(epochs, 10**9)))
+        draft.set("train.epochs", str(count), epochs_key)
+        if count == epochs:
+            reader.carry(epochs_key, f"train.epochs = {count}")
+        else:
+            reader.name(epochs_key, f"an epoch is not cut: `train.epochs` is {count}, and `train.steps` cuts")
+    elif default_epochs is not None and not reader.has(epochs_key):
+        reader.default("train.epochs", str(default_epochs), f"{epochs_key} = {default_epochs}")
+
+
+def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
+    """Reads an optimizer by its name, with `learning_rate`, `weight_decay`, `adam_beta1`, `adam_beta2` and more."""
+    name = (reader.text(key) or default).lower()
+    if not reader.has(key):
+        reader.defaults.append(f"`{key} = {default}`")
+    word = OPTIMIZERS.get(name)
+    if word is None and name.startswith(("adamw", "paged_adamw")) and any(part in name for part in _SMALLER_STATE):
+        word = "adamw"
+        reader.name(key, "the state of an optimizer is in fp32: `adamw` has the same update, and more state")
+    elif word is None:
+        word = "adamw"
+        reader.name(key, f"there is no `{name[:40]}`: `optimizer = python(…)` takes one of yours")
+    else:
+        reader.carry(key, f"train.optimizer = {word}(…)")
+    arguments: dict[str, str] = {}
+    rate = reader.number("learning_rate")
+    if rate:
+        arguments["lr"] = value_text(rate)
+        reader.carry("learning_rate", f"train.optimizer.lr = {arguments['lr']}")
+    betas = [reader.number("adam_beta1"), reader.number("adam_beta2")]
+    if word in ("adamw", "adam"):
+        if any(beta is not None for beta in betas) and all(beta is None or beta < 1 for beta in betas):
+            pair = [float(default if beta is None else beta) for beta, default in zip(betas, (0.9, 0.999), strict=True)]
+            arguments["betas"] = value_text(pair)
+            reader.carry("adam_beta1", f"train.optimizer.betas = {arguments['betas']}")
+            reader.carry("adam_beta2", f"train.optimizer.betas = {arguments['betas']}")
+        epsilon = reader.number("adam_epsilon")
+        if epsilon:
+            arguments["eps"] = value_text(epsilon)
+            reader.carry("adam_epsilon", f"train.optimizer.eps = {arguments['eps']}")
+    decay = reader.number("weight_decay")
+    if decay is not None or word == "adamw":
+        arguments["weight_decay"] = value_text(decay or 0)
+        reader.carry("weight_decay", f"train.optimizer.weight_decay = {arguments['weight_decay']}")
+    reader.draft.optimizer = CallDraft(word, arguments)
+    if decay:
+        reader.draft.set("train.no_decay", NO_DECAY, f"{reader.tool} decays no biases and norms")
+
+
+def read_schedule(reader: KeyReader, key: str, default: str) -> None:
+    """Reads a schedule of `transformers` by its name, with `warmup_steps` or `warmup_ratio`."""
+    name = (reader.text(key) or default).lower()
+    if not reader.has(key):
+        reader.defaults.append(f"`{key} = {default}`")
+    word = SCHEDULES.get(name)
+    warmup = _read_warmup(reader)
+    if word is None:
+        reader.name(key, f"there is no `{name[:40]}`: `lr_schedule = python(…)` takes one of yours")
+        return
+    reader.carry(key, f"train.lr_schedule = {word}")
+    arguments: dict[str, str] = {}
+    if word != "constant":
+        if warmup:
+            arguments = {"warmup": warmup, "from": "0"}
+        floor = reader.number("lr_scheduler_kwargs.min_lr_rate")
+        if floor is not None and floor <= 1 and word == "warmup_cosine":
+            arguments["floor"] = value_text(floor)
+            reader.carry("lr_scheduler_kwargs.min_lr_rate", f"train.lr_schedule.floor = {arguments['floor']}")
+        decay = reader.whole_number("lr_scheduler_kwargs.num_decay_steps")
+        if decay and word == "warmup_stable_decay":
+            arguments["decay"] = quantity(decay, "step")
+            reader.carry("lr_scheduler_kwargs.num_decay_steps", f"train.lr_schedule.decay = {decay} steps")
+    reader.draft.schedule = CallDraft(word, arguments)
+
+
+def _read_warmup(reader: KeyReader) -> str:
+    """Returns the warm-up as text of the language, "" for none."""
+    steps, ratio = reader.number("warmup_steps"), reader.number("warmup_ratio")
+    if steps and 0 < steps < 1:
+        steps, ratio = None, steps  # transformers 5: a share of the training
+    text = ""
+    if steps:
+        text = quantity(steps, "step") if steps < 10**15 else ""
+        if ratio:
+            reader.warn_ignored(
+                "warmup_ratio", f"{reader.tool} ignores `warmup_ratio` beside `warmup_steps`", "remove it"
+            )
+            reader.name("warmup_ratio", "`warmup_steps` is carried, as the tool does")
+    elif ratio and ratio < 1:
+        text = f"{value_text(round(ratio * 100, 8))}%"
+    elif ratio:
+        reader.name("warmup_ratio", "it is a share of the training below 1")
+        return ""
+    for key, stated in (("warmup_steps", steps is not None or ratio), ("warmup_ratio", not steps)):
+        if stated and text:
+            reader.carry(key, f"train.lr_schedule.warmup = {text}")
+        elif not text:
+            reader.imply(key, "0 is no warm-up, as by default")
+    return text
+
+
+def read_lora(reader: KeyReader, keys: dict[str, str], targets: str | None = None) -> None:
+    """Reads an adapter whose arguments have these keys; `targets` is the text of its default."""
+    arguments = {"rank": str(reader.whole_number(keys["rank"]) or 8)}
+    alpha, dropout = reader.number(keys["alpha"]), reader.number(keys["dropout"])
+    modules = reader.value(keys["targets"])
+    names = modules if isinstance(modules, list) else str(modules).split(",") if isinstance(modules, str) else []
+    patterns = [str(name).strip() for name in names if re.fullmatch(r"[\w.*-]{1,200}", str(name).strip())]
+    patterns = [pattern for pattern in patterns if pattern not in ("all", "all-linear")]
+    arguments["targets"] = value_text(patterns) if patterns else targets or '["*_proj"]'
+    if alpha:
+        arguments["alpha"] = value_text(float(alpha))
+    if dropout and dropout < 1:
+        arguments["dropout"] = value_text(dropout)
+    reader.draft.set("model.adapter", CallDraft("lora", arguments).text(), keys["rank"])
+    for name, key in keys.items():
+        reader.carry(key, f"model.adapter.{name}" + (f" = {arguments[name]}" if name in arguments else ""))
+
+
+def read_model(reader: KeyReader, key: str) -> None:
+    """Reads the name or folder of a model of `transformers`, which a job reads from a folder."""
+    name = reader.text(key)
+    if not name:
+        return
+    folder = (
+        name if os.path.isdir(name) or name.startswith((".", "/", "~")) else f"./{name.rstrip('/').rpartition('/')[2]}"
+    )
+    reader.draft.set(
+        "model.network", f"transformers({quoted(folder)})", f"a folder that `save_pretrained` wrote: {name}"
+    )
+    reader.draft.set("model.weights", quoted(folder))
+    reader.carry(key, f"model.network = transformers({quoted(folder)}), model.weights")
+
+
+def set_token_source(reader: KeyReader, key: str) -> None:
+    """Sets a source of tokens with the context length of this key, if the file states one."""
+    context = reader.whole_number(key)
+    hint = "name your data: `dslc tokens` makes it" + ("" if context else "; and its length")
+    reader.draft.set("data.source", f'tokens("your_data/*.bin", context = {context or 1024})', hint)
+    reader.carry(key, f"data.source.context = {context}")

@@ -1,0 +1,248 @@
+"""Carries the arguments of Hugging Face's Trainer, with those of TRL and LLaMA-Factory, into a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dslc.conversion.config_file import ConfigFile
+from dslc.conversion.draft import Draft, quantity, value_text
+from dslc.conversion.key_reader import KeyReader
+from dslc.conversion.key_table import key_table
+from dslc.conversion.tools.trainer_settings import (
+    read_length,
+    read_lora,
+    read_model,
+    read_optimizer,
+    read_precision,
+    read_schedule,
+    set_token_source,
+)
+from dslc.dsl.json_value import Json
+
+NAME = "Transformers"
+_SCRIPT = "it belongs to the script, and is no argument of the Trainer"
+_DEFAULTS: dict[str, Json] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 5e-5,
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "max_grad_norm": 1.0,
+    "warmup_steps": 0,
+    "fp16": False,
+    "bf16": False,
+}
+_LENGTHS = ("max_seq_length", "max_length", "cutoff_len", "block_size", "max_seq_len", "model_max_length")
+_LORA = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target"}
+_TRL_LORA = {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
+
+
+def read_transformers(file: ConfigFile, draft: Draft) -> None:
+    """Adds the settings of the file, and the values that resolve `auto` in a DeepSpeed configuration."""
+    reader = KeyReader(NAME, file, draft, key_table("transformers"), script=_SCRIPT)
+    _read_batch(reader)
+    _read_model_and_data(reader)
+    read_precision(reader)
+    read_length(reader, "max_steps", "num_train_epochs" if not reader.has("num_epochs") else "num_epochs", 3)
+    read_optimizer(reader, "optim", "adamw_torch")
+    if draft.optimizer and "lr" not in draft.optimizer.arguments:
+        draft.optimizer = draft.optimizer.having(lr="5e-5")
+        reader.defaults.append("`learning_rate = 5e-5`")
+    read_schedule(reader, "lr_scheduler_type", "linear")
+    _read_clip(reader)
+    _read_times(reader)
+    _read_memory(reader)
+    _read_rest(reader)
+    _note_arguments(reader)
+    reader.finish()
+
+
+def _read_batch(reader: KeyReader) -> None:
+    micro = reader.whole_number("per_device_train_batch_size") or reader.whole_number("per_gpu_train_batch_size")
+    if micro is None:
+        micro = 8
+        reader.defaults.append("`per_device_train_batch_size = 8`")
+    accumulation = reader.whole_number("gradient_accumulation_steps") or 1
+    reader.draft.batch = replace(reader.draft.batch, micro=micro, accumulation=accumulation)
+    for key in ("per_device_train_batch_size", "per_gpu_train_batch_size"):
+        reader.carry(key, "data.batch: the global batch is micro-batch x accumulation x ranks")
+    reader.carry("gradient_accumulation_steps", f"parallelism.microbatches = {accumulation}")
+    keep = reader.flag("dataloader_drop_last")
+    if keep is None:
+        reader.default("data.last_batch", "keep", "dataloader_drop_last = false")
+    else:
+        reader.put("dataloader_drop_last", "data.last_batch", "drop" if keep else "keep")
+    workers = reader.whole_number("dataloader_num_workers", least=0)
+    if workers is not None:
+        reader.put("dataloader_num_workers", "data.workers", str(workers))
+
+
+def _read_model_and_data(reader: KeyReader) -> None:
+    read_model(reader, "model_name_or_path")
+    length = next((key for key in _LENGTHS if reader.has(key)), None)
+    if length is not None or reader.has("model_name_or_path"):
+        set_token_source(reader, length or _LENGTHS[0])
+    for key in _LENGTHS:
+        if key != length:
+            reader.imply(key, f"`{length}` is the length")
+    kind = reader.text("finetuning_type")
+    if kind == "lora" or (kind is None and (reader.flag("use_peft") or reader.flag("use_lora"))):
+        keys = _LORA if kind == "lora" or reader.has("lora_rank") else _TRL_LORA
+        read_lora(reader, keys)
+        for key in ("finetuning_type", "use_peft", "use_lora"):
+            reader.carry(key, "model.adapter = lora(…)")
+    elif kind == "full" or kind is None:
+        for key in ("finetuning_type", "use_peft", "use_lora"):
+            reader.imply(key, "all parameters train, as by default")
+        for key in (*_LORA.values(), *_TRL_LORA.values()):
+            reader.imply(key, "without `use_peft` there is no adapter")
+    else:
+        reader.name("finetuning_type", "adapters are `model.adapter = lora(…)`, and frozen parts `model.freeze`")
+    smoothing = reader.number("label_smoothing_factor")
+    if smoothing and smoothing < 1:
+        call = f"cross_entropy(label_smoothing = {value_text(smoothing)})"
+        reader.put("label_smoothing_factor", "model.loss", call)
+    else:
+        reader.imply("label_smoothing_factor", "0 is the default")
+    share = reader.number("val_size") if reader.has("val_size") else reader.number("validation_split_percentage")
+    key = "val_size" if reader.has("val_size") else "validation_split_percentage"
+    if share and share < 1:
+        reader.put(key, "data.validation", f"{value_text(round(share * 100, 8))}%")
+    elif share and key == "validation_split_percentage" and share < 100:
+        reader.put(key, "data.validation", f"{value_text(share)}%")
+    else:
+        reader.name(key, "`data.validation` is a share of the data")
+
+
+def _read_clip(reader: KeyReader) -> None:
+    norm = reader.number("max_grad_norm")
+    if norm:
+        reader.put("max_grad_norm", "train.clip", value_text(float(norm)))
+    elif norm is None and not reader.has("max_grad_norm"):
+        reader.default("train.clip", "1.0", "max_grad_norm = 1.0")
+    else:
+        reader.imply("max_grad_norm", "0 clips nothing, as by default")
+
+
+def _read_times(reader: KeyReader) -> None:
+    """Reads how often it logs, evaluates and saves."""
+    every = reader.number("logging_steps")
+    if every and every >= 1:
+        reader.put("logging_steps", "log.every", quantity(every, "step"))
+    else:
+        reader.name("logging_steps", "`log.every` is in steps or epochs, 10 steps by default")
+    validates = "data.validation" in reader.draft.settings
+    evaluation = "evaluation_strategy" if reader.has("evaluation_strategy") else "eval_strategy"
+    for strategy_key, steps_key, setting, reason in (
+        (evaluation, "eval_steps", "evaluate.every", "`evaluate.every`, once `data.validation` holds samples out"),
+        ("save_strategy", "save_steps", "checkpoint.every", "`checkpoint.every` is in steps, epochs or time"),
+    ):
+        strategy = (reader.text(strategy_key) or ("no" if setting == "evaluate.every" else "steps")).lower()
+        steps = reader.number(steps_key)
+        if setting == "evaluate.every" and steps and not reader.has(strategy_key):
+            strategy = "steps"
+        if strategy in ("no", "false"):
+            reader.imply(strategy_key, "it never does, as by default")
+            reader.imply(steps_key, f"`{strategy_key}` is `no`")
+        elif setting == "evaluate.every" and not validates:
+            reader.name(strategy_key, reason)
+            reader.name(steps_key, reason)
+        elif strategy == "epoch":
+            reader.put(strategy_key, setting, "1 epoch")
+            reader.imply(steps_key, f"`{strategy_key}` is `epoch`")
+        elif steps and steps >= 1:
+            reader.draft.set(setting, quantity(steps, "step"), steps_key)
+            reader.carry(steps_key, f"{setting} = {quantity(steps, 'step')}")
+            reader.carry(strategy_key, f"{setting}, in steps")
+        elif strategy == "steps" and not reader.has(steps_key) and setting == "checkpoint.every":
+            reader.default(setting, "500 steps", "save_steps = 500")
+            reader.carry(strategy_key, f"{setting}, in steps")
+        else:
+            reader.name(strategy_key, reason)
+            reader.name(steps_key, reason)
+    keep = reader.whole_number("save_total_limit", least=0)
+    if keep:
+        reader.put("save_total_limit", "checkpoint.keep", str(keep))
+    else:
+        reader.name("save_total_limit", "`checkpoint.keep` is at least 1, and 2 by default")
+
+
+_SHARDING = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
+
+
+def _read_memory(reader: KeyReader) -> None:
+    if reader.flag("gradient_checkpointing"):
+        reader.put("gradient_checkpointing", "memory.recompute", "full")
+    else:
+        reader.imply("gradient_checkpointing", "nothing is recomputed, as by default")
+    stated = reader.value("fsdp")
+    words = " ".join(map(str, stated)) if isinstance(stated, list) else str(stated or "")
+    stage = next((_SHARDING[word] for word in words.split() if word in _SHARDING), None)
+    if stage is not None:
+        reader.put("fsdp", "parallelism.zero", str(stage))
+        if "offload" in words:
+            reader.draft.set("memory.offload", "[optimizer, parameters]", "fsdp: offload")
+        if "hybrid" in words:
+            reader.name("fsdp", "`parallelism.replicas` is the number of copies: nodes, for FSDP")
+    elif words in ("", "False"):
+        reader.imply("fsdp", "nothing is sharded, as by default")
+    else:
+        reader.name("fsdp", "`parallelism.zero` is 2 or 3 for FSDP")
+    reader.imply("fsdp_config", "what is wrapped and gathered when follows from the plan")
+    reader.imply("fsdp_transformer_layer_cls_to_wrap", "what is wrapped follows from the plan")
+    reader.imply("fsdp_min_num_params", "what is wrapped follows from the plan")
+
+
+def _read_rest(reader: KeyReader) -> None:
+    seed = reader.whole_number("seed", least=0)
+    if seed is None:
+        reader.default("train.seed", "42", "seed = 42")
+    else:
+        reader.put("seed", "train.seed", str(seed))
+    if reader.flag("full_determinism"):
+        reader.put("full_determinism", "train.deterministic", "true")
+    if reader.flag("torch_compile"):
+        reader.put("torch_compile", "train.compile", "true")
+    for key in ("torch_compile", "full_determinism"):
+        if reader.flag(key) is False:
+            reader.imply(key, "false is the default")
+    seconds = reader.whole_number("ddp_timeout")
+    if seconds:
+        reader.put("ddp_timeout", "launch.timeout", f"{min(seconds, 10**9)} s")
+    reports = reader.value("report_to")
+    words = [str(word) for word in reports] if isinstance(reports, list) else [str(reports)] if reports else []
+    if any(word in ("tensorboard", "all") for word in words):
+        reader.put("report_to", "log.tensorboard", "true")
+    elif words and all(word in ("none", "None") for word in words):
+        reader.put("report_to", "log.tensorboard", "false")
+    else:
+        reader.name("report_to", "it writes no such records: `log.loggers = python(…)` takes a logger of yours")
+    reader.carry("deepspeed", "the settings of that file")
+    steps = reader.value("checkpointing_steps")
+    if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
+        reader.put("checkpointing_steps", "checkpoint.every", quantity(steps, "step"))
+    elif steps == "epoch":
+        reader.put("checkpointing_steps", "checkpoint.every", "1 epoch")
+    keep = reader.whole_number("keep_last_n_checkpoints", least=-1)
+    if keep and keep > 0:
+        reader.put("keep_last_n_checkpoints", "checkpoint.keep", str(keep))
+
+
+def _note_arguments(reader: KeyReader) -> None:
+    """Keeps the values that the Trainer puts into a DeepSpeed configuration."""
+    values = dict(_DEFAULTS)
+    for key, default in _DEFAULTS.items():
+        value = reader.flag(key) if isinstance(default, bool) else reader.number(key)
+        if value is not None:
+            values[key] = value
+    steps = reader.whole_number("max_steps", least=-1)
+    if steps and steps > 0:
+        values["max_steps"] = steps
+        ratio = reader.number("warmup_ratio")
+        if ratio and ratio < 1 and not values["warmup_steps"]:
+            values["warmup_steps"] = -int(-steps * ratio // 1)
+    elif reader.number("warmup_ratio") and not values["warmup_steps"]:
+        del values["warmup_steps"]  # a share of a length that only the data shows
+    reader.draft.arguments.update(values)
