@@ -9,7 +9,7 @@ is the text "`data = 4`, or leave it out" with two fixes. dsl/editor/edits.py ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dslc.dsl.record import Record, positional
 from dslc.dsl.source import Span
@@ -83,7 +83,7 @@ def fixes_of(text: str) -> tuple[Fix, ...]:
     return text.fixes if isinstance(text, Help) else ()
 
 
-def join_remedies(separator: str, remedies: list[str]) -> Help:
+def join_remedies(separator: str, remedies: Sequence[str]) -> Help:
     """Joins helps as `str.join` does, and keeps their fixes."""
     parts = [part for text in remedies for part in (separator, text)]
     return remedy(*parts[1:])

@@ -29,6 +29,7 @@ EXTERNAL_OPTIONS = {  # of commands other than dslc that pages name
     "sbatch": {"--signal"},
     "docker": {"--rm"},
     "benchmarks": {"--pairs"},
+    "pytest": {"-p", "--dslc-locked", "--dslc-verify"},
 }
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 END = re.compile(r"\s[|&>;#]+\s|[`)]|$")

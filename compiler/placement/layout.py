@@ -199,8 +199,7 @@ def _check_gpus(devices: DevicesSpec) -> Iterator[Diagnostic]:
         yield Diagnostic("E0406", "a GPU has a number below zero", span, help=every)
     if count is not None and count < 1 and isinstance(devices.gpus, int | str):
         none = Fix((remove_field("devices.gpus"), set_field("devices.cpus", 1)), "`cpus = 1`")
-        every = set_field("devices.gpus", "all", "`all`")
-        help = remedy("a count of 1 or more, or ", every, "; ", none, " for none")
+        help = remedy("a count of 1 or more, or ", set_field("devices.gpus", "all", "`all`"), "; ", none, " for none")
         yield Diagnostic("E0406", f"`devices.gpus` is {count}", span, help=help)
 
 

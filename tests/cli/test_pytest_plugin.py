@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 
 import pytest
 from helpers.paths import TESTS
@@ -126,4 +125,3 @@ def test_the_plugin_loads_nothing_before_a_job_is_collected(project: pytest.Pyte
     )
     result = project.runpytest_subprocess("-p", "no:hypothesispytest", "test_loaded.py")
     assert outcomes(result) == {"passed": 1}, result.stdout.str()
-    assert sys.modules["dslc"]

@@ -56,6 +56,7 @@ ROOMS = (
     "cli/jobs",
     "cli/verification",
     "cli/python_api",
+    "cli/testing",
     "cli/launching",
     "cli/sweeps",
     "cli/conversion",

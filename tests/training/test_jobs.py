@@ -13,7 +13,6 @@ import torch
 from helpers.paths import ROOT
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from instruments.strategies import jobs, texts
 
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.graph.plan_view import plan_view
@@ -31,6 +30,7 @@ from dslc.dsl.syntax.format import format_document
 from dslc.dsl.syntax.parser import parse
 from dslc.jobs.check_job import inspect
 from dslc.runtime.data.sampler import micro_batches, permutation
+from dslc.testing.registry_strategies import job_specs, job_texts
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.plt"))
 unhurried = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
@@ -120,7 +120,7 @@ def planned(analysis: Analysis) -> None:
 
 
 @unhurried
-@given(jobs())
+@given(job_specs())
 def test_a_job_drawn_from_the_registry_gets_diagnostics_or_a_plan(job: JobSpec) -> None:
     report, analysis = analysed(job)
     assert all(d.code and d.message for d in report)
@@ -132,7 +132,7 @@ def test_a_job_drawn_from_the_registry_gets_diagnostics_or_a_plan(job: JobSpec) 
 
 @pytest.mark.slow
 @unhurried
-@given(texts())
+@given(job_texts())
 def test_a_job_is_itself_after_formatting(text: str) -> None:
     document = parse(Source("a.plt", text), Report())
     assert document is not None

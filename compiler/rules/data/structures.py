@@ -83,8 +83,8 @@ def _unfit(job: JobSpec, *, structures: bool) -> Iterator[tuple[str, str, Span |
     has_user_samples = all(isinstance(each, c.PythonSource) for each in c.parts_of(job.data.source))
     if job.data.collate is not None and not has_user_samples:
         what = f"`{job.data.source.word}` makes its batches itself"
-        help = remedy(remove_field("data.collate"), "; it is for the samples of `python(…)`")
-        yield "E0325", what, job.data.value_span("collate"), source, help
+        without = remedy(remove_field("data.collate"), "; it is for the samples of `python(…)`")
+        yield "E0325", what, job.data.value_span("collate"), source, without
     if isinstance(model.loss, c.NetworkLoss) and job.train.step is None:
         if not model.has_user_network:
             what = "`own()` takes the loss that the network returns, and this network returns none"

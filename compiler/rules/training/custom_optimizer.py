@@ -98,8 +98,8 @@ def _check_modes(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -> 
     if sharding is not None and sharding.engine == "zero1":
         reason = "under `zero = 1` each rank would change those of its own parameters alone"
         two, none = set_field("parallelism.zero", 2), set_field("parallelism.zero", 0)
-        help = remedy(two, " shards the optimizer's state as well, or ", none)
-        found.append((reason, parallelism.value_span("zero"), help))
+        less = remedy(two, " shards the optimizer's state as well, or ", none)
+        found.append((reason, parallelism.value_span("zero"), less))
     if sharding is not None and sharding.engine == "local":
         reason = "this exchange averages the weights of ranks, and not what the optimizer keeps of them"
         found.append((reason, parallelism.value_span("gradients"), remedy(remove_field("parallelism.gradients"))))
@@ -121,12 +121,12 @@ def _check_closure(job: JobSpec, call: PythonOptimizer, layout: Layout | None) -
         refusals.append((reason, train.value_span("step"), remedy(remove_field("train.step"))))
     if isinstance(train.precision, Fp16):
         reason = "`fp16` scales the loss, and a step whose gradients overflow is left out after its evaluations"
-        help = remedy(set_field("train.precision", "bf16", "`bf16`"), " needs no loss scaling")
-        refusals.append((reason, train.value_span("precision"), help))
+        other = remedy(set_field("train.precision", "bf16", "`bf16`"), " needs no loss scaling")
+        refusals.append((reason, train.value_span("precision"), other))
     if train.on_nonfinite == "skip":
         reason = "`skip` leaves out a step after its evaluations, which have moved the parameters by then"
-        help = remedy(set_field("train.on_nonfinite", "stop"), ", which sees the first evaluation")
-        refusals.append((reason, train.value_span("on_nonfinite"), help))
+        stop = remedy(set_field("train.on_nonfinite", "stop"), ", which sees the first evaluation")
+        refusals.append((reason, train.value_span("on_nonfinite"), stop))
     if layout is not None:
         refusals += _split_parameters(job, layout)
     for reason, span, help in refusals:

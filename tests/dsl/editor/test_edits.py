@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import textwrap
 
 import pytest
 from helpers.paths import ROOT
@@ -194,5 +193,10 @@ def entries(document: tree.Document) -> dict[tuple[str, str], str]:
 
 
 def test_a_title_says_what_changes() -> None:
-    assert textwrap.shorten(replace_text(place("digits()"), "mnist()").title, 99) == "replace `digits()` by `mnist()`"  # type: ignore[union-attr]
-    assert remove_at(place("loss    = cross_entropy")).title == "remove `loss = cross_entropy`"  # type: ignore[union-attr]
+    for edit, title in (
+        (replace_text(place("digits()"), "mnist()"), "replace `digits()` by `mnist()`"),
+        (remove_at(place("loss    = cross_entropy")), "remove `loss = cross_entropy`"),
+        (set_field("data.batch", 32), "set `data.batch` to `32`"),
+        (remove_field("data.batch"), "remove `data.batch`"),
+    ):
+        assert isinstance(edit, Edit) and edit.title == title

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 from hypothesis import HealthCheck, given, settings
-from instruments.strategies import jobs, texts
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
@@ -17,6 +16,7 @@ from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document
 from dslc.dsl.syntax.parser import parse
+from dslc.testing.registry_strategies import job_specs, job_texts
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.plt"))
 drawn = settings(max_examples=60, suppress_health_check=list(HealthCheck))
@@ -31,7 +31,7 @@ def read(text: str, job: JobSpec) -> JobSpec:
 
 @pytest.mark.slow
 @drawn
-@given(texts())
+@given(job_texts())
 def test_a_drawn_job_loads_without_a_mistake(text: str) -> None:
     loaded = load_text(text)
     assert not loaded.report.errors, (text, [d.message for d in loaded.report.errors])
@@ -40,7 +40,7 @@ def test_a_drawn_job_loads_without_a_mistake(text: str) -> None:
 
 @pytest.mark.slow
 @drawn
-@given(jobs())
+@given(job_specs())
 def test_what_is_written_reads_back_as_the_same_job(job: JobSpec) -> None:
     loaded = load_text(write(job), f"{job.name}.plt", job.folder)
     assert not loaded.report.errors, [d.message for d in loaded.report]
@@ -49,7 +49,7 @@ def test_what_is_written_reads_back_as_the_same_job(job: JobSpec) -> None:
 
 @pytest.mark.slow
 @drawn
-@given(jobs())
+@given(job_specs())
 def test_what_is_written_is_laid_out(job: JobSpec) -> None:
     text = write(job)
     document = parse(Source("job.plt", text), Report())

@@ -1,7 +1,9 @@
-"""Random jobs, drawn from the registry: they use everything that a block, field or call is declared to take.
+"""Random jobs and networks, drawn from the registry: they use everything that a block, field or call is declared to
+take.
 
-    texts()   the text of a job file that loads without a mistake
-    jobs()    the `JobSpec` that it is
+    job_texts()    the text of a job file that loads without a mistake
+    job_specs()    the `JobSpec` that it is
+    networks()     the text of a network of the library, or a list of layers
 
 Each part is valid by itself and independent of the others: a batch need not divide evenly, layers need not fit.
 Networks are small (at most four layers, nested at most twice), numbers too.
@@ -61,7 +63,7 @@ _words = st.from_regex(r"[a-z][a-z_]{0,6}", fullmatch=True).filter(
 )
 
 
-def values(kind: Kind, depth: int = 0) -> st.SearchStrategy[str]:
+def values(kind: Kind, depth: int = 0) -> st.SearchStrategy[str]:  # noqa: C901 - one case for each kind
     """Draws texts that a field of this kind takes."""
     match kind:
         case Int():
@@ -186,8 +188,8 @@ def promises(draw: st.DrawFn) -> str:
 
 
 @st.composite
-def texts(draw: st.DrawFn) -> str:
-    """The text of a job that loads without a mistake."""
+def job_texts(draw: st.DrawFn) -> str:
+    """Draws the text of a job that loads without a mistake."""
     parts: list[str] = []
     for word, declaration in BLOCKS.items():
         required = declaration.one_of or any(f.required for f in fields(declaration))
@@ -209,9 +211,15 @@ def _loads(text: str) -> bool:
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> JobSpec:
-    """A job that resolves without a mistake."""
-    text = draw(texts())
+def job_specs(draw: st.DrawFn) -> JobSpec:
+    """Draws a job that resolves without a mistake."""
+    text = draw(job_texts())
     loaded = load_text(text)
     assert loaded.job is not None and not loaded.report.errors, (text, [d.message for d in loaded.report])
     return loaded.job
+
+
+def networks(*, depth: int = 0) -> st.SearchStrategy[str]:
+    """Draws texts of `model.network`: a network of the library, or a list of layers that may not fit one another."""
+    declared = next(field for field in fields(BLOCKS["model"]) if field.word == "network")
+    return values(declared.kind, depth)
