@@ -222,6 +222,13 @@ def bench_faults(pairs: int) -> None:
     faults.compare(pairs)
 
 
+def bench_keystrokes(pairs: int) -> None:
+    """Times the diagnostics of a language server after each keystroke."""
+    from benchmarks import keystrokes  # here: it takes helpers of the tests
+
+    keystrokes.main()
+
+
 def bench_exchanges(pairs: int) -> None:
     """Times each exchange once on each link; writes the tables of docs/exchanges.md."""
     from benchmarks import exchanges
@@ -455,6 +462,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "checkpoint": bench_checkpoint,
     "programs": bench_programs,
     "choose": bench_choose,
+    "keystrokes": bench_keystrokes,
     "plans": bench_plans,
 }
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}

@@ -1,13 +1,13 @@
 """A text as an editor has it: its tokens, its top-level statements, and the job that it describes.
 
-Tokens always exist. Each top-level statement has a tree of its own, parsed when its text changes. One that cannot be
+Tokens always exist. Each top-level statement has a tree of its own, parsed when it is asked for. One that cannot be
 parsed keeps the last tree of its name, so that a half-written block hides nothing of the others.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from functools import cached_property
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.editor.scopes import TOP_WORDS, Scope, ScopedToken, read_tokens, scope_tokens
@@ -23,16 +23,31 @@ from dslc.dsl.syntax.parser import parse
 class Region(Record):
     """One top-level statement: `name` is `model`, `param rate` or `import "base.plt"`; characters `start` to `end`.
 
-    `document` is its tree, whose spans count from `start`; of a broken statement it is the last good tree of its name,
-    or None.
+    `good_text` is the text of its tree: its own, of a broken statement the last one of its name, or "".
     """
 
     name: str
     start: int
     end: int
     text: str
-    document: tree.Document | None
-    is_broken: bool
+    good_text: str
+
+    @property
+    def is_broken(self) -> bool:
+        return self.good_text != self.text
+
+    @property
+    def document(self) -> tree.Document | None:
+        """The tree of `good_text`, whose spans count from its beginning."""
+        return parse_statement(self.good_text)
+
+
+@functools.lru_cache(maxsize=512)
+def parse_statement(text: str) -> tree.Document | None:
+    """Returns the tree of one statement; None if it has a syntax mistake."""
+    report = Report()
+    document = parse(Source("", text), report)
+    return document if document is not None and document.complete and not report else None
 
 
 class Snapshot:
@@ -42,8 +57,8 @@ class Snapshot:
         self.source, self.path, self.folder = Source(path, text), path, os.path.dirname(os.path.abspath(path))
         tokens, self.comments = read_tokens(self.source)
         self.tokens, self.last_scope = scope_tokens(tokens, text)
-        self.regions: list[Region] = _regions(self.tokens, text, previous.regions if previous else ())
         self.loaded: LoadResult = load_text(text, path, self.folder)
+        self.regions = self.read_regions(previous.regions if previous else [])
         # A job that lacks something required has no values: those of the text before serve.
         self.last_good: LoadResult | None = self.loaded if self.loaded.job else previous.last_good if previous else None
 
@@ -55,10 +70,26 @@ class Snapshot:
         """Returns the text with each broken statement as it last was."""
         parts, at = [], 0
         for region in self.regions:
-            text = region.document.source.text if region.is_broken and region.document else region.text
-            parts += [self.text[at : region.start], text]
+            parts += [self.text[at : region.start], region.good_text or region.text]
             at = region.end
         return "".join([*parts, self.text[at:]])
+
+    def read_regions(self, before: list[Region]) -> list[Region]:
+        """Returns the statements. Only those of a text with syntax mistakes are parsed, each when it changes."""
+        document = self.loaded.document
+        is_whole = document is not None and document.complete and not any(
+            d.code.startswith("E00") and d.span is not None and d.span.source.name == self.path
+            for d in self.loaded.report
+        )  # fmt: skip
+        texts = {region.good_text for region in before}
+        by_name = {region.name: region.good_text for region in before if region.good_text}
+        regions = []
+        for name, start, end in _statements(self.tokens):
+            text = self.text[start:end]
+            is_good = is_whole or text in texts or parse_statement(text) is not None
+            good = text if is_good else by_name.get(name, "")
+            regions.append(Region(name=name, start=start, end=end, text=text, good_text=good))
+        return regions
 
     def token_at(self, offset: int) -> ScopedToken | None:
         """Returns the token that holds the offset or ends there; of two that touch, a word before a sign."""
@@ -80,39 +111,17 @@ class Snapshot:
                 return scoped.scope, None
         return self.last_scope, None
 
-    @cached_property
+    @functools.cached_property
     def params(self) -> dict[str, str]:
         """Returns the params of the job and its imports, with the text of their values where this file has them."""
         loaded = self.last_good or self.loaded
         params = {name: "" for name in loaded.origins if "." not in name}
         for region in self.regions:
-            for statement in region.document.statements if region.document else ():
+            document = region.document if region.name.startswith("param ") else None
+            for statement in document.statements if document else ():
                 if isinstance(statement, tree.Param):
                     params[statement.name] = statement.value.span.text() if statement.value else ""
         return params
-
-
-def _regions(tokens: list[ScopedToken], text: str, before: tuple[Region, ...] | list[Region]) -> list[Region]:
-    by_text = {region.text: region for region in before if not region.is_broken}
-    by_name = {region.name: region.document for region in before if region.document}
-    regions = []
-    for name, start, end in _statements(tokens):
-        part = text[start:end]
-        same = by_text.get(part)
-        document = same.document if same else _parse(part)
-        regions.append(
-            Region(
-                name=name, start=start, end=end, text=part, document=document or by_name.get(name),
-                is_broken=document is None,
-            )
-        )  # fmt: skip
-    return regions
-
-
-def _parse(text: str) -> tree.Document | None:
-    report = Report()
-    document = parse(Source("", text), report)
-    return document if document is not None and document.complete and not report else None
 
 
 def _statements(tokens: list[ScopedToken]) -> list[tuple[str, int, int]]:
