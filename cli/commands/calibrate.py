@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.cost.calibration_fit import calibration_of
-from dslc.compiler.cost.measured_times import CUTTING, arithmetic, rest_of
+from dslc.compiler.cost.calibration_fit import calibration_of, with_rest
+from dslc.compiler.cost.estimate import estimate
+from dslc.compiler.cost.measured_times import CUTTING, arithmetic
 from dslc.compiler.facts.calibration import (
     CONSTANTS,
     TIMES,
@@ -37,10 +38,10 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import table
 from dslc.dsl.bounds import CATALOGUE
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import load_each
+from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
-from dslc.jobs.calibrated_plans import plans_to_measure
+from dslc.jobs.calibrated_plans import Settings, further_plans, planned, settings_line
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import LaunchContext, Ready, launch_quietly, prepare, show_failure
 from dslc.jobs.step_fits import (
@@ -85,28 +86,34 @@ def main(arguments: argparse.Namespace) -> int:
     loaded = combinations[0]
     if len(combinations) > 1:
         print("the job sweeps over several trainings, the first of which is measured", file=sys.stderr)
-    plans = [("", loaded)]
-    if loaded.job is not None and not loaded.report.errors:
-        plans = [(name, replace(loaded, job=observed(job))) for name, job in plans_to_measure(loaded.job)]
+    report = Report()
+    ready = _prepare(loaded, {}, arguments, report)
+    show(report)
+    if ready is None:
+        return JOB_AT_FAULT
+    unsupported = _unsupported(ready.compiled.analysis)
+    if unsupported:
+        print(plain(f"dslc: {ready.program.file} cannot be calibrated: {unsupported}"), file=sys.stderr)
+        return WRONG_USAGE
     measured = _MeasuredPlans(arguments)
-    for name, plan in plans:
-        report = Report()
-        ready = prepare(plan, report, around=LaunchContext(hosts=bool(rendezvous), environ=None))
-        if name and (ready is None or _unsupported(ready.compiled.analysis)):
-            continue  # `auto` does not take such plans either
-        if not name:
-            show(report)
-        if ready is None:
-            return JOB_AT_FAULT
-        unsupported = _unsupported(ready.compiled.analysis)
-        if unsupported:
-            print(plain(f"dslc: {ready.program.file} cannot be calibrated: {unsupported}"), file=sys.stderr)
-            return WRONG_USAGE
-        status = measured.add(ready, name)
-        if status != GOOD:
-            return status
-    measured.write()
-    return GOOD
+    status = measured.add(ready, "")
+    assert loaded.job is not None
+    for alternatives in further_plans(loaded.job, ready.compiled.analysis.layout.world_size):
+        for settings in alternatives if status == GOOD else ():
+            further = _prepare(loaded, settings, arguments, Report())
+            if further is not None and not _unsupported(further.compiled.analysis):
+                status = measured.add(further, settings_line(settings))
+                break
+    if status == GOOD:
+        measured.write()
+    return status
+
+
+def _prepare(loaded: LoadResult, settings: Settings, arguments: argparse.Namespace, report: Report) -> Ready | None:
+    """Prepares the run of one plan of a job; returns None with the reasons in the report."""
+    if loaded.job is not None and not loaded.report.errors:
+        loaded = replace(loaded, job=observed(planned(loaded.job, settings)))
+    return prepare(loaded, report, around=LaunchContext(hosts=bool(arguments.rendezvous), environ=None))
 
 
 class _MeasuredPlans:
@@ -122,7 +129,7 @@ class _MeasuredPlans:
     def add(self, ready: Ready, name: str) -> int:
         """Measures a plan, which `name` tells from the first one. Returns the exit status."""
         folder = tempfile.mkdtemp(prefix="dslc-calibrate-")
-        self._ready = ready = replace(ready, program=replace(ready.program, mode=_mode(ready)))
+        self._ready = ready
         plan = f" with `{name}`" if name else ""
         ranks = plural(len(ready.places), "rank")
         print(plain(f"measuring {ready.program.file} on {ranks}{plan}, for some seconds"), flush=True)
@@ -138,20 +145,32 @@ class _MeasuredPlans:
     def _measure(self, ready: Ready, folder: str) -> int:
         """Measures on this host, or with others. Raises KeyboardInterrupt."""
         import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
-        from dslc.runtime.measure.layer_times import stage_count
+        from dslc.runtime.measure.layer_times import measured_training, stage_count
 
+        mode = _mode(ready)
+        measuring = replace(ready, program=replace(ready.program, mode=mode))
         if self._rendezvous:
             # One name on all hosts, which may share the folder: the coordinator, whose it is, removes it.
             run = os.path.join(tempfile.gettempdir(), f"dslc-calibrate-{ready.program.plan_hash}")
             where = HostPaths(job=self._job, rendezvous=self._rendezvous, out=run)
-            return train_with_others(ready, where, partial(self._end_on_hosts, ready))
+            return train_with_others(measuring, where, partial(self._end_on_hosts, ready))
         os.makedirs(os.path.join(folder, "logs"))
-        mode = ready.program.mode
-        assert isinstance(mode, CalibrateMode)
-        screen = _ProgressScreen(stage_count(mode))
+        step = self._predicted(ready)
+        program = measuring.program if step is None else measured_training(ready.program, step)
+        screen = _ProgressScreen(stage_count(mode) if step is None else 1)
         with screen.bar:
-            outcome = launch_quietly(ready.program, ready.places, folder, screen)
+            outcome = launch_quietly(program, ready.places, folder, screen)
         return self._end(ready, outcome, folder)
+
+    def _predicted(self, ready: Ready) -> float | None:
+        """Returns the seconds of a plan's step by the times so far; None if these lack something."""
+        analysis = ready.compiled.analysis
+        if self._times is None or analysis.staging is None:
+            return None
+        hardware = replace(analysis.layout.hardware, calibration=self._times)
+        layout = replace(analysis.layout, hardware=hardware)
+        found = estimate(replace(analysis.staging, layout=layout), analysis.costs)
+        return found.step_time if found.source == "measured" else None
 
     def _end_on_hosts(self, ready: Ready, outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
         """Ends the measurement of several hosts on one of them. Raises KeyboardInterrupt."""
@@ -175,11 +194,15 @@ class _MeasuredPlans:
             return TRAINING_FAILED
         analysis = ready.compiled.analysis
         assert analysis.staging is not None
-        with open(os.path.join(folder, TIMES), encoding="utf-8") as file:
-            ranks = [from_json(RankMeasurement, rank) for rank in json.load(file)]
+        staging, step = analysis.staging, step_time(read_metrics(folder))
         known = self._times or _machine(analysis.layout.processes)
-        self._times = calibration_of(analysis.staging, analysis.costs, ranks, step_time(read_metrics(folder)), known)
-        print(plain_lines("\n".join(_table_lines(analysis.staging, self._times, known))))
+        if os.path.exists(os.path.join(folder, TIMES)):
+            with open(os.path.join(folder, TIMES), encoding="utf-8") as file:
+                ranks = [from_json(RankMeasurement, rank) for rank in json.load(file)]
+            self._times = calibration_of(staging, analysis.costs, ranks, step, known)
+        else:  # a training alone, whose parts are known
+            self._times = with_rest(staging, analysis.costs, known, step, known)
+        print(plain_lines("\n".join(_table_lines(staging, self._times, known, step))))
         return GOOD
 
     def write(self) -> None:
@@ -346,7 +369,7 @@ class _ProgressScreen(io.StringIO):
         return len(text)
 
 
-def _table_lines(staging: Staging, calibration: Calibration, known: Calibration) -> list[str]:
+def _table_lines(staging: Staging, calibration: Calibration, known: Calibration, step: float | None) -> list[str]:
     """Returns the table of what was measured and not `known` before."""
     samples, kind = staging.workload.share / staging.layout.microbatches, arithmetic(staging)
     rows: list[Sequence[str]] = [("what", "forward", "backward")]
@@ -367,6 +390,5 @@ def _table_lines(staging: Staging, calibration: Calibration, known: Calibration)
         rate = f" and {1e-9 / each.byte:.3g} GB/s" if each.byte else ""
         operation, ranks, *hosts = name.split(" ", 2)
         rows.append((" ".join([operation, ranks, "ranks", *hosts]), time_text(each.latency) + rate, ""))
-    rest = calibration.rest[rest_of(staging)]
-    rows.append(("the rest of a step", time_text(rest), ""))
-    return table(rows)
+    whole = [("a whole step", time_text(step), "")] if step is not None else []
+    return table([*rows, *whole] if len(rows) > 1 else whole)

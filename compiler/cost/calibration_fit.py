@@ -20,6 +20,7 @@ from dslc.compiler.facts.calibration import (
     Passes,
     PassTime,
     RankMeasurement,
+    RestTime,
     collective_name,
     layer_signature,
     loss_signature,
@@ -60,10 +61,10 @@ def calibration_of(
         data={source_of(staging): max(rank.data for rank in measurements)},
         overlap={network_of(staging): min(rank.overlap for rank in measurements)},
     )
-    return _fitted(staging, costs, merge_calibrations(calibration, known_times), step, known_times)
+    return with_rest(staging, costs, merge_calibrations(calibration, known_times), step, known_times)
 
 
-def _fitted(
+def with_rest(
     staging: Staging,
     costs: tuple[RankCost, ...],
     calibration: Calibration,
@@ -72,17 +73,23 @@ def _fitted(
 ) -> Calibration:
     """Returns the calibration by which the job's own step takes as long as it did.
 
-    What the step took beyond its parts is its `rest`. A step that took less than its parts shows that these were
-    measured beside other work: the times of layers without `known_times` are scaled down, to half of them at most.
+    What the step took beyond its parts is its `rest`; a second number of micro-batches tells what each one adds. A step
+    that took less than its parts shows that these were measured beside other work: the times of layers without
+    `known_times` are scaled down, to half of them at most.
     """
-    calibration = replace(calibration, rest={**known_times.rest, rest_of(staging): 0.0})
+    name, microbatches = rest_of(staging), staging.layout.microbatches
+    rests = {**known_times.rest, name: RestTime(microbatches=microbatches, seconds=0.0)}
+    calibration = replace(calibration, rest=rests)
     hardware = replace(staging.layout.hardware, calibration=calibration)
     predicted = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
     if step is None or predicted.step_time is None:
         return calibration
-    excess = step - predicted.step_time
+    excess, earlier = step - predicted.step_time, known_times.rest.get(name)
+    if earlier is not None and earlier.microbatches != microbatches:
+        return replace(calibration, rest=rests | {name: earlier.extended(microbatches, excess)})
     if excess >= 0 or not predicted.arithmetic:
-        return replace(calibration, rest={**known_times.rest, rest_of(staging): max(0.0, excess)})
+        rest = RestTime(microbatches=microbatches, seconds=max(0.0, excess))
+        return replace(calibration, rest=rests | {name: rest})
     factor = max(0.5, 1 + excess / predicted.arithmetic)
     return replace(
         calibration,

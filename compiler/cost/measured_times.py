@@ -83,9 +83,13 @@ class MeasuredTimes:
 
     @property
     def rest(self) -> float:
-        rests, pipelined = self._calibration.rest, self._staging.layout.sizes["pipeline"] > 1
-        names = (rest_of(self._staging), f"{self._network} pipeline" if pipelined else "", self._network)
-        return next((rests[name] for name in names if name in rests), 0.0)
+        """The seconds of a step beside its parts: of its engines, or of other ones that exchange between stages, or of
+        the network alone.
+        """
+        rests, network = self._calibration.rest, self._network
+        stages = (f"{network} pipeline fsdp", f"{network} pipeline") if "pipeline" in engines_of(self._staging) else ()
+        time = next((rests[name] for name in (rest_of(self._staging), *stages, network) if name in rests), None)
+        return time.of(self._staging.layout.microbatches) if time is not None else 0.0
 
     def data(self, samples: float) -> float:
         """Returns the seconds in which samples are made, where nothing hides it."""
@@ -150,8 +154,13 @@ def network_of(staging: Staging) -> str:
 
 def rest_of(staging: Staging) -> str:
     """Returns the name of the rest of a step in a calibration: of a network, and the engines that ranks run it in."""
+    return " ".join([network_of(staging), *engines_of(staging)])
+
+
+def engines_of(staging: Staging) -> list[str]:
+    """Returns the engines of a plan that take more of a step than its parts do."""
     engines = {"pipeline": staging.layout.sizes["pipeline"] > 1, "fsdp": staging.sharding.engine == "fsdp"}
-    return " ".join([network_of(staging), *(name for name, runs in engines.items() if runs)])
+    return [name for name, runs in engines.items() if runs]
 
 
 def source_of(staging: Staging) -> str:

@@ -54,6 +54,26 @@ class CollectiveTime(Record):
 
 
 @record
+class RestTime(Record):
+    """Seconds of a step that no part of it accounts for: `seconds` with so many `microbatches`, and `each` for each
+    further one.
+    """
+
+    microbatches: int
+    seconds: float
+    each: float = 0.0
+
+    def of(self, microbatches: int) -> float:
+        """Returns the seconds of a step with so many micro-batches."""
+        return max(0.0, self.seconds + self.each * (microbatches - self.microbatches))
+
+    def extended(self, microbatches: int, seconds: float) -> RestTime:
+        """Returns the line through this time and that of another number of micro-batches; it does not fall."""
+        each = (seconds - self.seconds) / (microbatches - self.microbatches)
+        return replace(self, each=max(0.0, each))
+
+
+@record
 class Calibration(Record):
     """One machine's times. `overlap` is the share of a gradient exchange's time that the backward pass hides."""
 
@@ -67,7 +87,7 @@ class Calibration(Record):
     collectives: Mapping[str, CollectiveTime] = field(default_factory=dict)  # by operation and ranks: `all_reduce 2`
     data: Mapping[str, float] = field(default_factory=dict)  # seconds in which one sample is made, by source
     overlap: Mapping[str, float] = field(default_factory=dict)  # by network
-    rest: Mapping[str, float] = field(default_factory=dict)  # seconds that no part of a step accounts for, by network
+    rest: Mapping[str, RestTime] = field(default_factory=dict)  # by network and engine
 
     @property
     def digest(self) -> str:

@@ -134,7 +134,9 @@ def measure_times(
         path = os.path.join(run_dir, TIMES)
         with naming(path), open(path, "w", encoding="utf-8") as file:
             json.dump(ranks, file)
-    return _measured_training(job, [from_json(RankMeasurement, each) for each in ranks])
+    measurements = [from_json(RankMeasurement, each) for each in ranks]
+    passes = max(sum(map(sum, rank.passes[0][1].values())) for rank in measurements)
+    return measured_training(job, job.microbatches * passes)
 
 
 def _measure(
@@ -177,9 +179,11 @@ def _measure(
     )
 
 
-def _measured_training(job: JobProgram, ranks: Sequence[RankMeasurement]) -> JobProgram:
-    """Returns the training of the job for some seconds, without evaluations and the user's hooks and loggers."""
-    step = job.microbatches * max(sum(map(sum, rank.passes[0][1].values())) for rank in ranks)
+def measured_training(job: JobProgram, step: float) -> JobProgram:
+    """Returns the training of the job for some seconds, without evaluations and the user's hooks and loggers.
+
+    `step` is what a step takes, roughly.
+    """
     steps = round(min(max(TRAINING_SECONDS / step, LEAST_STEPS), MOST))
     return replace(
         job,

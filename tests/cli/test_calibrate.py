@@ -79,12 +79,18 @@ def test_a_plan_that_changes_layers_is_calibrated_as_it_is(tmp_path: Path, setti
 @pytest.mark.processes
 def test_a_job_with_auto_is_calibrated_by_a_plan_of_each_kind(tmp_path: Path) -> None:
     (tmp_path / "made.plt").write_text(GPT)
-    searched = ("parallelism.zero", "parallelism.tensor", "parallelism.context")
+    searched = ("parallelism.zero", "parallelism.tensor", "parallelism.context", "parallelism.microbatches")
     flags = [word for path in searched for word in ("--set", f"{path}=auto")]
     run = dslc("calibrate", "made.plt", "-o", "here.toml", *flags, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    kinds = [line.partition(" with ")[2].partition(",")[0] for line in run.stdout.splitlines() if "measuring" in line]
-    assert kinds == ["", "`parallelism.zero = 3`", "`parallelism.tensor = 2`", "`parallelism.context = 2`"]
+    kinds = [
+        line.partition(" with ")[2].removesuffix(", for some seconds")
+        for line in run.stdout.splitlines()
+        if "measuring" in line
+    ]
+    few, many = "microbatches = 1", "microbatches = 4"
+    zero = "zero = 3, "
+    assert kinds == ["", *(f"`{kind}`" for kind in (many, zero + few, zero + many, "tensor = 2", "context = 2"))]
     assert " fsdp" in (tmp_path / "here.toml").read_text()
     choice = json.loads(dslc("choose", "made.plt", "--json", *flags, "--set", HERE, cwd=tmp_path).stdout)
     known = {plan["source"] for plan in choice["plans"] if "refused" not in plan}

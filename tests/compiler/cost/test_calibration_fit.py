@@ -9,7 +9,7 @@ import pytest
 from helpers.job_texts import job_text
 from helpers.planning import compiled
 
-from dslc.compiler.cost.calibration_fit import calibration_of
+from dslc.compiler.cost.calibration_fit import calibration_of, with_rest
 from dslc.compiler.cost.estimate import estimate
 from dslc.compiler.facts.calibration import (
     Calibration,
@@ -86,10 +86,24 @@ def test_what_a_step_took_beyond_its_parts_is_its_rest(analysis: Analysis) -> No
     found = calibration_of(staging, costs, [measurement(), measurement()], 100.0, MACHINE)
     hardware = replace(staging.layout.hardware, calibration=found)
     again = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
-    assert again.source == "measured" and 0 < max(found.rest.values()) < 100
+    assert again.source == "measured" and 0 < max(rest.seconds for rest in found.rest.values()) < 100
     assert again.step_time == pytest.approx(100.0)
     unknown = calibration_of(staging, costs, [measurement(), measurement()], None, MACHINE)
-    assert list(unknown.rest.values()) == [0]
+    assert [rest.seconds for rest in unknown.rest.values()] == [0]
+
+
+def test_two_numbers_of_micro_batches_tell_what_each_adds(analysis: Analysis) -> None:
+    """So both steps are predicted as they were measured, and times that are known stay."""
+    staging, costs = analysis.staging, analysis.costs
+    assert staging is not None
+    known = calibration_of(staging, costs, [measurement()] * 2, 100.0, MACHINE)
+    halves = replace(staging, layout=replace(staging.layout, microbatches=4))
+    found = with_rest(halves, costs, known, 130.0, known)
+    assert found.layers == known.layers and max(rest.each for rest in found.rest.values()) > 0
+    for plan, step in ((staging, 100.0), (halves, 130.0)):
+        hardware = replace(staging.layout.hardware, calibration=found)
+        again = estimate(replace(plan, layout=replace(plan.layout, hardware=hardware)), costs)
+        assert again.step_time == pytest.approx(step)
 
 
 def test_a_step_that_took_less_than_its_parts_scales_them_down(analysis: Analysis) -> None:
@@ -100,7 +114,7 @@ def test_a_step_that_took_less_than_its_parts_scales_them_down(analysis: Analysi
     assert 0.5 < found.layers[name].forward.each / parts.layers[name].forward.each < 1
     hardware = replace(staging.layout.hardware, calibration=found)
     again = estimate(replace(staging, layout=replace(staging.layout, hardware=hardware)), costs)
-    assert again.step_time == pytest.approx(20.0) and list(found.rest.values()) == [0]
+    assert again.step_time == pytest.approx(20.0) and [rest.seconds for rest in found.rest.values()] == [0]
 
 
 def test_a_line_that_would_begin_below_zero_begins_at_zero(analysis: Analysis) -> None:

@@ -18,6 +18,7 @@ from dslc.compiler.facts.calibration import (
     CollectiveTime,
     LayerTime,
     PassTime,
+    RestTime,
     calibration_text,
     layer_signature,
     loss_signature,
@@ -54,7 +55,8 @@ def times(folder: Path, **changed: object) -> Calibration:
     model, here, network = staging.model, this_machine(), network_of(staging)
     for name, signature in (("data", source_of(staging)), ("overlap", network), ("rest", network)):
         if not isinstance(changed.get(name), dict):
-            changed[name] = {signature: changed.get(name, 0.0)}
+            number = changed.get(name, 0.0)
+            changed[name] = {signature: rest_time(number) if name == "rest" else number}
     calibration = Calibration(
         machine=here.processor,
         torch=here.torch,
@@ -66,6 +68,11 @@ def times(folder: Path, **changed: object) -> Calibration:
         collectives={f"{operation} 2": CollectiveTime(latency=LATENCY, byte=0.0) for operation in OPERATIONS},
     )
     return replace(calibration, **changed)  # type: ignore[arg-type]
+
+
+def rest_time(seconds: object, each: float = 0.0) -> RestTime:
+    assert isinstance(seconds, float)
+    return RestTime(microbatches=1, seconds=seconds, each=each)
 
 
 def planned(folder: Path, *settings: str, **changed: object) -> tuple[Compiled, StepEstimate]:
@@ -160,7 +167,7 @@ def test_axes_that_cut_layers_make_others_whose_times_have_their_transfers(tmp_p
     loss = loss_signature("cross_entropy", staging.model.output, kind)
     layers = {layer_signature(layer, kind): LAYER for layer in staging.model.of_a_rank}
     known = {"layers": layers, "losses": {loss: LOSS}, "updates": {update_of(staging): UPDATE}}
-    _, step = planned(tmp_path, setting, **known, rest={network: 0.25})
+    _, step = planned(tmp_path, setting, **known, rest={network: rest_time(0.25)})
     whole = LAYERS * (LAYER.forward.seconds(16) + LAYER.backward.seconds(16))
     assert step.arithmetic == pytest.approx(whole + LOSS.forward.seconds(16) + LOSS.backward.seconds(16))
     assert (step.transfers, step.rest) == (0, 0.25) and step.source == "measured"
@@ -180,8 +187,12 @@ def test_a_pipeline_has_a_rest_of_its_own(tmp_path: Path) -> None:
     assert step.rest == 0.25, "that of the network, without one of its own"
     staging = compiled(tmp_path / "job.plt", *settings).analysis.staging
     assert staging is not None
-    _, step = planned(tmp_path, *settings, rest={network_of(staging): 0.25, rest_of(staging): 0.5})
-    assert step.rest == 0.5
+    network = network_of(staging)
+    _, step = planned(tmp_path, *settings, rest={network: rest_time(0.25), f"{network} pipeline fsdp": rest_time(1.0)})
+    assert step.rest == 1.0, "that of a pipeline with other data ranks"
+    own = {network: rest_time(0.25), rest_of(staging): rest_time(0.5, each=0.125)}
+    _, step = planned(tmp_path, *settings, rest=own)
+    assert step.rest == 0.625, "of two micro-batches"
 
 
 def test_stages_that_take_turns_on_cores_leave_them_to_others(tmp_path: Path) -> None:
