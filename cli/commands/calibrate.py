@@ -145,21 +145,20 @@ class _MeasuredPlans:
     def _measure(self, ready: Ready, folder: str) -> int:
         """Measures on this host, or with others. Raises KeyboardInterrupt."""
         import dslc.runtime.launch  # noqa: F401 - before the ranks are forked
-        from dslc.runtime.measure.layer_times import measured_training, stage_count
+        from dslc.runtime.measure.layer_times import stage_count
 
-        mode = _mode(ready)
-        measuring = replace(ready, program=replace(ready.program, mode=mode))
+        step = None if self._rendezvous else self._predicted(ready)
+        mode = _mode(ready) if step is None else CalibrateMode(step=step)
+        ready = replace(ready, program=replace(ready.program, mode=mode))
         if self._rendezvous:
             # One name on all hosts, which may share the folder: the coordinator, whose it is, removes it.
             run = os.path.join(tempfile.gettempdir(), f"dslc-calibrate-{ready.program.plan_hash}")
             where = HostPaths(job=self._job, rendezvous=self._rendezvous, out=run)
-            return train_with_others(measuring, where, partial(self._end_on_hosts, ready))
+            return train_with_others(ready, where, partial(self._end_on_hosts, ready))
         os.makedirs(os.path.join(folder, "logs"))
-        step = self._predicted(ready)
-        program = measuring.program if step is None else measured_training(ready.program, step)
-        screen = _ProgressScreen(stage_count(mode) if step is None else 1)
+        screen = _ProgressScreen(stage_count(mode))
         with screen.bar:
-            outcome = launch_quietly(program, ready.places, folder, screen)
+            outcome = launch_quietly(ready.program, ready.places, folder, screen)
         return self._end(ready, outcome, folder)
 
     def _predicted(self, ready: Ready) -> float | None:

@@ -486,12 +486,14 @@ class CalibrateMode(Record):
     """Measures the times of a step's parts for `dslc calibrate`, and trains nothing.
 
     `layers` are the modules whose passes are timed, `samples` the sizes of a micro-batch, and `exchanges` the
-    operation, the axis and the bytes of each collective.
+    operation, the axis and the bytes of each collective. Where the parts are known, `step` is the seconds that a step
+    takes by them, and ranks measure only the whole one.
     """
 
-    layers: tuple[str, ...]
-    samples: tuple[int, ...]
+    layers: tuple[str, ...] = ()
+    samples: tuple[int, ...] = ()
     exchanges: tuple[tuple[str, str, int], ...] = ()
+    step: float | None = None
 
 
 Mode: TypeAlias = TrainMode | ObserveMode | EvaluateMode | PredictMode | CalibrateMode

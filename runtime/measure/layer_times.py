@@ -123,6 +123,9 @@ def measure_times(
     """Measures the parts of a step on this rank, and leaves them in `run_dir` (rank 0). Returns the training that
     follows, for the time of a whole step; None if a user stops the measurements.
     """
+    assert isinstance(job.mode, CalibrateMode)
+    if job.mode.step is not None:
+        return _measured_training(job, job.mode.step)
     try:
         measured = _measure(job, place, splits, device, _Stages(run_dir, place, board, device))
     except MeasurementStoppedError:
@@ -136,7 +139,7 @@ def measure_times(
             json.dump(ranks, file)
     measurements = [from_json(RankMeasurement, each) for each in ranks]
     passes = max(sum(map(sum, rank.passes[0][1].values())) for rank in measurements)
-    return measured_training(job, job.microbatches * passes)
+    return _measured_training(job, job.microbatches * passes)
 
 
 def _measure(
@@ -179,7 +182,7 @@ def _measure(
     )
 
 
-def measured_training(job: JobProgram, step: float) -> JobProgram:
+def _measured_training(job: JobProgram, step: float) -> JobProgram:
     """Returns the training of the job for some seconds, without evaluations and the user's hooks and loggers.
 
     `step` is what a step takes, roughly.

@@ -80,7 +80,8 @@ def test_a_plan_that_changes_layers_is_calibrated_as_it_is(tmp_path: Path, setti
 def test_a_job_with_auto_is_calibrated_by_a_plan_of_each_kind(tmp_path: Path) -> None:
     (tmp_path / "made.plt").write_text(GPT)
     searched = ("parallelism.zero", "parallelism.tensor", "parallelism.context", "parallelism.microbatches")
-    flags = [word for path in searched for word in ("--set", f"{path}=auto")]
+    settings = ("data.validation=10%", *(f"{path}=auto" for path in searched))
+    flags = [word for each in settings for word in ("--set", each)]
     run = dslc("calibrate", "made.plt", "-o", "here.toml", *flags, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     kinds = [
