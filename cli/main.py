@@ -336,6 +336,16 @@ def _schema(made: argparse.ArgumentParser) -> None:
 # Of dslc.conversion.recognize.TOOLS, which only two commands load.
 _TOOLS = ("deepspeed", "transformers", "accelerate", "axolotl", "lightning", "torchtitan")
 
+
+def _doctor(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--json", action="store_true", help="print a list of objects, for machines")
+
+
+def _completion(made: argparse.ArgumentParser) -> None:
+    made.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+    made.set_defaults(build_parser=build_parser)  # the scripts are made of all commands
+
+
 # Of each command: its help, an example, and the function that adds its arguments.
 _COMMANDS = {
     "run": ("compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first", _run),
@@ -402,6 +412,16 @@ _COMMANDS = {
         "serve editors by the language server protocol, on standard input and output",
         "dslc lsp    # an editor starts it: docs/editor.md has the settings of VS Code, Neovim and Helix",
         _lsp,
+    ),
+    "doctor": (
+        "show what this machine has, what is missing for which feature, and the command that installs it",
+        "dslc doctor",
+        _doctor,
+    ),
+    "completion": (
+        "print a script by which a shell completes commands, options and files",
+        'eval "$(dslc completion bash)"    # in ~/.bashrc',
+        _completion,
     ),
     "schema": ("print the language as JSON schema, or as the reference page", "dslc schema --markdown", _schema),
 }
