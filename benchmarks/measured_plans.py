@@ -49,7 +49,7 @@ CASES = (
     Case("benchmarks/jobs/gpt.plt", _SPLIT, ("data.batch=8",)),
     Case("benchmarks/jobs/gpt.plt", ("parallelism.zero", "memory.recompute")),
     Case("benchmarks/jobs/convnet.plt", _SPLIT, ("data.batch=32",)),
-    Case("examples/vit.plt", _SPLIT, ("data.batch=4",)),
+    Case("examples/vit.plt", _SPLIT, ("data.batch=4", "train.lr_schedule=none")),
     Case("examples/blocks.plt", _SPLIT, ("data.batch=4",)),
     Case("examples/lstm.plt", _SHARDED),
     Case("examples/llama_cpu.plt", _SPLIT, ("parallelism.tensor=1", "data.batch=8")),
